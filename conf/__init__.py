@@ -1,0 +1,1 @@
+"""Settings, endpoint presets, prompts and the demo samples, as package data."""

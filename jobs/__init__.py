@@ -1,0 +1,1 @@
+"""What a person or a scheduler starts: sessions, paths, settings and DataFrames."""

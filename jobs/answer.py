@@ -1,0 +1,420 @@
+"""Requests to completions, by Ray: `python -m jobs.answer --requests P --store S --settings F`. Imports no pyspark.
+
+It runs as a process of its own beside a Spark driver, or as a Ray job. With `--serve` it reads one job a line from
+standard input, so that one local Ray serves all stages of a run. It prints one JSON event a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from time import monotonic, sleep
+from typing import Any
+
+import pyarrow.parquet as pq
+import ray
+from pyarrow import fs
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+
+from jobs.tables import COMPLETIONS
+from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, read_requests
+from udfs.llm.asking import CallSettings, Progress, Tally
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Budget, Limits, Spent
+from udfs.llm.segments import open_filesystem, read_ids, rows_to_table, write_file
+
+LOOK_SECONDS = 0.2
+LOW_WATER = 1000
+DEATHS_OF_A_SUSPECT = 3
+DEATHS_OF_A_CULPRIT = 2
+DEATHS_IN_ALL = 50
+STOP_GRACE_SECONDS = 3.0
+ORPHAN_GRACE_SECONDS = 0.5
+ANSWER_SECONDS = 60.0
+OBJECT_STORE_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage to answer: where its requests and its completions are, and how to ask."""
+
+    requests: str
+    directory: str
+    run: str
+    stage: Stage
+    settings: CallSettings
+    actors: int = 1
+    spent: Spent = field(default_factory=Spent)
+    answered_before: bool = False
+
+
+@dataclass
+class _Worker:
+    assignment: Assignment
+    handle: Any
+    units: list[str] = field(default_factory=list)
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: `finished`, `budget`, `outage`, `interrupted` or `refused` (with the endpoint's error)."""
+
+    outcome: str
+    error: str | None
+    tally: Tally
+    models: tuple[str, ...]
+    seconds: float
+
+
+class Answering:
+    """Hands the units of a job to actors, replaces actors that die, and says how the job ended."""
+
+    def __init__(self, job: Job, stopped: Callable[[], str | None], tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self._job, self._stopped, self._tell = job, stopped, tell
+        self._waiting = list_units(job.requests)
+        self._total = sum(_rows_of(unit) for unit in self._waiting)
+        self._skip: dict[str, frozenset[str]] = {}
+        self._deaths: dict[str, int] = {}
+        self._suspects: list[str] = []
+        self._workers: list[_Worker] = []
+        self._past = Tally()
+        self._models: set[str] = set()
+        self._born = 0
+        self._died = 0
+        self._began = monotonic()
+        self._told = 0.0
+
+    def run(self) -> Outcome:
+        """Answers everything, or ends early for a reason that the outcome names."""
+        for _ in range(min(self._job.actors, max(len(self._waiting), 1))):
+            self._workers.append(self._hire())
+        reason = self._loop()
+        if reason is None and self._suspects:
+            reason = self._ask_suspects()
+        error = next((w.progress.refused for w in self._workers if w.progress and w.progress.refused), None)
+        self._dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
+        tally = self._tally()
+        self._report(tally, force=True)
+        return Outcome(reason or "finished", error, tally, tuple(sorted(self._models)), monotonic() - self._began)
+
+    def _loop(self) -> str | None:
+        while True:
+            self._look()
+            self._hand_out()
+            self._report(self._tally())
+            reason = self._reason_to_end()
+            if reason or not (self._waiting or any(worker.units for worker in self._workers)):
+                return reason
+            sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """Asks every actor how far it is; replaces those that died."""
+        asked = [(worker, worker.handle.progress.remote()) for worker in self._workers]
+        for worker, reference in asked:
+            try:
+                worker.progress = ray.get(reference, timeout=ANSWER_SECONDS)
+            except (RayActorError, ActorUnavailableError, GetTimeoutError):
+                self._replace(worker)
+                continue
+            worker.units = [unit for unit in worker.units if unit not in worker.progress.finished_units]
+            self._models.update(worker.progress.models)
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if not self._waiting:
+                return
+            if worker.progress is None or worker.progress.queued < LOW_WATER:
+                unit = self._waiting.pop(0)
+                worker.units.append(unit)
+                worker.handle.feed.remote(unit, self._skip.get(unit, frozenset()))
+
+    def _replace(self, worker: _Worker) -> None:
+        """Takes back what a dead actor had not stored, and hires another in its place."""
+        self._died += 1
+        if self._died > DEATHS_IN_ALL:
+            raise RuntimeError(f"{self._died} answering actors died; see the logs of Ray for the reason")
+        if worker.progress is not None:
+            self._past += worker.progress.tally
+        ray.kill(worker.handle, no_restart=True)
+        stored = frozenset(read_ids(self._job.directory, worker.assignment.prefix))
+        for unit in worker.units:
+            self._skip[unit] = self._skip.get(unit, frozenset()) | stored
+            self._deaths[unit] = self._deaths.get(unit, 0) + 1
+            (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
+        self._workers[self._workers.index(worker)] = self._hire()
+
+    def _ask_suspects(self) -> str | None:
+        """Asks units that killed several actors one request at a time, to find and record the culprit."""
+        for unit in self._suspects:
+            for row in read_requests(unit):
+                if row[0] in self._skip.get(unit, frozenset()):
+                    continue
+                reason = self._ask_suspect(row)
+                if reason:
+                    return reason
+        return None
+
+    def _ask_suspect(self, row: tuple[str, dict[str, Any]]) -> str | None:
+        deaths = 0
+        while deaths < DEATHS_OF_A_CULPRIT:
+            worker = self._workers[0]
+            name = f"{row[0]}-{deaths}"
+            worker.units = []
+            worker.handle.feed_rows.remote(name, [row])
+            while True:
+                self._look()
+                if self._workers[0] is not worker:
+                    deaths += 1
+                    break
+                self._report(self._tally())
+                reason = self._reason_to_end()
+                if reason or (worker.progress and name in worker.progress.finished_units):
+                    return reason
+                sleep(LOOK_SECONDS)
+        self._record_crash(row[0])
+        return None
+
+    def _record_crash(self, request_id: str) -> None:
+        error = f"asking it ended {DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT} processes"
+        values = {
+            "request_id": request_id,
+            "attempts": DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT,
+            "answered_at": datetime.now(UTC),
+            "error_type": "crashed",
+            "error": error,
+            "run_id": self._job.run,
+        }
+        row = tuple(values.get(name) for name in COMPLETIONS.names)
+        write_file(
+            f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet", rows_to_table([row], COMPLETIONS)
+        )
+        self._past += Tally(done=1, failed=1)
+
+    def _hire(self) -> _Worker:
+        job = self._job
+        self._born += 1
+        past = self._past
+        spent = job.spent + Spent(
+            past.calls,
+            past.prompt_tokens + past.completion_tokens,
+            job.settings.cost(past.prompt_tokens, past.completion_tokens),
+        )
+        assignment = Assignment(
+            name=f"{job.stage.name}-{self._born}",
+            run=job.run,
+            stage=job.stage,
+            settings=job.settings,
+            limiter=limiter_name(job.settings.base_url, job.stage.model),
+            directory=job.directory,
+            schema=COMPLETIONS,
+            spent_before=spent,
+            answered_before=job.answered_before,
+        )
+        options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+        handle = ray.remote(AnsweringActor).options(**options).remote(assignment)
+        probe = ray.get(handle.start.remote())
+        check_probe(probe)
+        return _Worker(assignment, handle)
+
+    def _dismiss(self, grace: float) -> None:
+        stopping = [(worker, worker.handle.stop.remote(grace)) for worker in self._workers]
+        for worker, reference in stopping:
+            try:
+                worker.progress = ray.get(reference, timeout=grace + ANSWER_SECONDS)
+                self._models.update(worker.progress.models)
+            except (RayActorError, ActorUnavailableError, GetTimeoutError):
+                continue
+            finally:
+                ray.kill(worker.handle, no_restart=True)
+
+    def _reason_to_end(self) -> str | None:
+        stopped = self._stopped()
+        if stopped:
+            return "interrupted"
+        states = [worker.progress for worker in self._workers if worker.progress]
+        if any(state.refused for state in states):
+            return "refused"
+        if any(state.refusal == "outage" for state in states):
+            return "outage"
+        busy = [state for state in states if state.queued or state.in_flight]
+        if busy and all(state.refusal == "budget" and not state.in_flight for state in busy):
+            return "budget"
+        return None
+
+    def _tally(self) -> Tally:
+        total = self._past
+        for worker in self._workers:
+            if worker.progress is not None:
+                total += worker.progress.tally
+        return total
+
+    def _report(self, tally: Tally, *, force: bool = False) -> None:
+        if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
+            return
+        self._told = monotonic()
+        self._tell({"event": "progress", "stage": self._job.stage.name, "total": self._total, **asdict(tally)})
+
+
+def list_units(requests: str) -> list[str]:
+    """The requests files under a path, in order."""
+    system, path = open_filesystem(requests)
+    found = system.get_file_info(fs.FileSelector(path, recursive=True))
+    prefix = requests.removesuffix(path) if requests.endswith(path) else ""
+    return sorted(prefix + info.path for info in found if info.base_name.endswith(".parquet"))
+
+
+def check_probe(uri: str) -> None:
+    """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
+    system, path = open_filesystem(uri)
+    try:
+        pq.read_schema(path, filesystem=system)
+        system.delete_file(path)
+    except OSError as error:
+        raise RuntimeError(
+            f"an answering actor wrote {uri}, and it cannot be read here: give the store a path that all nodes share"
+        ) from error
+
+
+def _rows_of(unit: str) -> int:
+    system, path = open_filesystem(unit)
+    return int(pq.read_metadata(path, filesystem=system).num_rows)
+
+
+def start_ray(address: str | None) -> None:
+    """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        ray.init(address=address, **common)
+        return
+    ray.init(
+        address="local",
+        num_cpus=1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        **common,
+    )
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job as plain JSON values."""
+    plain = asdict(job)
+    plain["stage"] = {item.name: _plain(getattr(job.stage, item.name)) for item in fields(Stage)}
+    return plain
+
+
+def job_from_json(plain: Mapping[str, Any]) -> Job:
+    """The job of `job_to_json`. Raises TypeError or KeyError for a field that is not known or missing."""
+    stage = dict(plain["stage"])
+    stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
+    settings = dict(plain["settings"])
+    settings["limits"] = Limits(**settings.get("limits", {}))
+    settings["budget"] = Budget(**settings.get("budget", {}))
+    rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
+    return Job(**{**rest, "spent": Spent(**plain.get("spent", {}))})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Control:
+    """What may end this process: a signal, a `stop` line on standard input, or the end of standard input."""
+
+    def __init__(self, serving: bool) -> None:
+        self._reason: str | None = None
+        self._lines: list[str] = []
+        self._news = threading.Condition()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stop("interrupted"))
+        if serving:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def reason(self) -> str | None:
+        return self._reason
+
+    def jobs(self) -> Iterator[Job]:
+        """The jobs of standard input, one a line, until it ends or something stops this process."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._lines or self._reason, timeout=1.0)
+                if self._reason:
+                    return
+                line = self._lines.pop(0) if self._lines else None
+            if line:
+                yield job_from_json(json.loads(line))
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == "stop":
+                self._stop("interrupted")
+                continue
+            with self._news:
+                self._lines.append(line)
+                self._news.notify_all()
+        self._stop("orphaned")
+
+    def _stop(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        if self._news.acquire(blocking=False):
+            self._news.notify_all()
+            self._news.release()
+
+
+def _tell(event: Mapping[str, Any]) -> None:
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _answer(job: Job, control: _Control) -> Outcome:
+    system, path = open_filesystem(job.directory)
+    system.create_dir(path, recursive=True)
+    try:
+        outcome = Answering(job, control.reason, _tell).run()
+    except (RayTaskError, RuntimeError, OSError) as error:
+        _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
+        raise
+    _tell({"event": "done", "stage": job.stage.name, **asdict(outcome)})
+    return outcome
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Answers one job, or one after the other with `--serve`. 0 where all of it was answered."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.answer", description="Answers requests by Ray actors.")
+    parser.add_argument("--requests", help="folder of requests files (Parquet)")
+    parser.add_argument("--store", help="folder of this stage's completions")
+    parser.add_argument("--settings", help="JSON file of a job: run, stage, settings, actors")
+    parser.add_argument("--ray-address", help="the Ray cluster; without it one is started on this machine")
+    parser.add_argument("--serve", action="store_true", help="read one job a line from standard input")
+    given = parser.parse_args(arguments)
+    if not given.serve and not (given.requests and given.store and given.settings):
+        parser.error("give --requests, --store and --settings, or --serve")
+    control = _Control(given.serve)
+    start_ray(given.ray_address)
+    _tell({"event": "ready"})
+    if given.serve:
+        for job in control.jobs():
+            _answer(job, control)
+        return 0
+    with open(given.settings, encoding="utf-8") as file:
+        plain = json.load(file)
+    job = job_from_json({**plain, "requests": given.requests, "directory": given.store})
+    return 0 if _answer(job, control).outcome == "finished" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

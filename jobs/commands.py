@@ -1,0 +1,249 @@
+"""The subcommands: their arguments, and how these become what a job is asked to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+
+from jobs import local_model
+from jobs.answering import AnsweringError
+from jobs.manifest import OutputError
+from jobs.metrics import METRICS
+from jobs.progress import Display
+from jobs.prompts import SUFFIXES, find_template
+from jobs.samples import SampleError
+from jobs.session import JavaError
+from jobs.settings import SettingsError
+from jobs.settings_loading import Resolved, load_settings
+from jobs.tables import TABLES
+from udfs.llm.templates import PromptError
+from udfs.stages import STAGES
+
+USER_ERRORS = (
+    SettingsError,
+    SampleError,
+    PromptError,
+    OutputError,
+    JavaError,
+    AnsweringError,
+    local_model.LocalModelError,
+)
+DEMO_OUTPUT = "untold-demo"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its help line, its arguments, and what runs it."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that runs or plans a metric."""
+    parser.add_argument("--config", metavar="F", help="a settings file (YAML)")
+    parser.add_argument("--set", metavar="K=V", action="append", default=[], dest="overrides", help="one setting")
+    parser.add_argument("--endpoint", metavar="NAME", help="an endpoint preset: openai, vllm, local, ...")
+
+
+def load(options: argparse.Namespace, *, demo: bool = False) -> Resolved:
+    """The settings of a command line."""
+    return load_settings(
+        options.config,
+        options.overrides,
+        options.endpoint,
+        os.environ,
+        demo=demo,
+        local_installed=local_model.installed,
+    )
+
+
+def _add_input(parser: argparse.ArgumentParser, *, output: bool) -> None:
+    parser.add_argument("--input", metavar="PATH", required=True, help="samples: a file, a folder or a glob")
+    parser.add_argument("--output", metavar="DIR", required=output, help="where the tables go")
+    parser.add_argument("--metric", metavar="LIST", required=True, type=_metrics, help="metrics, by comma: e2e")
+    parser.add_argument("--format", metavar="NAME", help="an adapter for a known data set: wikicontradict")
+    parser.add_argument("--limit", metavar="N", type=_count, help="only the first N samples by sample_id")
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in METRICS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"no metric {', '.join(unknown) or text!r}; there are {', '.join(METRICS)}")
+    return names
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    _add_input(parser, output=True)
+    add_settings(parser)
+    parser.add_argument("--overwrite", action="store_true", help="replace the tables of another run in --output")
+    parser.add_argument("--retry-failed", action="store_true", help="ask lasting failures again")
+    parser.add_argument("--no-wait", action="store_true", help="refuse instead of waiting for another run")
+
+
+def _score(options: argparse.Namespace) -> int:
+    from jobs.score import ScoreRequest
+
+    resolved = load(options)
+    return _run_score(
+        ScoreRequest(
+            input=options.input,
+            output=_absolute(options.output),
+            metrics=options.metric,
+            settings=resolved.settings,
+            embedded=resolved.embedded,
+            format=options.format,
+            limit=options.limit,
+            overwrite=options.overwrite,
+            retry_failed=options.retry_failed,
+            wait=not options.no_wait,
+            command=options.command_line,
+        )
+    )
+
+
+def _run_score(request: object) -> int:
+    from jobs.score import ScoreRequest, score, show_summary
+
+    assert isinstance(request, ScoreRequest)
+    outcome = score(request, Display())
+    show_summary(outcome, request.output)
+    if outcome.message:
+        print(f"untold: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser)
+    parser.add_argument("--output", metavar="DIR", default=DEMO_OUTPUT, help=f"where the tables go ({DEMO_OUTPUT})")
+    parser.add_argument("--overwrite", action="store_true", help="replace the tables of another run in --output")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from jobs.demo import show_expected
+    from jobs.score import ScoreRequest
+
+    resolved = load(options, demo=True)
+    with as_file(files("conf").joinpath("demo")) as folder:
+        request = ScoreRequest(
+            input=str(folder / "samples.jsonl"),
+            output=_absolute(options.output),
+            metrics=("e2e",),
+            settings=resolved.settings,
+            embedded=resolved.embedded,
+            overwrite=options.overwrite,
+            command=options.command_line,
+        )
+        code = _run_score(request)
+        show_expected(request.output, folder / "expected.jsonl")
+    return code
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_input(parser, output=False)
+    add_settings(parser)
+    parser.add_argument("--overwrite", action="store_true", help="as for score")
+    parser.add_argument("--retry-failed", action="store_true", help="count lasting failures as to be asked")
+    parser.add_argument("--no-wait", action="store_true", help="as for score")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from jobs.plan import PlanRequest, plan, show_plan
+
+    resolved = load(options)
+    rows = plan(
+        PlanRequest(
+            input=options.input,
+            output=_absolute(options.output) if options.output else None,
+            metrics=options.metric,
+            settings=resolved.settings,
+            embedded=resolved.embedded,
+            format=options.format,
+            limit=options.limit,
+            retry_failed=options.retry_failed,
+        )
+    )
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        show_plan(rows)
+    return 0
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from jobs.doctor import examine
+
+    return examine(lambda: load(options))
+
+
+def _add_schema(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))
+
+
+def _schema(options: argparse.Namespace) -> int:
+    if options.table and options.table not in TABLES:
+        options.parser.error(f"no table {options.table}; there are {', '.join(TABLES)}")
+    for name in [options.table] if options.table else TABLES:
+        print(name)
+        for field in TABLES[name]:
+            print(f"  {field.name}: {field.type}")
+    return 0
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("stage", nargs="?", metavar="STAGE", help=", ".join(STAGES))
+    add_settings(parser)
+
+
+def _prompts(options: argparse.Namespace) -> int:
+    if options.stage is None:
+        for name, stage in STAGES.items():
+            print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES['chat']}")
+        return 0
+    if options.stage not in STAGES:
+        options.parser.error(f"no stage {options.stage}; there are {', '.join(STAGES)}")
+    template = _template_of(options)
+    print(template)
+    return 0
+
+
+def _template_of(options: argparse.Namespace) -> str:
+    chosen = options.config or options.overrides or options.endpoint
+    if not chosen:
+        return find_template(options.stage, "chat", None).source
+    from jobs.settings import decoding_for
+
+    settings = load(options).settings
+    return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
+
+
+COMMANDS = {
+    "score": Command("score a file of answers", _add_score, _score),
+    "plan": Command("say what a run would ask and cost; asks nothing", _add_plan, _plan),
+    "demo": Command("score the shipped samples on the embedded model", _add_demo, _demo),
+    "doctor": Command("check this machine and the endpoint", _add_doctor, _doctor),
+    "schema": Command("show the tables and their columns", _add_schema, _schema),
+    "prompts": Command("show the stages and their templates", _add_prompts, _prompts),
+}

@@ -1,0 +1,144 @@
+"""Locks as files: who holds a folder, from which host and process, and whether it is still there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import sleep, time
+
+HEARTBEAT_SECONDS = 30.0
+STALE_SECONDS = 300.0
+LOOK_SECONDS = 0.5
+
+
+class LockedError(RuntimeError):
+    """Another run holds the folder. The message names its host and process."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock: run id, host, process ids (the run and its helpers), and when it was last heard of."""
+
+    run: str
+    host: str
+    pids: tuple[int, ...]
+    heartbeat: float
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its processes ended on this host, or it has not been heard of for five minutes."""
+        if self.host == socket.gethostname():
+            return not any(_is_alive(pid) for pid in self.pids)
+        return time() - self.heartbeat > STALE_SECONDS
+
+
+class FolderLock:
+    """An exclusive lock on a folder, kept alive by a heartbeat. Use it as a context manager."""
+
+    def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
+        self._path = Path(folder) / "_lock"
+        self._run, self._wait, self._notify = run, wait, notify
+        self._pids: tuple[int, ...] = (os.getpid(),)
+        self._ended = threading.Event()
+        self.waited = False
+
+    def __enter__(self) -> FolderLock:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        while not self._take():
+            holder = read_holder(self._path)
+            if holder is None:
+                continue
+            if holder.is_gone:
+                self._remove_stale(holder)
+                continue
+            if not self._wait:
+                raise LockedError(_describe(self._path.parent, holder))
+            if not self.waited:
+                self._notify(_describe(self._path.parent, holder) + "; waiting for it")
+            self.waited = True
+            sleep(LOOK_SECONDS)
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        holder = read_holder(self._path)
+        if holder is not None and holder.run == self._run:
+            self._path.unlink(missing_ok=True)
+
+    def add_process(self, pid: int) -> None:
+        """Counts a helper process as part of the holder."""
+        self._pids = (*self._pids, pid)
+        self._write_over()
+
+    def _take(self) -> bool:
+        aside = self._path.with_name(f"_lock-{self._run}")
+        aside.write_text(self._content(), encoding="utf-8")
+        try:
+            os.link(aside, self._path)
+        except FileExistsError:
+            return False
+        finally:
+            aside.unlink()
+        return True
+
+    def _remove_stale(self, holder: Holder) -> None:
+        """Renames the stale lock away first, so that of two runs that see it only one removes it."""
+        aside = self._path.with_name(f"_lock-stale-{self._run}")
+        try:
+            os.rename(self._path, aside)
+        except FileNotFoundError:
+            return
+        moved = read_holder(aside)
+        if moved is not None and moved.run != holder.run and not moved.is_gone:
+            os.link(aside, self._path)
+        aside.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            self._write_over()
+
+    def _write_over(self) -> None:
+        if self._ended.is_set():
+            return
+        aside = self._path.with_name(f"_lock-{self._run}")
+        aside.write_text(self._content(), encoding="utf-8")
+        os.replace(aside, self._path)
+
+    def _content(self) -> str:
+        return json.dumps(asdict(Holder(self._run, socket.gethostname(), self._pids, time())))
+
+
+def read_holder(path: Path) -> Holder | None:
+    """The holder that a lock file names; None where there is no such file or it cannot be read yet."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return Holder(plain["run"], plain["host"], tuple(plain["pids"]), plain["heartbeat"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+def _describe(folder: Path, holder: Holder) -> str:
+    return f"{folder} is in use by a run on host {holder.host}, pid {holder.pids[0]}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False

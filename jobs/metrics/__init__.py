@@ -1,0 +1,7 @@
+"""One file a metric: DataFrame in, DataFrames out."""
+
+from __future__ import annotations
+
+from jobs.metrics import e2e as e2e
+
+METRICS = {e2e.METRIC: e2e}

@@ -1,0 +1,80 @@
+"""Progress of long work: one line that rewrites itself on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, TextIO
+
+from udfs.llm.asking import CallSettings
+
+PLAIN_SECONDS = 10.0
+
+
+class Display:
+    """Shows how far a stage is: done of total, calls a second, tokens, cost so far, time left."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._began = monotonic()
+        self._shown = 0.0
+        self._line = ""
+
+    def note(self, text: str) -> None:
+        """Shows a line that stays."""
+        self._print(text)
+
+    def start(self, stage: str) -> None:
+        """Begins a stage."""
+        self._began, self._shown, self._line = monotonic(), 0.0, ""
+        if not self._terminal:
+            self._print(f"{stage}: starting")
+
+    def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
+        """Shows a progress event of the answering process."""
+        self._line = describe(event, settings, monotonic() - self._began)
+        if self._terminal:
+            self._stream.write(f"\r\x1b[2K{self._line}")
+            self._stream.flush()
+        elif monotonic() - self._shown >= PLAIN_SECONDS:
+            self._shown = monotonic()
+            self._print(self._line)
+
+    def end(self) -> None:
+        """Ends a stage; its last line stays."""
+        if self._line:
+            self._print(self._line)
+        self._line = ""
+
+    def _print(self, text: str) -> None:
+        before = "\r\x1b[2K" if self._terminal else ""
+        self._stream.write(f"{before}{text}\n")
+        self._stream.flush()
+
+
+def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -> str:
+    """The line for a progress event after so many seconds of the stage."""
+    done, total, calls = event["done"], event["total"], event["calls"]
+    tokens = event["prompt_tokens"] + event["completion_tokens"]
+    parts = [
+        f"{event['stage']}: {done:,} / {total:,}",
+        f"{calls / max(seconds, 0.1):,.1f} calls/s",
+        f"{tokens:,} tokens",
+    ]
+    if settings.prompt_price or settings.completion_price:
+        parts.append(f"cost {settings.cost(event['prompt_tokens'], event['completion_tokens']):.4f}")
+    if event["failed"]:
+        parts.append(f"{event['failed']:,} failed")
+    if event["rate_limited"]:
+        parts.append(f"{event['rate_limited']:,} rate limited")
+    if 0 < done < total:
+        parts.append(f"{_clock(seconds * (total - done) / done)} left")
+    return ", ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,393 @@
+"""Samples to statements, scores and summary: the main job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any
+from uuid import uuid4
+
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import aggregate, manifest
+from jobs.answering import AnsweringProcess
+from jobs.endpoint import DEMO_LABEL, RunEndpoint
+from jobs.interrupts import Interrupts
+from jobs.locks import FolderLock
+from jobs.manifest import Identity, OutputError
+from jobs.metrics import METRICS
+from jobs.metrics.e2e import MetricResult, score_columns
+from jobs.progress import Display
+from jobs.prompts import bind_stage
+from jobs.samples import Samples, fingerprint, read_samples
+from jobs.session import open_session, spark_schema
+from jobs.settings import Settings
+from jobs.stages import StageRunner
+from jobs.store import is_transient
+from jobs.tables import FAILURES, RESULT_TABLES, SCORES, STATEMENTS, SUMMARY, USAGE
+from udfs.llm.keys import Stage
+from udfs.llm.segments import is_local, open_filesystem
+
+EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1}
+MANIFEST_STATUS = {"refused": "failed"}
+FAILED_TOO_MANY = 4
+WORK = "_work"
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What `untold score` was asked to do. `command` is how to start it again."""
+
+    input: str
+    output: str
+    metrics: tuple[str, ...]
+    settings: Settings
+    embedded: bool
+    format: str | None = None
+    limit: int | None = None
+    overwrite: bool = False
+    retry_failed: bool = False
+    wait: bool = True
+    command: str = ""
+
+    @property
+    def store(self) -> str:
+        """Where completions are kept."""
+        return self.settings.store or f"{self.output}/completions"
+
+
+@dataclass(frozen=True)
+class ScoreOutcome:
+    """How a run ended: exit code, summary rows, counts, and the line that says why it ended early."""
+
+    exit_code: int
+    summary: Sequence[Mapping[str, Any]]
+    counts: Mapping[str, Any]
+    message: str | None = None
+    embedded: bool = False
+    unchanged: bool = False
+
+
+@dataclass
+class _Run:
+    """One start of a run: everything that its steps share."""
+
+    request: ScoreRequest
+    spark: SparkSession
+    display: Display
+    interrupts: Interrupts
+    endpoint: RunEndpoint
+    stages: Mapping[str, Stage]
+    stack: ExitStack
+    id: str = field(default_factory=lambda: uuid4().hex[:12])
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    process: AnsweringProcess | None = None
+
+    def open_process(self) -> AnsweringProcess:
+        """The answering process, started when it is first needed."""
+        if self.process is None:
+            process = AnsweringProcess(self.request.settings.ray.address, self.interrupts)
+            self.process = process
+            self.stack.callback(process.close)
+        return self.process
+
+
+def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
+    """The stages that these metrics ask, in order."""
+    found: list[str] = []
+    for metric in metrics:
+        for name in METRICS[metric].stages(summarise_contexts=settings.summarise_contexts):
+            if name not in found:
+                found.append(name)
+    return found
+
+
+def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
+    """Runs the main job. Raises errors with one clear line for what a user can mend."""
+    settings = request.settings
+    with ExitStack() as stack:
+        if is_local(request.output):
+            path = open_filesystem(request.output)[1]
+            stack.enter_context(FolderLock(path, uuid4().hex[:12], wait=False))
+        endpoint = RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note)
+        stack.callback(endpoint.close)
+        sha256 = endpoint.model_sha256
+        names = stages_of(request.metrics, settings)
+        stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+        interrupts = Interrupts()
+        spark = open_session(settings)
+        interrupts.install()
+        return _score(_Run(request, spark, display, interrupts, endpoint, stages, stack))
+
+
+def _score(run: _Run) -> ScoreOutcome:
+    request = run.request
+    found = read_samples(run.spark, request.input, format=request.format, limit=request.limit)
+    _show_invalid(found, run.display)
+    identity = manifest.identify(fingerprint(found.samples), request.metrics, request.settings, run.stages)
+    earlier = _check_output(request, identity)
+    if earlier is not None and _has_nothing_to_do(request, earlier):
+        counts = earlier["counts"]
+        code = exit_code("finished", counts, request.settings.fail_on_error)
+        return ScoreOutcome(code, earlier["summary"], counts, None, request.embedded, unchanged=True)
+    current = _begin(run, identity, found, earlier)
+    samples = _write_samples(run, found)
+    runner = _runner(run, bool(_sum_starts(current, "answered")))
+    tables = _score_metrics(run, runner, samples, found.invalid)
+    return _finish(run, runner, current, tables)
+
+
+def _show_invalid(found: Samples, display: Display) -> None:
+    if found.invalid_count:
+        display.note(f"{found.invalid_count:,} rows cannot be scored and are in the table failures; the first:")
+        for line in found.first_invalid:
+            display.note(f"  {line}")
+
+
+def _check_output(request: ScoreRequest, identity: Identity) -> dict[str, Any] | None:
+    """The manifest of an earlier start of the same run; None for a new output. Raises OutputError for another run's."""
+    earlier = None if request.overwrite else manifest.read_manifest(request.output)
+    if earlier is None:
+        return None
+    differences = identity.differences(earlier.get("identity", {}))
+    if differences:
+        raise OutputError(
+            f"{request.output} belongs to {' and '.join(differences)}; "
+            "give another --output, or --overwrite to replace its tables (completions stay)"
+        )
+    return earlier
+
+
+def _has_nothing_to_do(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
+    if earlier["status"] != "finished" or any(not _exists(f"{request.output}/{name}") for name in RESULT_TABLES):
+        return False
+    counts = earlier["counts"]
+    again = counts["failures"] if request.retry_failed else counts["passing_failures"]
+    return not again
+
+
+def _exists(uri: str) -> bool:
+    system, path = open_filesystem(uri)
+    return bool(system.get_file_info(path).type == fs.FileType.Directory)
+
+
+def _begin(run: _Run, identity: Identity, found: Samples, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Writes the manifest as `running`."""
+    request = run.request
+    system, path = open_filesystem(request.output)
+    system.create_dir(path, recursive=True)
+    counts = {"samples": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates}
+    current = {
+        "format": manifest.FORMAT,
+        "status": "running",
+        "metrics": list(request.metrics),
+        "input": {
+            "path": request.input,
+            "format": request.format,
+            "limit": request.limit,
+            "fingerprint": identity.fingerprint,
+        },
+        "identity": identity.to_json(),
+        "settings": request.settings.model_dump(mode="json"),
+        "template_digests": manifest.template_digests(run.stages),
+        "versions": manifest.versions(),
+        "embedded_model": run.endpoint.model_sha256,
+        "models": list(earlier["models"]) if earlier else [],
+        "counts": counts,
+        "starts": list(earlier["starts"]) if earlier else [],
+        "totals": dict(earlier["totals"]) if earlier else {},
+        "summary": [],
+    }
+    manifest.write_manifest(request.output, current)
+    return current
+
+
+def _write_samples(run: _Run, found: Samples) -> DataFrame:
+    path = f"{run.request.output}/samples"
+    found.samples.orderBy("sample_id").write.mode("overwrite").parquet(path)
+    return run.spark.read.schema(found.samples.schema).parquet(path)
+
+
+def _runner(run: _Run, answered_before: bool) -> StageRunner:
+    request = run.request
+    return StageRunner(
+        spark=run.spark,
+        settings=request.settings,
+        stages=run.stages,
+        work=f"{request.output}/{WORK}",
+        store=request.store,
+        run=run.id,
+        open_process=run.open_process,
+        base_url=run.endpoint.base_url,
+        display=run.display,
+        retry_failed=request.retry_failed,
+        wait=request.wait,
+        answered_before=answered_before,
+        is_interrupted=lambda: run.interrupts.requested,
+    )
+
+
+def _score_metrics(run: _Run, runner: StageRunner, samples: DataFrame, invalid: DataFrame) -> dict[str, DataFrame]:
+    """The tables statements, scores and failures of all metrics."""
+    valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
+    unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
+    results = [_score_metric(run, runner, metric, valid, unusable) for metric in run.request.metrics]
+    return {
+        "statements": reduce(DataFrame.unionByName, [result.statements for result in results]),
+        "scores": reduce(DataFrame.unionByName, [result.scores for result in results]),
+        "failures": reduce(DataFrame.unionByName, [result.failures for result in results]),
+    }
+
+
+def _score_metric(run: _Run, runner: StageRunner, metric: str, valid: DataFrame, unusable: DataFrame) -> MetricResult:
+    result = METRICS[metric].score(valid, runner.ask, summarise_contexts=run.request.settings.summarise_contexts)
+    missing = [F.lit(None).cast("long").alias(name) for name in ("covered", "uncovered")]
+    failed = unusable.select("sample_id", "system", *missing, F.lit("failed").alias("status"))
+    refused = unusable.select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        F.lit("input").alias("stage"),
+        F.lit(None).cast("string").alias("request_id"),
+        F.lit("invalid_input").alias("error_type"),
+        "error",
+    )
+    return MetricResult(
+        result.statements,
+        result.scores.unionByName(failed.select(*score_columns(metric))),
+        result.failures.unionByName(refused),
+    )
+
+
+ORDER = {
+    "statements": ("sample_id", "metric", "statement_id"),
+    "scores": ("sample_id", "metric"),
+    "failures": ("sample_id", "metric", "stage", "request_id"),
+}
+SCHEMAS = {"statements": STATEMENTS, "scores": SCORES, "failures": FAILURES}
+
+
+def _finish(run: _Run, runner: StageRunner, current: dict[str, Any], tables: Mapping[str, DataFrame]) -> ScoreOutcome:
+    """Writes the tables, then the manifest as it ended."""
+    request = run.request
+    written = {name: _write_table(run, name, frame) for name, frame in tables.items()}
+    summary = aggregate.summarise(written["scores"], seed=request.settings.statistics.seed)
+    _write_rows(run, "summary", summary, SUMMARY)
+    _write_rows(run, "usage", runner.usage, USAGE)
+    ended = runner.ended or "finished"
+    current["counts"] |= _count(written["scores"], written["failures"])
+    current["status"] = MANIFEST_STATUS.get(ended, ended)
+    current["summary"] = summary
+    current["models"] = sorted({*current["models"], *runner.models})
+    if runner.damaged_files:
+        run.display.note(f"{runner.damaged_files} damaged files of the store were skipped: {request.store}")
+    code = exit_code(ended, current["counts"], request.settings.fail_on_error)
+    _add_start(run, runner, current, code)
+    _remove_work(request.output)
+    manifest.write_manifest(request.output, current)
+    message = _explain(runner, request)
+    return ScoreOutcome(code, summary, current["counts"], message, request.embedded)
+
+
+def _write_table(run: _Run, name: str, frame: DataFrame) -> DataFrame:
+    path = f"{run.request.output}/{name}"
+    schema = spark_schema(SCHEMAS[name])
+    frame.select(*schema.names).orderBy(*ORDER[name]).write.mode("overwrite").parquet(path)
+    return run.spark.read.schema(schema).parquet(path)
+
+
+def _write_rows(run: _Run, name: str, rows: Sequence[Mapping[str, Any]], schema: Any) -> None:
+    spark = spark_schema(schema)
+    values = [tuple(row.get(field) for field in spark.names) for row in rows]
+    run.spark.createDataFrame(values, spark).coalesce(1).write.mode("overwrite").parquet(f"{run.request.output}/{name}")
+
+
+def _count(scores: DataFrame, failures: DataFrame) -> dict[str, Any]:
+    statuses = {row["status"]: row["count"] for row in scores.groupBy("status").count().collect()}
+    asked = failures.where(F.col("stage") != "input")
+    return {
+        "scores": sum(statuses.values()),
+        "statuses": statuses,
+        "failures": asked.count(),
+        "passing_failures": asked.where(is_transient()).count(),
+    }
+
+
+def _add_start(run: _Run, runner: StageRunner, current: dict[str, Any], code: int) -> None:
+    """One entry a start that had something to ask, and the sums over all starts."""
+    usage = runner.usage
+    asked = any(row["calls"] or row["unasked"] for row in usage)
+    if asked or not current["starts"]:
+        current["starts"].append(
+            {
+                "run": run.id,
+                "started_at": run.started_at.isoformat(),
+                "ended_at": datetime.now(UTC).isoformat(),
+                "status": current["status"],
+                "exit_code": code,
+                "usage": usage,
+            }
+        )
+    names = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
+    current["totals"] = {name: _sum_starts(current, name) for name in names}
+
+
+def _sum_starts(current: Mapping[str, Any], name: str) -> Any:
+    values = [row[name] for start in current["starts"] for row in start["usage"]]
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
+
+
+def _remove_work(output: str) -> None:
+    system, path = open_filesystem(f"{output}/{WORK}")
+    if system.get_file_info(path).type == fs.FileType.Directory:
+        system.delete_dir(path)
+
+
+def exit_code(ended: str, counts: Mapping[str, Any], fail_on_error: bool | int | float) -> int:
+    """The exit code of a run that ended so: 0, or as `contract.md` lists them."""
+    if ended in EXIT_CODES:
+        return EXIT_CODES[ended]
+    bad = sum(counts["statuses"].get(status, 0) for status in ("failed", "partial"))
+    if isinstance(fail_on_error, bool):
+        exceeded = fail_on_error and bad > 0
+    elif isinstance(fail_on_error, int):
+        exceeded = bad > fail_on_error
+    else:
+        exceeded = bad > fail_on_error * counts["scores"]
+    return FAILED_TOO_MANY if exceeded else 0
+
+
+def _explain(runner: StageRunner, request: ScoreRequest) -> str | None:
+    again = f"continue with: {request.command}"
+    reasons = {
+        "budget": f"the budget is used up after {runner.spent.calls:,} calls; raise budget.* and {again}",
+        "outage": f"the endpoint does not answer; nothing is lost, {again}",
+        "interrupted": f"interrupted; what was answered is kept, {again}",
+        "refused": f"the endpoint refuses the run: {runner.error}; check key, llm.base_url and llm.model, then {again}",
+    }
+    return reasons.get(runner.ended or "")
+
+
+def show_summary(outcome: ScoreOutcome, output: str) -> None:
+    """Prints the summary and where the tables are."""
+    if outcome.unchanged:
+        print("nothing left to ask; the tables are as they were")
+    label = f" ({DEMO_LABEL}: not a judge to rely on)" if outcome.embedded else ""
+    print(f"summary{label}")
+    print(f"{'metric':8} {'system':28} {'n':>7} {'scored':>7} {'undef.':>7} {'failed':>7} {'mean':>6}  95 % interval")
+    for row in outcome.summary:
+        interval = "-" if row["ci_low"] is None else f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}"
+        mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
+        system = "all" if row["level"] == "overall" else row["system"]
+        print(
+            f"{row['metric']:8} {system[:28]:28} {row['n']:>7,} {row['scored']:>7,} {row['undefined']:>7,} "
+            f"{row['failed']:>7,} {mean:>6}  {interval}"
+        )
+    print(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}")
+    sys.stdout.flush()

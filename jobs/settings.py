@@ -1,0 +1,364 @@
+"""The settings: validated, frozen models, and what a stage's decoding and a run's identity are under them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    field_validator,
+    model_serializer,
+)
+
+STAGE_NAMES: tuple[str, ...] = (
+    "summarise_context",
+    "extract_atoms",
+    "revise_atoms",
+    "rate_relevance",
+    "classify_relation",
+    "mine_questions",
+    "refine_questions",
+    "answer_questions",
+    "compare_answers",
+    "evaluate_coverage",
+    "generate_answer",
+    "restate_answer",
+    "extract_claims",
+    "generate_aspects",
+    "align_claims",
+    "extract_facts",
+    "rate_importance",
+    "verify_claim",
+    "check_coverage",
+    "resolve_coreference",
+    "match_one",
+    "match_many",
+    "match_holistic",
+)
+
+Api = Literal["chat", "completions"]
+UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
+
+_OWN_REQUEST_FIELDS = frozenset(
+    ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
+)
+_KEY_LIKE = re.compile(r"(?i)^(sk|gsk|hf|pk|rk|xai|ghp)[-_]|^[A-Za-z0-9]{32,}$")
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used: one line a problem, naming the key, what is allowed and where the value is from."""
+
+
+def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `patch` over it: mappings merge by key, a null removes its key, all else replaces (RFC 7396)."""
+    merged = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge_patch(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _variable_name(value: str) -> str:
+    if _KEY_LIKE.search(value) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("the name of an environment variable, not the key itself")
+    return value
+
+
+def _http_url(value: str) -> str:
+    match = re.fullmatch(r"https?://([^\s/?#]+)(/[^\s?#]*)?", value)
+    if match is None or "@" in match[1]:
+        raise ValueError("an http:// or https:// address without user, password or query")
+    return value.rstrip("/")
+
+
+def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
+    own = sorted(_OWN_REQUEST_FIELDS & value.keys())
+    if own:
+        raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself (llm.* and stages.*)")
+    if not _is_json(value):
+        raise ValueError("a mapping of JSON values with finite numbers")
+    return value
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(below) for key, below in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Rating = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
+ExtraBody = Annotated[dict[str, Any], AfterValidator(_request_fields)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class LlmSettings(_Section):
+    """The endpoint, how it is asked, and its limits and prices."""
+
+    endpoint: Text | None = Field(
+        default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
+    )
+    base_url: Annotated[str, AfterValidator(_http_url)] | None = Field(
+        default=None,
+        description="Address of an OpenAI-compatible API, /v1 included; needs no key",
+        json_schema_extra={"allowed": "an http:// or https:// address, or null"},
+    )
+    model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
+    api_key_env: Annotated[str, AfterValidator(_variable_name)] = Field(
+        default="OPENAI_API_KEY",
+        description="Name of the environment variable that holds the API key",
+        json_schema_extra={"allowed": "the name of an environment variable"},
+    )
+    api: Api = Field(default="chat", description="Chat completions or plain completions")
+    extra_body: ExtraBody = Field(
+        default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
+    )
+    timeout_seconds: Positive = Field(default=120.0, description="Longest wait for one attempt, seconds")
+    deadline_seconds: Positive = Field(
+        default=600.0, description="Longest time of one request over all attempts and waits, seconds"
+    )
+    outage_minutes: Positive = Field(
+        default=10.0,
+        description="Outage after which the run ends, resumable, minutes (1 while nothing of it has succeeded)",
+    )
+    max_attempts: Count = Field(default=4, description="Attempts a request; being rate limited uses none")
+    temperature: Amount | None = Field(default=0.0, description="Sampling temperature; null is not sent")
+    top_p: Share | None = Field(default=1.0, description="Nucleus sampling share; null is not sent")
+    max_tokens: Count | None = Field(default=4096, description="Longest completion, tokens; null is not sent")
+    requests_per_minute: Positive | None = Field(
+        default=None, description="Request limit of the endpoint a minute; null is none"
+    )
+    tokens_per_minute: Positive | None = Field(
+        default=None, description="Token limit of the endpoint a minute; null is none"
+    )
+    max_in_flight: Count = Field(default=64, description="Requests in flight at once, over all actors")
+    actors: Count | None = Field(
+        default=None, description="Ray actors that ask; null derives them from the request limit"
+    )
+    flush_seconds: Positive | None = Field(
+        default=None, description="Seconds between writes of completions; null is 1 on local disks, 10 on object stores"
+    )
+    price_per_million_prompt_tokens: Amount | None = Field(
+        default=None, description="Price of a million prompt tokens, in the currency of budget.max_cost"
+    )
+    price_per_million_completion_tokens: Amount | None = Field(
+        default=None, description="Price of a million completion tokens, in the currency of budget.max_cost"
+    )
+    local_model: Text | None = Field(default=None, description="Path of a GGUF file for the embedded model's server")
+
+    @field_validator("extra_body")
+    @classmethod
+    def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return merge_patch({}, value)
+
+
+class StageSettings(_Section):
+    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent."""
+
+    model: Text | None = Field(default=None, description="Model of this stage")
+    api: Api | None = Field(default=None, description="Chat completions or plain completions, for this stage")
+    temperature: Amount | None = Field(default=None, description="Sampling temperature of this stage; null is not sent")
+    top_p: Share | None = Field(default=None, description="Nucleus sampling share of this stage; null is not sent")
+    max_tokens: Count | None = Field(
+        default=None, description="Longest completion of this stage, tokens; null is not sent"
+    )
+    extra_body: ExtraBody | None = Field(
+        default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
+    )
+
+    @field_validator("model", "api")
+    @classmethod
+    def _not_null(cls, value: str | None) -> str:
+        if value is None:
+            raise ValueError("a value; leave the key out to follow llm.*")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _set_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Only what was set, so that unset and null stay apart through JSON."""
+        return {name: value for name, value in serialise(self).items() if name in self.model_fields_set}
+
+
+class BudgetSettings(_Section):
+    """What one start may spend, retries included."""
+
+    max_calls: Annotated[int, Field(ge=0)] | None = Field(default=None, description="HTTP requests a start may send")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Prompt and completion tokens a start may use"
+    )
+    max_cost: Amount | None = Field(default=None, description="Cost a start may cause, in the currency of the prices")
+
+
+class SparkSettings(_Section):
+    """The Spark session."""
+
+    master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
+    conf: dict[str, str] = Field(
+        default_factory=dict, description="Spark configuration over conf/spark-defaults.conf, by Spark's own names"
+    )
+
+
+class RaySettings(_Section):
+    """The Ray cluster."""
+
+    address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
+
+
+class ThresholdSettings(_Section):
+    """What is kept is rated at or above these."""
+
+    relevance: Rating = Field(default=3.5, description="Least expected relevance to the query, 1 to 5")
+    confidence: Rating = Field(default=2.0, description="Least expected confidence of an answer, 1 to 5")
+
+
+class StatisticsSettings(_Section):
+    """Resampling."""
+
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
+
+
+class NliSettings(_Section):
+    """Options of the metric nli."""
+
+    unit_types: tuple[UnitType, ...] = Field(
+        default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
+    )
+    skip_implied: bool = Field(default=False, description="Whether pairs that earlier relations imply are not asked")
+    max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
+
+
+class QaSettings(_Section):
+    """Options of the metric qa."""
+
+    quantity_tool: Literal["tool", "resolve", "none"] = Field(
+        default="tool",
+        description="Quantities are compared by the model's tool, resolved without the model, or left to it",
+    )
+    questions: Literal["all", "contexts"] = Field(
+        default="all", description="Questions are mined from response and contexts, or from contexts alone"
+    )
+
+
+class GraphSettings(_Section):
+    """Where fact graphs are condensed."""
+
+    method: Literal["auto", "local", "graphframes"] = Field(
+        default="auto", description="SciPy within tasks, GraphFrames, or whichever fits"
+    )
+    max_edges_in_task: Count = Field(default=1_000_000, description="Most edges of a graph that one task solves")
+    jar: Text | None = Field(
+        default=None, description="Path of the GraphFrames jar; null uses UNTOLD_GRAPHFRAMES_JAR or Maven"
+    )
+
+
+class Settings(_Section):
+    """Every setting of a run, validated."""
+
+    llm: LlmSettings = LlmSettings()
+    stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
+    prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
+    store: Text | None = Field(
+        default=None, description="Store of completions, path or URI; null is completions/ in the output"
+    )
+    summarise_contexts: bool = Field(
+        default=True, description="Whether contexts are first condensed to what bears on the query"
+    )
+    fail_on_error: (
+        StrictBool | Annotated[StrictInt, Field(ge=0)] | Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
+    ) = Field(
+        default=True,
+        description="Failed or partial samples that make the exit code 4: any, none, or more than a share or a count",
+        json_schema_extra={
+            "allowed": "true, false, a share from 0.0 to 1.0 (with a decimal point) or a count (an integer >= 0)"
+        },
+    )
+    budget: BudgetSettings = BudgetSettings()
+    spark: SparkSettings = SparkSettings()
+    ray: RaySettings = RaySettings()
+    thresholds: ThresholdSettings = ThresholdSettings()
+    statistics: StatisticsSettings = StatisticsSettings()
+    nli: NliSettings = NliSettings()
+    qa: QaSettings = QaSettings()
+    graph: GraphSettings = GraphSettings()
+
+    @field_validator("stages")
+    @classmethod
+    def _known_stages(cls, value: dict[str, StageSettings]) -> dict[str, StageSettings]:
+        unknown = sorted(value.keys() - set(STAGE_NAMES))
+        if unknown:
+            raise ValueError(f"stages among {', '.join(STAGE_NAMES)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a stage sends with every request; None is not sent. `model` None is an embedded one not yet named."""
+
+    model: str | None
+    api: Api
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    extra_body: dict[str, Any]
+
+
+def decoding_for(settings: Settings, stage: str) -> Decoding:
+    """The decoding of a stage: `stages.<stage>.*` over `llm.*`. Raises `SettingsError` for an unknown stage."""
+    if stage not in STAGE_NAMES:
+        raise SettingsError(f"stages.{stage}: no such stage; known are {', '.join(STAGE_NAMES)}")
+    own = settings.stages.get(stage, StageSettings())
+    values = {
+        name: getattr(own if name in own.model_fields_set else settings.llm, name)
+        for name in ("model", "api", "temperature", "top_p", "max_tokens")
+    }
+    return Decoding(**values, extra_body=_extra_body(settings.llm, own))
+
+
+def _extra_body(llm: LlmSettings, stage: StageSettings) -> dict[str, Any]:
+    if "extra_body" not in stage.model_fields_set:
+        return dict(llm.extra_body)
+    return {} if stage.extra_body is None else merge_patch(llm.extra_body, stage.extra_body)
+
+
+def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> dict[str, Any]:
+    """The settings that change results, as JSON values: what an output belongs to, beside its input and templates.
+
+    `stages` narrows the decoding to the stages that a run asks. Limits, prices, budgets, retries, addresses, keys,
+    stores, Spark and Ray are left out.
+    """
+    decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
+    options = settings.model_dump(mode="json", include={"summarise_contexts", "thresholds", "statistics", "nli", "qa"})
+    return {"stages": decoding, **options}
+
+
+def spark_defaults() -> dict[str, str]:
+    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names."""
+    lines = files("conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    return {name: value.strip() for name, value in pairs}

@@ -1,0 +1,251 @@
+"""Runs a stage over a DataFrame: distinct, anti-join, answer, join, parse. Each step is materialised as Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs import store
+from jobs.answer import Job
+from jobs.answering import AnsweringProcess
+from jobs.locks import FolderLock
+from jobs.progress import Display
+from jobs.session import fields_of, spark_schema
+from jobs.settings import Settings
+from udfs.llm.asking import CallSettings
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Budget, Limits, Spent
+from udfs.llm.segments import is_local
+from udfs.stages import STAGES
+from udfs.stages.arrow import add_request_ids, parse_completions
+
+UNIT_ROWS = 2000
+REQUESTS_PER_SECOND_AND_ACTOR = 1000
+STRING = T.StringType()
+
+
+def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
+    """How the endpoint is called, from the settings."""
+    llm, budget = settings.llm, settings.budget
+    flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
+    return CallSettings(
+        base_url=base_url,
+        api_key_env=llm.api_key_env,
+        timeout=llm.timeout_seconds,
+        deadline=llm.deadline_seconds,
+        outage=llm.outage_minutes * 60,
+        max_attempts=llm.max_attempts,
+        flush=flush,
+        prompt_price=llm.price_per_million_prompt_tokens or 0.0,
+        completion_price=llm.price_per_million_completion_tokens or 0.0,
+        limits=Limits(llm.requests_per_minute, llm.tokens_per_minute, llm.max_in_flight),
+        budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
+    )
+
+
+def count_actors(settings: Settings) -> int:
+    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit."""
+    limit = settings.llm.requests_per_minute
+    return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+
+
+@dataclass
+class StageRunner:
+    """Asks the stages of one run. It stops asking, and only reads what is known, once `ended` is set.
+
+    `ended`: None, `budget`, `outage`, `interrupted` or `refused` (then with `error`).
+    """
+
+    spark: SparkSession
+    settings: Settings
+    stages: Mapping[str, Stage]
+    work: str
+    store: str
+    run: str
+    open_process: Callable[[], AnsweringProcess]
+    base_url: Callable[[], str]
+    display: Display
+    retry_failed: bool = False
+    wait: bool = True
+    answered_before: bool = False
+    is_interrupted: Callable[[], bool] = lambda: False
+    ended: str | None = None
+    error: str | None = None
+    spent: Spent = field(default_factory=Spent)
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
+    damaged_files: int = 0
+
+    def ask(self, name: str, rows: DataFrame) -> DataFrame:
+        """The stage's results for the rows: their other columns, request_id, the stage's output, error_type, error.
+
+        Columns named after the stage's variables are its variables; the others are carried. A row whose request was
+        not asked has the error_type `unasked`.
+        """
+        stage = self.stages[name]
+        keys = tuple(column for column in rows.columns if column not in stage.variables)
+        keyed = self._write_keyed(stage, rows, keys)
+        folder = store.stage_folder(self.store, stage)
+        ids = keyed.select("request_id").distinct().persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            before = self._states(ids, folder).persist(StorageLevel.MEMORY_AND_DISK)
+            outcome = self._answer_missing(stage, keyed, before, folder)
+            before.unpersist()
+            results = self._write_results(stage, keyed, keys, folder)
+            self._account(stage, ids, folder, outcome)
+        finally:
+            ids.unpersist()
+        return results
+
+    def _write_keyed(self, stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+        ordered = rows.select(*keys, *stage.variables)
+        schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
+        keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
+        return self._write(keyed.withColumn("request_row", F.monotonically_increasing_id()), f"{stage.name}/keyed")
+
+    def _states(self, ids: DataFrame, folder: str) -> DataFrame:
+        """Columns request_id, state: what the store has for each id, null where nothing."""
+        completions = store.read_completions(self.spark, folder).select("request_id", "error_type")
+        known = completions.join(ids, on="request_id", how="left_semi")
+        return ids.join(store.states_of_requests(known), on="request_id", how="left").select("request_id", "state")
+
+    def _missing(self, states: DataFrame) -> DataFrame:
+        again = ["lasting", "passing"] if self.retry_failed else ["passing"]
+        return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
+
+    def _answer_missing(self, stage: Stage, keyed: DataFrame, states: DataFrame, folder: str) -> _Answered:
+        counts = {row["state"]: row["count"] for row in states.groupBy("state").count().collect()}
+        reused = counts.get("ok", 0)
+        missing = counts.get(None, 0) + counts.get("passing", 0)
+        missing += counts.get("lasting", 0) if self.retry_failed else 0
+        if self.is_interrupted():
+            self.ended = self.ended or "interrupted"
+        if not missing or self.ended:
+            return _Answered(reused)
+        with self._lock(folder) as lock:
+            if lock is not None and lock.waited:
+                fresh = self._states(keyed.select("request_id").distinct(), folder)
+                reused = fresh.where(F.col("state") == "ok").count()
+                states = fresh
+            requests = self._write_requests(stage, keyed, self._missing(states))
+            if requests is None:
+                return _Answered(reused)
+            process = self.open_process()
+            if lock is not None:
+                lock.add_process(process.pid)
+            event = self._answer(stage, requests, folder, process)
+        store.compact(self.spark, folder, self.run)
+        return _Answered(reused, event)
+
+    def _lock(self, folder: str) -> AbstractContextManager[FolderLock | None]:
+        if not is_local(folder):
+            return nullcontext()
+        return FolderLock(folder.removeprefix("file://"), self.run, wait=self.wait, notify=self.display.note)
+
+    def _write_requests(self, stage: Stage, keyed: DataFrame, missing: DataFrame) -> str | None:
+        """Writes one row a missing request, in files of one unit of work; None where nothing is missing."""
+        first = keyed.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
+        wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
+        rows = keyed.join(wanted, on="request_row", how="left_semi").select("request_id", *stage.variables)
+        path = f"{self.work}/{stage.name}/requests"
+        ordered = rows.orderBy(*stage.variables, "request_id")
+        ordered.write.mode("overwrite").option("maxRecordsPerFile", UNIT_ROWS).parquet(path)
+        return path if self.spark.read.parquet(path).select("request_id").limit(1).count() else None
+
+    def _answer(self, stage: Stage, requests: str, folder: str, process: AnsweringProcess) -> dict[str, Any]:
+        job = Job(
+            requests=requests,
+            directory=folder,
+            run=self.run,
+            stage=stage,
+            settings=call_settings(self.settings, self.base_url(), self.store),
+            actors=count_actors(self.settings),
+            spent=self.spent,
+            answered_before=self.answered_before or bool(self.spent.calls),
+        )
+        self.display.start(stage.name)
+        event = process.answer(job, lambda progress: self.display.show(progress, job.settings))
+        self.display.end()
+        tally = event["tally"]
+        tokens = tally["prompt_tokens"] + tally["completion_tokens"]
+        cost = job.settings.cost(tally["prompt_tokens"], tally["completion_tokens"])
+        self.spent += Spent(tally["calls"], tokens, cost)
+        self.models.update(event["models"])
+        if event["outcome"] != "finished":
+            self.ended, self.error = event["outcome"], event["error"]
+        return event
+
+    def _write_results(self, stage: Stage, keyed: DataFrame, keys: tuple[str, ...], folder: str) -> DataFrame:
+        rows = keyed.drop("request_row")
+        ids = rows.select("request_id").distinct()
+        completions = store.read_completions(self.spark, folder).join(ids, on="request_id", how="left_semi")
+        best = store.one_a_request(completions).drop("model")
+        output = spark_schema(STAGES[stage.name].output)
+        carried = fields_of(rows, (*keys, "request_id"))
+        errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
+        parsed = rows.join(best, on="request_id", how="left").mapInArrow(
+            partial(parse_completions, stage=stage.name, keys=keys), T.StructType([*carried, *output.fields, *errors])
+        )
+        self.damaged_files += store.count_damaged(folder)
+        return self._write(parsed, f"{stage.name}/results")
+
+    def _account(self, stage: Stage, ids: DataFrame, folder: str, answered: _Answered) -> None:
+        after = self._states(ids, folder)
+        counts = {row["state"]: row["count"] for row in after.groupBy("state").count().collect()}
+        tally = answered.tally
+        priced = self.settings.llm.price_per_million_prompt_tokens is not None
+        priced = priced or self.settings.llm.price_per_million_completion_tokens is not None
+        cost = call_settings(self.settings, "", self.store).cost(tally["prompt_tokens"], tally["completion_tokens"])
+        self.usage.append(
+            {
+                "stage": stage.name,
+                "model": stage.model,
+                "requests": sum(counts.values()),
+                "reused": answered.reused,
+                "answered": counts.get("ok", 0) - answered.reused,
+                "failed": counts.get("lasting", 0) + counts.get("passing", 0),
+                "unasked": counts.get(None, 0),
+                "calls": tally["calls"],
+                "retries": tally["calls"] - tally["asked"] - tally["rate_limited"],
+                "rate_limited": tally["rate_limited"],
+                "prompt_tokens": tally["prompt_tokens"],
+                "completion_tokens": tally["completion_tokens"],
+                "tokens_estimated": bool(tally["tokens_estimated"]),
+                "cost": cost if priced else None,
+                "seconds": answered.seconds,
+            }
+        )
+
+    def _write(self, frame: DataFrame, name: str) -> DataFrame:
+        path = f"{self.work}/{name}"
+        frame.write.mode("overwrite").parquet(path)
+        return self.spark.read.schema(frame.schema).parquet(path)
+
+
+_NOTHING = {
+    name: 0 for name in ("calls", "asked", "rate_limited", "prompt_tokens", "completion_tokens", "tokens_estimated")
+}
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """How many requests the store had answered before, and what the answering process reported."""
+
+    reused: int
+    event: Mapping[str, Any] | None = None
+
+    @property
+    def tally(self) -> Mapping[str, int]:
+        return self.event["tally"] if self.event else _NOTHING
+
+    @property
+    def seconds(self) -> float:
+        return self.event["seconds"] if self.event else 0.0

@@ -1,0 +1,145 @@
+"""The store of completions as Spark sees it: one folder a stage, read by one rule, compacted when a stage ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from time import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.session import spark_schema
+from jobs.tables import COMPLETIONS
+from udfs.llm.keys import Stage
+from udfs.llm.segments import open_filesystem
+
+VERSION = "v1"
+COMPACT_FROM_FILES = 8
+COMPACTED_ROWS = 500_000
+KEEP_SEGMENTS_SECONDS = 7 * 24 * 3600
+TRANSIENT = ("timeout", "connection", "bad_body", "http_429")
+
+
+def stage_folder(store: str, stage: Stage) -> str:
+    """Where the completions of a stage are."""
+    return f"{store.rstrip('/')}/{VERSION}/{stage.name}-{stage.digest}"
+
+
+def is_transient(error_type: str = "error_type") -> Column:
+    """Whether a failure has a passing reason and is asked again by the next run."""
+    column = F.col(error_type)
+    return column.isin(*TRANSIENT) | column.startswith("http_5")
+
+
+def read_completions(spark: SparkSession, folder: str) -> DataFrame:
+    """All rows of a stage's folder, with the columns of `completions`. Damaged files are skipped, by this read only."""
+    schema = spark_schema(COMPLETIONS)
+    if not list_segments(folder):
+        return spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema).option("ignoreCorruptFiles", True).option("ignoreMissingFiles", True)
+    return reader.parquet(folder)
+
+
+def one_a_request(completions: DataFrame) -> DataFrame:
+    """One row a request: ok before failed, lasting failures before passing ones, then the earliest, then by content.
+
+    Columns request_id, text_of_completion, error_type, error, model.
+    """
+    rank = (
+        F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 1).otherwise(2).alias("rank"),
+        F.col("answered_at"),
+        F.xxhash64("text", "error_type", "error").alias("content"),
+    )
+    best = F.min(F.struct(*rank, "text", "error_type", "error", "model")).alias("best")
+    return (
+        completions.groupBy("request_id")
+        .agg(best)
+        .select(
+            "request_id",
+            F.col("best.text").alias("text_of_completion"),
+            F.col("best.error_type").alias("error_type"),
+            F.col("best.error").alias("error"),
+            F.col("best.model").alias("model"),
+        )
+    )
+
+
+def states_of_requests(completions: DataFrame) -> DataFrame:
+    """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has."""
+    worst_first = F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 1).otherwise(2)
+    names = F.array(F.lit("ok"), F.lit("lasting"), F.lit("passing"))
+    return (
+        completions.select("request_id", worst_first.alias("rank"))
+        .groupBy("request_id")
+        .agg(F.min("rank").alias("rank"))
+        .select("request_id", F.get(names, F.col("rank")).alias("state"))
+    )
+
+
+def list_segments(folder: str) -> list[fs.FileInfo]:
+    """The Parquet files of a stage's folder."""
+    system, path = open_filesystem(folder)
+    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return [info for info in found if info.base_name.endswith(".parquet") and info.base_name[0] not in "._"]
+
+
+def count_damaged(folder: str) -> int:
+    """How many files of a stage's folder have no readable footer."""
+    system, _ = open_filesystem(folder)
+    return sum(1 for info in list_segments(folder) if not _is_readable(system, info.path))
+
+
+def compact(spark: SparkSession, folder: str, run: str) -> None:
+    """Rewrites a run's segments into large files; the segments stay for a week, for runs that are reading them."""
+    segments = [info.path for info in list_segments(folder) if info.base_name.startswith(f"{run}-")]
+    if len(segments) >= COMPACT_FROM_FILES:
+        target = f"{folder}/_compact-{run}"
+        reader = spark.read.schema(spark_schema(COMPLETIONS))
+        rows = reader.parquet(*[_with_scheme(folder, path) for path in segments])
+        few = max(1, rows.count() // COMPACTED_ROWS)
+        rows.coalesce(few).write.mode("overwrite").option("compression", "zstd").parquet(target)
+        _publish(folder, target, run, segments)
+    _remove_old(folder)
+
+
+def _publish(folder: str, target: str, run: str, segments: Iterable[str]) -> None:
+    system, path = open_filesystem(folder)
+    aside = open_filesystem(target)[1]
+    written = [info for info in system.get_file_info(fs.FileSelector(aside)) if info.base_name.endswith(".parquet")]
+    for number, info in enumerate(sorted(written, key=lambda info: info.path)):
+        system.move(info.path, f"{path}/compact-{run}-{number:04d}.parquet")
+    system.delete_dir(aside)
+    note = {"at": time(), "segments": sorted(segments)}
+    with system.open_output_stream(f"{path}/_compacted-{run}.json") as stream:
+        stream.write(json.dumps(note).encode())
+
+
+def _remove_old(folder: str) -> None:
+    system, path = open_filesystem(folder)
+    for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+        if not info.base_name.startswith("_compacted-"):
+            continue
+        with system.open_input_stream(info.path) as stream:
+            note = json.loads(stream.read())
+        if time() - note["at"] > KEEP_SEGMENTS_SECONDS:
+            for segment in system.get_file_info(note["segments"]):
+                if segment.type != fs.FileType.NotFound:
+                    system.delete_file(segment.path)
+            system.delete_file(info.path)
+
+
+def _with_scheme(folder: str, path: str) -> str:
+    own = open_filesystem(folder)[1]
+    return folder + path.removeprefix(own)
+
+
+def _is_readable(system: fs.FileSystem, path: str) -> bool:
+    try:
+        pq.read_metadata(path, filesystem=system)
+    except (OSError, pa.ArrowInvalid):
+        return False
+    return True

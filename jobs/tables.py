@@ -1,0 +1,125 @@
+"""The schema of every table, in one place. Columns are only ever added, and are nullable."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
+ALTERNATIVE = pa.struct(
+    [
+        ("offset", pa.int32()),
+        ("top", pa.list_(pa.struct([("token", pa.string()), ("logprob", pa.float64())]))),
+    ]
+)
+
+SAMPLES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("query", pa.string()),
+        ("response", pa.string()),
+        ("contexts", pa.list_(CONTEXT)),
+        ("system", pa.string()),
+        ("label", pa.string()),
+    ]
+)
+STATEMENTS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("statement_id", pa.string()),
+        ("text", pa.string()),
+        ("covered", pa.bool_()),
+        ("in_basis", pa.bool_()),
+        ("sources", pa.list_(pa.string())),
+        ("members", pa.list_(pa.string())),
+    ]
+)
+SCORES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("system", pa.string()),
+        ("score", pa.float64()),
+        ("score_low", pa.float64()),
+        ("score_high", pa.float64()),
+        ("covered", pa.int64()),
+        ("uncovered", pa.int64()),
+        ("unjudged", pa.int64()),
+        ("status", pa.string()),
+    ]
+)
+FAILURES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("stage", pa.string()),
+        ("request_id", pa.string()),
+        ("error_type", pa.string()),
+        ("error", pa.string()),
+    ]
+)
+USAGE = pa.schema(
+    [
+        ("stage", pa.string()),
+        ("model", pa.string()),
+        ("requests", pa.int64()),
+        ("reused", pa.int64()),
+        ("answered", pa.int64()),
+        ("failed", pa.int64()),
+        ("unasked", pa.int64()),
+        ("calls", pa.int64()),
+        ("retries", pa.int64()),
+        ("rate_limited", pa.int64()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("tokens_estimated", pa.bool_()),
+        ("cost", pa.float64()),
+        ("seconds", pa.float64()),
+    ]
+)
+SUMMARY = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("level", pa.string()),
+        ("system", pa.string()),
+        ("n", pa.int64()),
+        ("scored", pa.int64()),
+        ("undefined", pa.int64()),
+        ("failed", pa.int64()),
+        ("mean", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("mean_low", pa.float64()),
+        ("mean_high", pa.float64()),
+    ]
+)
+COMPLETIONS = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("text", pa.string()),
+        ("finish_reason", pa.string()),
+        ("tool_trace", pa.string()),
+        ("alternatives", pa.list_(ALTERNATIVE)),
+        ("model", pa.string()),
+        ("prompt_tokens", pa.int64()),
+        ("cached_prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("tokens_estimated", pa.bool_()),
+        ("attempts", pa.int32()),
+        ("seconds", pa.float64()),
+        ("answered_at", pa.timestamp("us", tz="UTC")),
+        ("error_type", pa.string()),
+        ("error", pa.string()),
+        ("run_id", pa.string()),
+    ]
+)
+
+RESULT_TABLES = {
+    "samples": SAMPLES,
+    "statements": STATEMENTS,
+    "scores": SCORES,
+    "failures": FAILURES,
+    "usage": USAGE,
+    "summary": SUMMARY,
+}
+TABLES = {**RESULT_TABLES, "completions": COMPLETIONS}

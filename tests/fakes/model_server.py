@@ -1,0 +1,500 @@
+"""An OpenAI-compatible model server for tests: a process of its own that counts what reaches it and misbehaves by rule.
+
+`ModelServer` is the handle that a test holds; `python -m tests.fakes.model_server` is the process behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from http.client import HTTPConnection
+from pathlib import Path
+from struct import Struct
+from time import monotonic, sleep, time
+from typing import Any
+
+from tests.fakes.answers import (
+    Config,
+    Reply,
+    Request,
+    condition,
+    content_of,
+    count_tokens,
+    deeds_of,
+    error_reply,
+    find_answer,
+    hash_of,
+    http_message,
+    make_reply,
+    payload_of,
+)
+
+_ROOT = Path(__file__).resolve().parents[2]
+_WINDOW_SECONDS = 60.0
+_BACKLOG = 4096
+_COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
+_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+(\S+)", re.IGNORECASE)
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that reached the server.
+
+    `at` is a time.time, `key` a hash of its messages or prompt. `status` is what the server answered, 0 where it did
+    not (a hang, a refusal, an answer still due or a client that left first).
+    """
+
+    at: float
+    path: str
+    model: str
+    key: str
+    stage: str | None
+    status: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class ModelServer:
+    """A model server in a process of its own, on a loopback port that stays its own until `close`.
+
+    Takes the fields of `Config`. Arrivals from before a `stop`, `kill` or `restart` are kept; a restarted process
+    counts arrivals and seconds for its rules from the start again.
+    """
+
+    def __init__(self, answer: str = "e2e", rules: Sequence[Mapping[str, Any]] = (), **settings: Any) -> None:
+        self._config = Config(answer=answer, rules=rules, **settings)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control_port = 0
+        self._earlier: list[Arrival] = []
+        self._earlier_peak = 0
+        # Bound but never listening: keeps the port from being lent to an outgoing connection while the server is away.
+        self._holder = _bound_socket(0)
+        self.port: int = self._holder.getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{self.port}/v1"
+
+    def __enter__(self) -> ModelServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the running server."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the process and waits until it listens."""
+        command = [sys.executable, "-m", "tests.fakes.model_server", str(self.port), json.dumps(asdict(self._config))]
+        self._process = subprocess.Popen(
+            command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the model server on port {self.port} did not start; its error stands above")
+        self._control_port = json.loads(line)["control_port"]
+
+    def stop(self) -> None:
+        """Ends the process in order. Connections are closed, the port refuses."""
+        self._end(subprocess.Popen.terminate)
+
+    def kill(self) -> None:
+        """Ends the process by SIGKILL. Connections break, the port refuses."""
+        self._end(subprocess.Popen.kill)
+
+    def restart(self) -> None:
+        """Starts it again on the same port, up, with the configuration of last time."""
+        self.kill()
+        self._config = replace(self._config, down=False)
+        self.start()
+
+    def close(self) -> None:
+        """Ends the process and gives the port back."""
+        self.kill()
+        self._holder.close()
+
+    def configure(self, **changes: Any) -> None:
+        """Changes fields of `Config`. `down=True` breaks all connections and refuses new ones until `down=False`."""
+        self._config = replace(self._config, **changes)
+        self._ask("POST", "configure", json.dumps(asdict(self._config)).encode())
+
+    def reset(self) -> None:
+        """Forgets all arrivals and attempts; rules and limits begin anew."""
+        self._earlier, self._earlier_peak = [], 0
+        self._ask("POST", "reset")
+
+    def arrivals(self) -> list[Arrival]:
+        """All requests in order of arrival, those for other paths than completions included."""
+        return self._earlier + (_Log.unpack(self._ask("GET", "arrivals")) if self._process else [])
+
+    def count(self, stage: str | None = None) -> int:
+        """How many completions were asked for, of one stage or at all."""
+        kept = sum(stage in (None, arrival.stage) for arrival in self._earlier if arrival.path in _COMPLETION_PATHS)
+        counts: dict[str, int] = self._stats()["counts"]
+        return kept + (sum(counts.values()) if stage is None else counts.get(stage, 0))
+
+    def in_flight_peak(self) -> int:
+        """The most requests that the server has had unanswered at one time."""
+        return max(self._earlier_peak, int(self._stats()["peak"]))
+
+    def wait_for(self, count: int, timeout: float = 30.0) -> None:
+        """Waits until so many completions were asked for. Raises TimeoutError after `timeout` seconds."""
+        end = monotonic() + timeout
+        while (arrived := self.count()) < count:
+            if monotonic() > end:
+                raise TimeoutError(f"{arrived} of {count} requests reached the model server within {timeout:g} s")
+            sleep(0.01)
+
+    def _stats(self) -> dict[str, Any]:
+        if self._process is None:
+            return {"counts": {}, "peak": 0}
+        stats: dict[str, Any] = json.loads(self._ask("GET", "stats"))
+        return stats
+
+    def _end(self, end: Callable[[subprocess.Popen[bytes]], None]) -> None:
+        process, peak = self._process, 0
+        if process is None:
+            return
+        try:
+            # Down first: what arrives between the reading of the log and the end would be lost.
+            self._ask("POST", "configure", json.dumps(asdict(replace(self._config, down=True))).encode())
+            peak = self._stats()["peak"]
+            self._earlier = self.arrivals()
+        except OSError:  # it was ended from outside: what it counted is lost
+            pass
+        finally:
+            self._process, self._earlier_peak = None, max(self._earlier_peak, peak)
+            end(process)
+            process.wait()
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
+
+    def _ask(self, method: str, what: str, body: bytes = b"") -> bytes:
+        with closing(HTTPConnection("127.0.0.1", self._control_port, timeout=30)) as connection:
+            connection.request(method, f"/_control/{what}", body)
+            response = connection.getresponse()
+            content = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"the model server refused {what}: {content.decode('utf-8', 'replace')}")
+        return content
+
+
+class _Log:
+    """Arrivals as packed rows: at, path, model, stage, status, prompt tokens, completion tokens, key."""
+
+    _ROW = Struct("<dHHHHIIQ")
+    _STATUS, _COMPLETION_TOKENS = (Struct("<H"), 14), (Struct("<I"), 20)
+
+    def __init__(self) -> None:
+        self.rows = bytearray()
+        self.names: list[dict[str | None, int]] = [{}, {}, {}]
+        self.counts: Counter[str] = Counter()
+
+    def add(self, path: str, model: str, stage: str | None, prompt_tokens: int, key: int) -> int:
+        """Writes a request that is not answered yet; gives its position."""
+        position, (paths, models, stages) = len(self.rows), self.names
+        named = paths.setdefault(path, len(paths)), models.setdefault(model, len(models))
+        self.rows += self._ROW.pack(time(), *named, stages.setdefault(stage, len(stages)), 0, prompt_tokens, 0, key)
+        if path in _COMPLETION_PATHS:
+            self.counts[stage or ""] += 1
+        return position
+
+    def answered(self, position: int, status: int, completion_tokens: int) -> None:
+        for (field, offset), value in ((self._STATUS, status), (self._COMPLETION_TOKENS, completion_tokens)):
+            field.pack_into(self.rows, position + offset, value)
+
+    def pack(self) -> bytes:
+        return json.dumps([list(names) for names in self.names]).encode() + b"\n" + self.rows
+
+    @classmethod
+    def unpack(cls, blob: bytes) -> list[Arrival]:
+        head, _, rows = blob.partition(b"\n")
+        paths, models, stages = json.loads(head)
+        return [
+            Arrival(at, paths[path], models[model], f"{key:016x}", stages[stage], status, prompt, completion)
+            for at, path, model, stage, status, prompt, completion, key in cls._ROW.iter_unpack(rows)
+        ]
+
+
+class _Model:
+    """The state behind all connections: configuration, log, windows."""
+
+    def __init__(self, config: Config) -> None:
+        self.apply(config)
+        self.reset()
+        self.in_flight = 0
+
+    def apply(self, config: Config) -> None:
+        self.config = config
+        self.answer = find_answer(config.answer)
+        self.rules = [(condition(rule.get("when", {}), i), deeds_of(rule)) for i, rule in enumerate(config.rules)]
+
+    def reset(self) -> None:
+        self.log = _Log()
+        self.attempts: Counter[int] = Counter()
+        self.started = monotonic()
+        self.completions = 0
+        self.peak = 0
+        self.window: deque[tuple[float, int]] = deque()
+        self.window_tokens = 0
+
+    def read(self, path: str, raw: bytes) -> Request:
+        """Reads a body and numbers it. Raises ValueError, LookupError or TypeError for one that is no request."""
+        body = json.loads(raw)
+        turns = body["messages"] if path == _COMPLETION_PATHS[0] else [{"role": "user", "content": body["prompt"]}]
+        texts = [content_of(turn) for turn in turns]
+        asked = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] == "user"]
+        payload = payload_of(asked[-1]) if asked else {}
+        key = hash_of("\0".join(texts).encode("utf-8", "replace"))
+        self.completions += 1
+        self.attempts[key] += 1
+        elapsed = monotonic() - self.started
+        index, attempt = self.completions, self.attempts[key]
+        return Request(path == _COMPLETION_PATHS[0], body, raw, "".join(texts), payload, key, index, attempt, elapsed)
+
+    def reply(self, request: Request, prompt_tokens: int, authorised: bool) -> Reply:
+        """The reply by key, rules, limits and answer, in this order."""
+        if not authorised:
+            return error_reply(401, {"message": "Incorrect API key provided", "code": "invalid_api_key"})
+        deeds = next((deeds for holds, deeds in self.rules if holds(request)), {})
+        reply = make_reply(self.answer, request, prompt_tokens, deeds)
+        if self.config.limits and reply.status != 429 and not self._let_in(prompt_tokens + reply.completion_tokens):
+            wait = self.config.limits.get("retry_after", 1)
+            reply = error_reply(429, {"message": "Rate limit reached"}, {"Retry-After": f"{wait:g}"})
+        reply.delay = self.config.latency + float(deeds.get("delay", 0.0))
+        return reply
+
+    def _let_in(self, tokens: int) -> bool:
+        now, limits, window = monotonic(), self.config.limits, self.window
+        while window and window[0][0] <= now - _WINDOW_SECONDS:
+            self.window_tokens -= window.popleft()[1]
+        if len(window) + 1 > limits.get("requests_per_minute", float("inf")):
+            return False
+        if self.window_tokens + tokens > limits.get("tokens_per_minute", float("inf")):
+            return False
+        window.append((now, tokens))
+        self.window_tokens += tokens
+        return True
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: parses requests, one answered before the next is looked at."""
+
+    def __init__(self, server: _Server, control: bool) -> None:
+        self.server, self.control = server, control
+        self.buffer = bytearray()
+        self.busy = False
+        self.due: asyncio.TimerHandle | None = None
+        self.loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        if self.server.down and not self.control:
+            transport.abort()
+        elif not self.control:
+            self.server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connections.discard(self)
+        if self.due is not None:
+            self.due.cancel()
+        if self.busy and not self.control:
+            self.server.model.in_flight -= 1
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.buffer and not self.busy and not self.transport.is_closing():
+            try:
+                parsed = _parse(self.buffer)
+            except ValueError:
+                self.transport.write(http_message(400, b"{}", {"Connection": "close"}))
+                self.transport.close()
+                return
+            if parsed is None:
+                return
+            head, body, size = parsed
+            del self.buffer[:size]
+            self._handle(head, body)
+
+    def _handle(self, head: bytes, body: bytes) -> None:
+        self.busy = True
+        method, target, *_ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        path = target.partition("?")[0]
+        if self.control:
+            self.control_task = self.loop.create_task(self._obey(method, path, body))
+            return
+        model = self.server.model
+        model.in_flight += 1
+        model.peak = max(model.peak, model.in_flight)
+        log, position, reply = self._reply(method, path, head, body)
+        if reply.content is not None and b"\r\nconnection: close" in head.lower():
+            reply.close = True
+        if reply.delay > 0:
+            self.due = self.loop.call_later(reply.delay, self._send, log, position, reply)
+        else:
+            self._send(log, position, reply, resume=False)
+
+    def _reply(self, method: str, path: str, head: bytes, body: bytes) -> tuple[_Log, int, Reply]:
+        model = self.server.model
+        log = model.log
+        if method != "POST" or path not in _COMPLETION_PATHS:
+            return log, log.add(path, "", None, 0, 0), _other_reply(method, path, model.config.model)
+        try:
+            request = model.read(path, body)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return log, log.add(path, "", None, 0, 0), error_reply(400, {"message": "the body is no request"})
+        tokens = count_tokens(request.prompt)
+        stage = request.payload.get("stage")
+        position = log.add(path, str(request.body.get("model", "")), stage, tokens, request.key)
+        key, sent = model.config.api_key, _BEARER.search(head)
+        authorised = key is None or (sent is not None and sent.group(1) == key.encode())
+        try:
+            return log, position, model.reply(request, tokens, authorised)
+        except LookupError:
+            return log, position, error_reply(400, {"message": "the answer knows no such input"})
+
+    def _send(self, log: _Log, position: int, reply: Reply, resume: bool = True) -> None:
+        self.due = None
+        if reply.content is None and not reply.close:
+            return
+        self.busy = False
+        self.server.model.in_flight -= 1
+        if reply.content is not None:
+            log.answered(position, reply.status, reply.completion_tokens if reply.status == 200 else 0)
+            self.transport.write(reply.content)
+        if reply.close:
+            self.transport.close()
+        elif resume:
+            self._advance()
+
+    async def _obey(self, method: str, path: str, body: bytes) -> None:
+        status, content = 200, b"{}"
+        try:
+            content = await self.server.obey(path.removeprefix("/_control/"), body)
+        except (ValueError, LookupError, TypeError) as error:
+            status, content = 400, str(error).encode()
+        self.busy = False
+        self.transport.write(http_message(status, content, {"Connection": "close"}))
+        self.transport.close()
+
+
+class _Server:
+    """The listening sockets, and what the control port may ask for."""
+
+    def __init__(self, config: Config, port: int) -> None:
+        self.model = _Model(config)
+        self.port = port
+        self.connections: set[_Connection] = set()
+        self.listener: asyncio.Server | None = None
+        self.down = False
+
+    async def serve(self) -> None:
+        """Listens until standard input ends, which it does with the process that started this one."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 1) else ended.set())
+        control = await loop.create_server(lambda: _Connection(self, True), "127.0.0.1", 0)
+        await self.set_down(self.model.config.down)
+        print(json.dumps({"port": self.port, "control_port": control.sockets[0].getsockname()[1]}), flush=True)
+        await ended.wait()
+
+    async def set_down(self, down: bool) -> None:
+        self.down = down
+        if down and self.listener is not None:
+            self.listener.close()
+            self.listener = None
+            for connection in list(self.connections):
+                connection.transport.abort()
+        elif not down and self.listener is None:
+            bound, loop = _bound_socket(self.port), asyncio.get_running_loop()
+            self.port = bound.getsockname()[1]
+            self.listener = await loop.create_server(lambda: _Connection(self, False), sock=bound, backlog=_BACKLOG)
+
+    async def obey(self, what: str, body: bytes) -> bytes:
+        model = self.model
+        if what == "configure":
+            model.apply(Config(**json.loads(body)))
+            await self.set_down(model.config.down)
+        elif what == "reset":
+            model.reset()
+            model.peak = model.in_flight
+        elif what == "arrivals":
+            return model.log.pack()
+        elif what == "stats":
+            return json.dumps({"counts": model.log.counts, "peak": model.peak}).encode()
+        else:
+            raise LookupError(f"no control named {what!r}")
+        return b"{}"
+
+
+def _parse(buffer: bytearray) -> tuple[bytes, bytes, int] | None:
+    """The head (a line break after its last line), the body and the size of the first request; None where it is cut."""
+    end = buffer.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    head, start = bytes(buffer[: end + 2]), end + 4
+    lowered = head.lower()
+    if b"\r\ntransfer-encoding: chunked" in lowered:
+        return _parse_chunks(head, buffer, start)
+    length = _CONTENT_LENGTH.search(lowered)
+    stop = start + (int(length.group(1)) if length else 0)
+    return (head, bytes(buffer[start:stop]), stop) if len(buffer) >= stop else None
+
+
+def _parse_chunks(head: bytes, buffer: bytearray, start: int) -> tuple[bytes, bytes, int] | None:
+    chunks: list[bytes] = []
+    while (end := buffer.find(b"\r\n", start)) >= 0:
+        size = int(buffer[start:end].partition(b";")[0], 16)
+        start = end + 2 + size + 2
+        if len(buffer) < start:
+            return None
+        if size == 0:
+            return head, b"".join(chunks), start
+        chunks.append(bytes(buffer[end + 2 : start - 2]))
+    return None
+
+
+def _other_reply(method: str, path: str, model: str) -> Reply:
+    if method == "GET" and path == "/v1/models":
+        models = [{"id": model, "object": "model", "created": 0, "owned_by": "untold"}]
+        return Reply(200, http_message(200, json.dumps({"object": "list", "data": models}).encode()))
+    return error_reply(404, {"message": f"no such path: {path}"})
+
+
+def _bound_socket(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves on the port of the first argument (0: any) by the configuration of the second (JSON)."""
+    port = int(arguments[0]) if arguments else 0
+    server = _Server(Config(**json.loads(arguments[1])) if arguments[1:] else Config(), port)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.collect()
+    gc.freeze()
+    asyncio.run(server.serve())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

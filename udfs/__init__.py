@@ -1,0 +1,1 @@
+"""What runs on workers, row by row or batch by batch."""

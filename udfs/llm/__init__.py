@@ -1,0 +1,1 @@
+"""Content-addressed requests to language models: keys, templates, limits, calls and files."""

@@ -1,0 +1,171 @@
+"""The Ray actors: the limiter that all runs of a cluster share, and the answering actors of one run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+from ray.exceptions import RayActorError
+
+from udfs.llm.asking import Asker, CallSettings, Progress
+from udfs.llm.client import Endpoint
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Lease, Limiter, Report, Spent
+from udfs.llm.segments import SegmentWriter, open_filesystem, write_file
+from udfs.stages import STAGES
+
+NAMESPACE = "untold"
+PROTOCOL = 1
+IDLE_SECONDS = 600.0
+IDLE_CHECK_SECONDS = 30.0
+LIMITER_RETRY_SECONDS = 0.2
+
+
+class LimiterActor:
+    """`Limiter` as an actor; it ends itself after ten idle minutes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._limiter = Limiter()
+        self._used = monotonic()
+        threading.Thread(target=self._end_when_idle, daemon=True).start()
+
+    def lease(self, report: Report) -> Lease:
+        self._used = monotonic()
+        return self._limiter.lease(report)
+
+    def leave(self, client: str) -> None:
+        self._limiter.leave(client)
+
+    def _end_when_idle(self) -> None:
+        pause = threading.Event()
+        while monotonic() - self._used < IDLE_SECONDS:
+            pause.wait(IDLE_CHECK_SECONDS)
+        ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
+
+
+def limiter_name(base_url: str, model: str) -> str:
+    """The name under which all runs find the limiter of this endpoint and model."""
+    digest = blake2b(f"{base_url.rstrip('/')}\n{model}".encode(), digest_size=8).hexdigest()
+    return f"limiter-v{PROTOCOL}-{digest}"
+
+
+def open_limiter(name: str) -> Any:
+    """The limiter of that name, made where there is none."""
+    options = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+    }
+    return ray.remote(LimiterActor).options(**options).remote(name)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an answering actor needs to know: who it is, the stage, how to call, and where completions go."""
+
+    name: str
+    run: str
+    stage: Stage
+    settings: CallSettings
+    limiter: str
+    directory: str
+    schema: pa.Schema
+    spent_before: Spent = Spent()
+    answered_before: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """How the files of this actor's completions begin."""
+        return f"{self.run}-{self.name}"
+
+
+class AnsweringActor:
+    """Answers units of work with one `Asker`. Every method is short; the asking goes on between them."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._limiter = open_limiter(assignment.limiter)
+        self._asker: Asker | None = None
+
+    async def start(self) -> str:
+        """Writes the probe (the first write is slow), starts the workers and gives the probe's URI."""
+        work = self._assignment
+        probe = f"{work.directory}/_probe-{work.prefix}"
+        empty = work.schema.empty_table()
+        await asyncio.to_thread(lambda: write_file(probe, empty))
+        key = os.environ.get(work.settings.api_key_env or "")
+        endpoint = Endpoint(
+            work.settings.base_url,
+            key or None,
+            connections=work.settings.limits.max_in_flight,
+            timeout=work.settings.timeout,
+        )
+        writer = SegmentWriter(work.directory, work.prefix, work.schema, work.settings.flush)
+        self._asker = Asker(
+            work.name,
+            work.run,
+            work.stage,
+            STAGES[work.stage.name].parse,
+            work.settings,
+            endpoint,
+            self._lease,
+            writer,
+            spent_before=work.spent_before,
+            answered_before=work.answered_before,
+        )
+        self._asker.start()
+        gc.collect()
+        gc.freeze()
+        return probe
+
+    async def feed(self, unit: str, skip: frozenset[str]) -> None:
+        """Takes a requests file, less the requests that are answered already."""
+        rows = await asyncio.to_thread(read_requests, unit)
+        self._running().feed(unit, [row for row in rows if row[0] not in skip])
+
+    async def feed_rows(self, unit: str, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Takes single requests."""
+        self._running().feed(unit, rows)
+
+    async def progress(self) -> Progress:
+        return self._running().progress()
+
+    async def stop(self, grace: float) -> Progress:
+        """Ends the asking and writes what is known."""
+        return await self._running().stop(grace)
+
+    def _running(self) -> Asker:
+        if self._asker is None:
+            raise RuntimeError("the actor was not started")
+        return self._asker
+
+    async def _lease(self, report: Report) -> Lease:
+        while True:
+            try:
+                lease: Lease = await self._limiter.lease.remote(report)
+                return lease
+            except RayActorError:
+                await asyncio.sleep(LIMITER_RETRY_SECONDS)
+                self._limiter = open_limiter(self._assignment.limiter)
+
+
+def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
+    """The (request id, variables) of a requests file."""
+    system, path = open_filesystem(unit)
+    rows = pq.read_table(path, filesystem=system).to_pylist()
+    return [(row.pop("request_id"), row) for row in rows]

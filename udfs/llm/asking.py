@@ -1,0 +1,562 @@
+"""Answers requests: a pool of workers that shares one client, takes slots from the limiter and records completions.
+
+A plain object without Ray, so that its loop runs untraced and can be tested alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import insort
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from time import monotonic, time
+from typing import Any
+
+from jinja2 import TemplateError
+
+from udfs.llm.client import Answer, Endpoint, Usage, estimate_tokens, request_body
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import OUTAGE_FAULTS, Budget, Lease, Limits, Report, Spent
+from udfs.llm.segments import SegmentWriter
+from udfs.llm.templates import Prompt, compile_prompt
+from udfs.stages.base import Unparsable
+
+LATE_SECONDS = 0.05
+POLL_SECONDS = 0.1
+IDLE_POLL_SECONDS = 0.25
+PREFETCH = 512
+FIRST_BACKOFF = 0.5
+LONGEST_BACKOFF = 30.0
+COMPLETION_QUANTILE = 0.9
+COMPLETIONS_REMEMBERED = 1000
+FIRST_COMPLETION_TOKENS = 512
+FAULTS = frozenset({"timeout", "connection"})
+ASK_AGAIN = frozenset({"unparsable", "empty", "truncated", "bad_body"})
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """How the endpoint is called: everything that does not change a completion. Times in seconds."""
+
+    base_url: str
+    api_key_env: str | None = None
+    timeout: float = 120.0
+    deadline: float = 600.0
+    outage: float = 600.0
+    max_attempts: int = 4
+    flush: float = 1.0
+    prompt_price: float = 0.0
+    completion_price: float = 0.0
+    limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """The price of these tokens; prices are per million."""
+        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
+
+
+@dataclass
+class Tally:
+    """What one asker did so far. Counts only grow."""
+
+    taken: int = 0
+    done: int = 0
+    failed: int = 0
+    asked: int = 0
+    calls: int = 0
+    rate_limited: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_estimated: bool = False
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(Tally)})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A snapshot of an asker: its tally, what waits and is in flight, which units are written, why it stands still."""
+
+    tally: Tally
+    queued: int
+    in_flight: int
+    finished_units: tuple[str, ...]
+    refusal: str | None
+    refused: str | None
+    models: tuple[str, ...]
+    answered_ever: bool
+
+
+@dataclass(slots=True)
+class _Request:
+    request_id: str
+    variables: Mapping[str, Any]
+    unit: str
+    body: bytes | None = None
+    tokens: int = 0
+    reserved: int = 0
+    attempts: int = 0
+    calls: int = 0
+    limited: int = 0
+    first_sent: float | None = None
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: bool = False
+
+
+class Asker:
+    """Answers what it is fed, within what `lease` grants, and hands every result to `writer`."""
+
+    def __init__(
+        self,
+        name: str,
+        run: str,
+        stage: Stage,
+        parse: Callable[[str, Mapping[str, Any]], Any],
+        settings: CallSettings,
+        endpoint: Endpoint,
+        lease: Callable[[Report], Awaitable[Lease]],
+        writer: SegmentWriter,
+        *,
+        spent_before: Spent = Spent(),
+        answered_before: bool = False,
+    ) -> None:
+        self._name, self._run, self._stage, self._parse = name, run, stage, parse
+        self._settings, self._endpoint, self._lease, self._writer = settings, endpoint, lease, writer
+        self._spent_before = spent_before
+        self._answered_ever = answered_before
+        self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
+        self._counts_tokens = (
+            settings.limits.tokens_per_minute is not None
+            or settings.budget.max_tokens is not None
+            or settings.budget.max_cost is not None
+        )
+        self._tally = Tally()
+        self._ready: deque[_Request] = deque()
+        self._slots: deque[tuple[float, int]] = deque()
+        self._units: dict[str, int] = {}
+        self._recorded: list[str] = []
+        self._finished: list[str] = []
+        self._in_flight = 0
+        self._places = 1
+        self._offset: float | None = None
+        self._round_trip = float("inf")
+        self._paused_until = 0.0
+        self._until = 0.0
+        self._strict = True
+        self._probing = False
+        self._refusal: str | None = None
+        self._refused: Answer | None = None
+        self._stopping = False
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._need_lease = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._models: set[str] = set()
+        self._completions: deque[int] = deque(maxlen=COMPLETIONS_REMEMBERED)
+        self._sorted_completions: list[int] = []
+        self._news = _News()
+
+    def start(self) -> None:
+        """Starts the workers; call it inside the event loop."""
+        workers = self._settings.limits.max_in_flight
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
+        self._tasks += [asyncio.create_task(self._keep_leasing()), asyncio.create_task(self._keep_flushing())]
+
+    def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Takes the requests of a unit of work: (request id, variables) each."""
+        before = len(self._ready)
+        self._ready.extend(_Request(request_id, variables, unit) for request_id, variables in requests)
+        fed = len(self._ready) - before
+        self._units[unit] = fed
+        self._tally.taken += fed
+        if not fed:
+            self._recorded.append(unit)
+        self._need_lease.set()
+
+    def progress(self) -> Progress:
+        """How far it is. Raises what broke the flushing or the leasing."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+        refused = self._refused.error if self._refused else None
+        return Progress(
+            self._tally,
+            len(self._ready),
+            self._in_flight,
+            tuple(self._finished),
+            self._refusal,
+            refused,
+            tuple(sorted(self._models)),
+            self._answered_ever,
+        )
+
+    async def stop(self, grace: float) -> Progress:
+        """Takes nothing more, waits up to `grace` seconds for what is in flight, writes everything and closes."""
+        self._stopping = True
+        end = monotonic() + grace
+        while self._in_flight and monotonic() < end:
+            await asyncio.sleep(0.05)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._flush()
+        await self._endpoint.close()
+        return self.progress()
+
+    async def _work(self) -> None:
+        while True:
+            request = await self._take()
+            self._in_flight += 1
+            try:
+                await self._ask(request)
+            finally:
+                self._in_flight -= 1
+
+    async def _take(self) -> _Request:
+        """The next request together with the right to send it now."""
+        while True:
+            request = self._pop() if self._may_send() else None
+            if request is not None:
+                if len(self._slots) < (1 if self._strict else PREFETCH // 2):
+                    self._need_lease.set()
+                if self._slots and self._ready:
+                    self._wake()
+                return request
+            sleeper = asyncio.get_running_loop().create_future()
+            self._sleepers.append(sleeper)
+            await sleeper
+
+    def _may_send(self) -> bool:
+        return bool(
+            self._ready
+            and self._slots
+            and self._in_flight < self._places
+            and not self._stopping
+            and self._refused is None
+        )
+
+    def _pop(self) -> _Request | None:
+        """Takes a slot and a request if the slot's time has come; arranges to be woken if it has not."""
+        now = time() + (self._offset or 0.0)
+        while self._slots:
+            at, tokens = self._slots[0]
+            if self._strict and (at < now - LATE_SECONDS or at < self._paused_until):
+                self._slots.popleft()
+                self._news.unused_tokens += tokens
+                continue
+            wait = max(at, self._paused_until) - now
+            if wait > 0.001:
+                self._wake_after(wait)
+                return None
+            self._slots.popleft()
+            request = self._ready.popleft()
+            request.reserved = tokens
+            self._news.reserved += tokens
+            return request
+        self._need_lease.set()
+        return None
+
+    def _wake_after(self, seconds: float) -> None:
+        """Wakes one worker when the next slot's time comes; that worker wakes the next."""
+        loop = asyncio.get_running_loop()
+        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
+            self._alarm = loop.call_later(seconds, self._wake)
+
+    def _wake(self) -> None:
+        while self._sleepers:
+            sleeper = self._sleepers.popleft()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+
+    async def _ask(self, request: _Request) -> None:
+        try:
+            body = request.body or request_body(self._stage, self._prompt, request.variables)
+        except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            self._give_back(request, 0)
+            failure = Answer(error_type="template", error=f"the template cannot be filled in ({type(error).__name__})")
+            self._record(request, failure)
+            return
+        request.body = None
+        now = monotonic()
+        request.first_sent = request.first_sent or now
+        self._tally.asked += not request.calls
+        self._tally.calls += 1
+        request.calls += 1
+        answer = await self._endpoint.call(self._stage.api, body)
+        self._count(request, answer)
+        self._settle(request, self._read(request, answer))
+
+    def _read(self, request: _Request, answer: Answer) -> Answer:
+        """The answer, with the error `unparsable` where the stage's parser cannot read it."""
+        if answer.error_type is not None or answer.text is None:
+            return answer
+        try:
+            self._parse(answer.text, request.variables)
+        except Unparsable as error:
+            return _failed(answer, "unparsable", str(error))
+        except Exception as error:
+            return _failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
+        return answer
+
+    def _count(self, request: _Request, answer: Answer) -> None:
+        usage: Usage = answer.usage
+        request.prompt_tokens += usage.prompt_tokens
+        request.cached_prompt_tokens += usage.cached_prompt_tokens
+        request.completion_tokens += usage.completion_tokens
+        request.estimated |= usage.estimated
+        self._tally.prompt_tokens += usage.prompt_tokens
+        self._tally.completion_tokens += usage.completion_tokens
+        self._tally.tokens_estimated |= usage.estimated
+        used = usage.prompt_tokens + usage.completion_tokens
+        self._give_back(request, request.reserved if answer.error_type in FAULTS else used)
+        if answer.model:
+            self._models.add(answer.model)
+        if answer.text is not None and self._counts_tokens:
+            self._remember_completion(usage.completion_tokens)
+
+    def _give_back(self, request: _Request, used: int) -> None:
+        """Ends a reservation; a call without an answer counts as if it had used all of it."""
+        self._news.unused_tokens += request.reserved - used
+        self._news.reserved -= request.reserved
+        request.reserved = 0
+
+    def _settle(self, request: _Request, answer: Answer) -> None:
+        """Records the answer, or arranges for the request to be asked again."""
+        error_type = answer.error_type
+        if answer.refused:
+            self._refused = self._refused or answer
+            return
+        if error_type == "http_429":
+            self._settle_limited(request, answer)
+            return
+        if error_type in FAULTS or (error_type or "").startswith("http_5"):
+            self._settle_fault(request, answer)
+            return
+        self._news.hear(success=error_type is None)
+        self._answered_ever = True
+        request.attempts += 1
+        if error_type in ASK_AGAIN and request.attempts < self._settings.max_attempts:
+            self._ask_again(request, answer, _backoff(request.attempts) if error_type == "bad_body" else 0.0)
+        else:
+            self._record(request, answer)
+
+    def _settle_limited(self, request: _Request, answer: Answer) -> None:
+        self._tally.rate_limited += 1
+        request.limited += 1
+        self._news.hear(success=False)
+        self._news.limited = True
+        self._answered_ever = True
+        if answer.retry_after is not None:
+            self._news.retry_after = max(self._news.retry_after or 0.0, answer.retry_after)
+            until = time() + (self._offset or 0.0) + answer.retry_after
+            self._paused_until = max(self._paused_until, until)
+        self._need_lease.set()
+        wait = answer.retry_after if answer.retry_after is not None else _backoff(request.limited)
+        self._ask_again(request, answer, wait)
+
+    def _settle_fault(self, request: _Request, answer: Answer) -> None:
+        never_reached = answer.unconnected and not self._answered_ever
+        self._news.faults += OUTAGE_FAULTS if never_reached else 1
+        if never_reached or self._probing:
+            request.first_sent = None
+            self._ask_again(request, answer, FIRST_BACKOFF)
+            return
+        request.attempts += 1
+        if request.attempts >= self._settings.max_attempts:
+            self._record(request, answer)
+        else:
+            self._ask_again(request, answer, max(_backoff(request.attempts), answer.retry_after or 0.0))
+
+    def _ask_again(self, request: _Request, answer: Answer, wait: float) -> None:
+        sent = request.first_sent
+        if sent is not None and monotonic() + wait - sent > self._settings.deadline:
+            self._record(request, answer)
+        elif wait <= 0:
+            self._return(request)
+        else:
+            asyncio.get_running_loop().call_later(wait, self._return, request)
+
+    def _return(self, request: _Request) -> None:
+        self._ready.appendleft(request)
+        self._need_lease.set()
+        self._wake()
+
+    def _record(self, request: _Request, answer: Answer) -> None:
+        size = len(answer.text or "") + len(request.request_id) + 200
+        self._writer.add(self._row(request, answer), size)
+        self._tally.done += 1
+        self._tally.failed += answer.error_type is not None
+        self._units[request.unit] -= 1
+        if not self._units[request.unit]:
+            self._recorded.append(request.unit)
+
+    def _row(self, request: _Request, answer: Answer) -> tuple[Any, ...]:
+        """A row of the table `completions`, in the order of its schema."""
+        return (
+            request.request_id,
+            answer.text,
+            answer.finish_reason,
+            None,
+            None,
+            answer.model,
+            request.prompt_tokens,
+            request.cached_prompt_tokens,
+            request.completion_tokens,
+            request.estimated,
+            request.calls,
+            monotonic() - request.first_sent if request.first_sent else None,
+            datetime.now(UTC),
+            answer.error_type,
+            answer.error,
+            self._run,
+        )
+
+    async def _keep_flushing(self) -> None:
+        while True:
+            await asyncio.sleep(min(0.2, self._settings.flush))
+            if self._writer.due:
+                await self._flush()
+            elif self._recorded and not self._ready and not self._in_flight:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        recorded, self._recorded = self._recorded, []
+        await self._writer.flush()
+        self._finished.extend(recorded)
+
+    async def _keep_leasing(self) -> None:
+        while True:
+            seconds = POLL_SECONDS if self._ready and self._strict else IDLE_POLL_SECONDS
+            try:
+                await asyncio.wait_for(self._need_lease.wait(), seconds)
+            except TimeoutError:
+                pass
+            self._need_lease.clear()
+            granted = await self._renew()
+            if not granted and self._ready:
+                await asyncio.sleep(POLL_SECONDS / 2)
+
+    async def _renew(self) -> bool:
+        """Reports to the limiter and takes new slots; whether any were granted."""
+        if self._stopping:
+            return False
+        report = self._report()
+        sent = time()
+        lease = await self._lease(report)
+        received = time()
+        if received - sent < self._round_trip:
+            self._round_trip = received - sent
+            self._offset = lease.now - (sent + received) / 2
+        self._places = lease.places
+        self._paused_until = max(self._paused_until, lease.paused_until)
+        self._strict, self._probing, self._refusal = lease.strict, lease.probing, lease.refusal
+        if lease.probing or lease.refusal:
+            self._news.unused_tokens += sum(tokens for _, tokens in self._slots)
+            self._slots.clear()
+        self._slots.extend(zip(lease.times, report.estimates, strict=False))
+        if lease.times:
+            self._until = max(self._until, lease.times[-1])
+        self._wake()
+        return bool(lease.times)
+
+    def _report(self) -> Report:
+        news, self._news = self._news, _News()
+        self._news.reserved = news.reserved
+        tally, settings = self._tally, self._settings
+        tokens = tally.prompt_tokens + tally.completion_tokens
+        held_tokens = sum(tokens for _, tokens in self._slots)
+        cost = settings.cost(tally.prompt_tokens, tally.completion_tokens)
+        price = max(settings.prompt_price, settings.completion_price) / 1e6
+        return Report(
+            client=self._name,
+            run=self._run,
+            estimates=self._wanted(),
+            in_flight=self._in_flight,
+            held=len(self._slots),
+            held_tokens=held_tokens,
+            spent=Spent(tally.calls, tokens + news.reserved, cost + news.reserved * price),
+            spent_before=self._spent_before,
+            cost_per_token=price,
+            unused_tokens=news.unused_tokens if self._counts_tokens else 0,
+            successes=news.successes,
+            answered=news.answered,
+            faults=news.faults,
+            limited=news.limited,
+            retry_after=news.retry_after,
+            until=self._until,
+            outage_seconds=settings.outage if self._answered_ever else min(60.0, settings.outage),
+            limits=settings.limits,
+            budget=settings.budget,
+        )
+
+    def _wanted(self) -> tuple[int, ...]:
+        """Token estimates of the next requests that need a slot."""
+        if self._refused is not None:
+            return ()
+        room = PREFETCH if not self._strict else max(1, self._places - self._in_flight) + 1
+        count = max(0, min(len(self._ready), room) - len(self._slots))
+        if not self._counts_tokens:
+            return (0,) * count
+        first = len(self._slots)
+        return tuple(self._request_tokens(self._ready[first + index]) for index in range(count))
+
+    def _request_tokens(self, request: _Request) -> int:
+        if not request.tokens:
+            try:
+                request.body = request_body(self._stage, self._prompt, request.variables)
+            except Exception:
+                request.body = None
+            request.tokens = estimate_tokens(len(request.body or b""))
+        return request.tokens + self._completion_tokens()
+
+    def _remember_completion(self, tokens: int) -> None:
+        if len(self._completions) == COMPLETIONS_REMEMBERED:
+            self._sorted_completions.remove(self._completions[0])
+        self._completions.append(tokens)
+        insort(self._sorted_completions, tokens)
+
+    def _completion_tokens(self) -> int:
+        """What a completion of this stage is expected to take at most, in all but one of ten."""
+        if self._sorted_completions:
+            return self._sorted_completions[int(COMPLETION_QUANTILE * (len(self._sorted_completions) - 1))]
+        return min(FIRST_COMPLETION_TOKENS, self._stage.max_tokens or FIRST_COMPLETION_TOKENS)
+
+
+@dataclass
+class _News:
+    """What is to be told to the limiter with the next lease."""
+
+    successes: int = 0
+    answered: bool = False
+    faults: int = 0
+    limited: bool = False
+    retry_after: float | None = None
+    unused_tokens: int = 0
+    reserved: int = 0
+
+    def hear(self, *, success: bool) -> None:
+        self.successes += success
+        self.answered = True
+        self.faults = 0
+
+
+def _failed(answer: Answer, error_type: str, error: str) -> Answer:
+    return Answer(
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        model=answer.model,
+        usage=answer.usage,
+        logprobs=answer.logprobs,
+        error_type=error_type,
+        error=error,
+    )
+
+
+def _backoff(attempt: int) -> float:
+    return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)

@@ -1,0 +1,79 @@
+"""The identity of a request: what changes its completion, and only that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+KEY_VERSION = 1
+_ID_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage bound to a model, a template and decoding parameters: frozen data that decides its requests' keys.
+
+    `model` is sent to the endpoint; `model_key` stands for it in the key (a local file's sha256, else the same name).
+    A decoding parameter that is None is not sent and not in the key. `rated` stages ask for log-probabilities, which
+    are not in the key.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    model: str
+    template: str
+    api: str = "chat"
+    model_key: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    rated: bool = False
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The parameters that are sent beside model and prompt; fields of `extra_body` win."""
+        own = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        return {name: value for name, value in {**own, **self.extra_body}.items() if value is not None}
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex characters over everything that changes this stage's completions."""
+        identity = {
+            "version": KEY_VERSION,
+            "stage": self.name,
+            "model": self.model_key or self.model,
+            "api": self.api,
+            "template": self.template,
+            "tools": list(self.tools) or None,
+            "decoding": self.decoding,
+        }
+        return _hash(canonical_json(identity))
+
+    def request_id(self, variables: Mapping[str, Any]) -> str:
+        """The key of the request for these values of the stage's variables: 32 hex characters."""
+        return _hash(self.digest + canonical_json({name: variables[name] for name in self.variables}))
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces, in which null and absent fields are the same, and 1.0 is 1."""
+    return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode("utf-8"), digest_size=_ID_BYTES).hexdigest()

@@ -1,0 +1,291 @@
+"""The limiter of one endpoint and model: leases time slots, in-flight places and budget to everyone who asks.
+
+Its whole state for a rate is one time, the next free slot, so a restart grants no burst. `Limiter` knows nothing of
+Ray; `limiter_actor` wraps it as the detached named actor that all runs of a Ray cluster share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import time
+
+HORIZON = 0.25
+SHARE_OF_LIMIT = 0.99
+OUTAGE_FAULTS = 50
+PROBE_SECONDS = 10.0
+CLIENT_EXPIRY = 30.0
+SHRINK = 0.7
+GROW = 1.1
+STEP_SECONDS = 1.0
+LOWEST_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the settings promise the endpoint: requests and tokens a minute (None: no limit), calls in flight."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_in_flight: int = 64
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may spend: calls, tokens and cost (None: no bound)."""
+
+    max_calls: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What was spent so far: calls sent, tokens used, cost in the prices' currency."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client tells with every lease. Counts are since the last report unless said otherwise.
+
+    `estimates`: tokens of the next calls it wants slots for. `held`: unused slots it keeps, with `held_tokens`.
+    `spent`: since the client started; `spent_before`: of the run before this client existed. `unused_tokens`: leased
+    minus used of what ended or was dropped (negative where more was used). `faults`: failures to reach the endpoint
+    since its last other answer; `answered`: whether there was another answer. `retry_after`: the longest wait asked
+    for by a 429, None without any 429. `until`: the latest slot that it ever got.
+    """
+
+    client: str
+    run: str
+    estimates: tuple[int, ...]
+    in_flight: int
+    held: int = 0
+    held_tokens: int = 0
+    spent: Spent = Spent()
+    spent_before: Spent = Spent()
+    cost_per_token: float = 0.0
+    unused_tokens: int = 0
+    successes: int = 0
+    answered: bool = False
+    faults: int = 0
+    limited: bool = False
+    retry_after: float | None = None
+    until: float = 0.0
+    outage_seconds: float = 600.0
+    limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What the limiter grants: `times` (seconds since the epoch by the limiter's clock, one a call, in order) and
+    `places`, how many calls the client may have in flight from now on. `paused_until`: nobody sends before.
+    `refusal`: None, `budget` or `outage`. `probing`: an outage is going on, and a failure now costs no attempt.
+    `strict`: slots are spaced, one that is missed must not be used late.
+    """
+
+    now: float
+    times: tuple[float, ...]
+    places: int
+    paused_until: float
+    refusal: str | None
+    probing: bool
+    strict: bool
+
+
+@dataclass
+class _Client:
+    run: str
+    seen: float
+    wants: bool = False
+    places: int = 0
+    in_flight: int = 0
+    committed: Spent = Spent()
+
+
+class Limiter:
+    """One endpoint's limits. `clock` gives seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time) -> None:
+        self._clock = clock
+        start = clock() + HORIZON
+        self._next_request = start
+        self._next_token = start
+        self._paused_until = 0.0
+        self._rate: float | None = None
+        self._stepped = 0.0
+        self._successes = 0
+        self._success_rate = 0.0
+        self._counted = start
+        self._faults = 0
+        self._fault_since: float | None = None
+        self._next_probe = 0.0
+        self._clients: dict[str, _Client] = {}
+        self._spent_before: dict[str, Spent] = {}
+
+    def lease(self, report: Report) -> Lease:
+        """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow."""
+        now = self._clock()
+        client = self._update_client(report, now)
+        self._observe(report, now)
+        places = self._share_places(report, client, now)
+        refusal, probing = self._outage(report, now)
+        wanted = report.estimates
+        if probing:
+            wanted = self._probe(report, now) if refusal is None else ()
+        affordable, spent_up = self._afford(report, client, wanted)
+        times = self._slots(report.limits, affordable, now, report.until)
+        client.committed += _cost_of(affordable[: len(times)], report.cost_per_token)
+        if spent_up and refusal is None:
+            refusal = "budget"
+        strict = self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None
+        return Lease(now, tuple(times), places, self._paused_until, refusal, probing, strict)
+
+    def leave(self, client: str) -> None:
+        """Frees the places of a client that is gone; what it spent stays spent."""
+        if client in self._clients:
+            gone = self._clients[client]
+            gone.places, gone.in_flight, gone.wants = 0, 0, False
+
+    def _update_client(self, report: Report, now: float) -> _Client:
+        client = self._clients.setdefault(report.client, _Client(report.run, now))
+        client.seen = now
+        client.in_flight = report.in_flight
+        held = Spent(report.held, report.held_tokens, report.held_tokens * report.cost_per_token)
+        client.committed = report.spent + held
+        self._spent_before[report.run] = max(
+            self._spent_before.get(report.run, Spent()), report.spent_before, key=lambda spent: spent.calls
+        )
+        self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
+        return client
+
+    def _observe(self, report: Report, now: float) -> None:
+        if report.answered:
+            self._faults, self._fault_since = 0, None
+        if report.faults:
+            self._fault_since = self._fault_since or now
+            self._faults += report.faults
+        self._successes += report.successes
+        if report.limited:
+            self._slow_down(report, now)
+        elif now - self._stepped >= STEP_SECONDS:
+            self._speed_up(report.limits, now)
+
+    def _slow_down(self, report: Report, now: float) -> None:
+        if report.retry_after is not None:
+            self._paused_until = max(self._paused_until, now + report.retry_after)
+        if now - self._stepped < STEP_SECONDS:
+            return
+        observed = self._successes / max(now - self._counted, STEP_SECONDS)
+        rate = self._rate_now(report.limits) or max(observed, self._success_rate, 1.0)
+        self._rate = max(LOWEST_RATE, rate * SHRINK)
+        self._start_step(now)
+
+    def _speed_up(self, limits: Limits, now: float) -> None:
+        used = self._successes > 0
+        if self._rate is not None and used:
+            self._rate *= GROW
+            ceiling = _ceiling(limits)
+            if ceiling is not None and self._rate >= ceiling:
+                self._rate = None
+        self._start_step(now)
+
+    def _start_step(self, now: float) -> None:
+        self._success_rate = self._successes / max(now - self._counted, STEP_SECONDS)
+        self._successes = 0
+        self._counted = self._stepped = now
+
+    def _rate_now(self, limits: Limits) -> float | None:
+        """Requests a second: the limit's share, or less after a 429; None for as fast as possible."""
+        rates = [rate for rate in (self._rate, _ceiling(limits)) if rate is not None]
+        return min(rates) if rates else None
+
+    def _share_places(self, report: Report, client: _Client, now: float) -> int:
+        """In-flight places: an equal share for everyone active, never more than is left by what others still hold."""
+        active = [other for other in self._clients.values() if now - other.seen < CLIENT_EXPIRY]
+        for gone in [name for name, other in self._clients.items() if now - other.seen >= CLIENT_EXPIRY]:
+            self.leave(gone)
+        client.wants = report.in_flight + report.held + len(report.estimates) > 0
+        held_by_others = sum(max(other.places, other.in_flight) for other in active if other is not client)
+        busy = sum(1 for other in active if other.wants)
+        share = -(-report.limits.max_in_flight // max(busy, 1))
+        free = report.limits.max_in_flight - held_by_others
+        client.places = max(0, min(share, free)) if client.wants else 0
+        return client.places
+
+    def _outage(self, report: Report, now: float) -> tuple[str | None, bool]:
+        if self._faults < OUTAGE_FAULTS or self._fault_since is None:
+            return None, False
+        over = now - self._fault_since >= report.outage_seconds
+        return ("outage" if over else None), True
+
+    def _probe(self, report: Report, now: float) -> tuple[int, ...]:
+        if now < self._next_probe or not report.estimates:
+            return ()
+        self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
+        return report.estimates[:1]
+
+    def _afford(self, report: Report, client: _Client, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The leading calls that the run's budget still covers, and whether it is used up for good."""
+        if report.budget == Budget():
+            return wanted, False
+        committed = self._spent_before[report.run]
+        for other in self._clients.values():
+            if other.run == report.run:
+                committed += other.committed
+        affordable = 0
+        for estimate in wanted:
+            committed += Spent(1, estimate, estimate * report.cost_per_token)
+            if not _within(committed, report.budget):
+                break
+            affordable += 1
+        idle = report.in_flight == 0 and report.held == 0
+        return wanted[:affordable], bool(wanted) and affordable == 0 and idle
+
+    def _slots(self, limits: Limits, estimates: tuple[int, ...], now: float, until: float) -> list[float]:
+        """Times for the leading calls that start within the horizon."""
+        rate = self._rate_now(limits)
+        start = max(now, self._paused_until)
+        if rate is None and limits.tokens_per_minute is None:
+            return [start] * len(estimates)
+        horizon = max(HORIZON, 1.0 / rate if rate else 0.0)
+        self._next_request = max(self._next_request, until, start)
+        self._next_token = max(self._next_token, start)
+        times: list[float] = []
+        for estimate in estimates:
+            at = max(self._next_request, self._next_token)
+            if at > start + horizon:
+                break
+            times.append(at)
+            self._next_request = at + (1.0 / rate if rate else 0.0)
+            self._next_token = at + _seconds_of(estimate, limits.tokens_per_minute)
+        return times
+
+
+def _ceiling(limits: Limits) -> float | None:
+    return None if limits.requests_per_minute is None else limits.requests_per_minute * SHARE_OF_LIMIT / 60.0
+
+
+def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
+    return 0.0 if tokens_per_minute is None else tokens * 60.0 / (tokens_per_minute * SHARE_OF_LIMIT)
+
+
+def _cost_of(estimates: tuple[int, ...], cost_per_token: float) -> Spent:
+    tokens = sum(estimates)
+    return Spent(len(estimates), tokens, tokens * cost_per_token)
+
+
+def _within(spent: Spent, budget: Budget) -> bool:
+    pairs = (
+        (spent.calls, budget.max_calls),
+        (spent.tokens, budget.max_tokens),
+        (spent.cost, budget.max_cost),
+    )
+    return all(bound is None or value <= bound for value, bound in pairs)

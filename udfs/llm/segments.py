@@ -1,0 +1,96 @@
+"""Completions as Parquet segments: append-only files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from posixpath import basename
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+FLUSH_BYTES = 8 * 2**20
+
+
+def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+    """The Arrow file system of a path or URI, and the path in it; `s3a://` is Spark's name for Arrow's `s3://`."""
+    if "://" not in uri:
+        return fs.LocalFileSystem(), uri
+    system, path = fs.FileSystem.from_uri("s3://" + uri[6:] if uri.startswith("s3a://") else uri)
+    return system, path
+
+
+def is_local(uri: str) -> bool:
+    """Whether a path or URI is on a local disk, where a rename is atomic."""
+    return isinstance(open_filesystem(uri)[0], fs.LocalFileSystem)
+
+
+def write_file(uri: str, table: pa.Table) -> None:
+    """Writes a Parquet file so that readers never see a part of it: aside and renamed, or in one put."""
+    system, path = open_filesystem(uri)
+    if not isinstance(system, fs.LocalFileSystem):
+        pq.write_table(table, path, filesystem=system, compression="zstd")
+        return
+    folder = path.removesuffix(basename(path))
+    aside = f"{folder}.{basename(path)}.tmp"
+    pq.write_table(table, aside, compression="zstd")
+    system.move(aside, path)
+
+
+class SegmentWriter:
+    """Collects rows of one schema and writes them to files `<directory>/<prefix>-<number>.parquet`.
+
+    Rows are tuples in the schema's order. Use it from one event loop.
+    """
+
+    def __init__(self, directory: str, prefix: str, schema: pa.Schema, seconds: float) -> None:
+        self._directory, self._prefix, self._schema, self._seconds = directory, prefix, schema, seconds
+        self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self._number = 0
+        self._flushed_at = monotonic()
+        self._lock = asyncio.Lock()
+
+    def add(self, row: tuple[Any, ...], size: int) -> None:
+        """Takes a row; `size` is roughly its bytes."""
+        self._rows.append(row)
+        self._bytes += size
+
+    @property
+    def due(self) -> bool:
+        """Whether what is collected should be written now."""
+        late = monotonic() - self._flushed_at >= self._seconds
+        return bool(self._rows) and (late or self._bytes >= FLUSH_BYTES)
+
+    async def flush(self) -> None:
+        """Writes what is collected. Rows added meanwhile wait for the next file."""
+        async with self._lock:
+            self._flushed_at = monotonic()
+            if not self._rows:
+                return
+            rows, self._rows, self._bytes = self._rows, [], 0
+            self._number += 1
+            uri = f"{self._directory}/{self._prefix}-{self._number:06d}.parquet"
+            await asyncio.to_thread(lambda: write_file(uri, rows_to_table(rows, self._schema)))
+
+
+def rows_to_table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """A table of rows given as tuples in the schema's order."""
+    columns = zip(*rows, strict=True)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def read_ids(directory: str, prefix: str) -> set[str]:
+    """The request ids in the segments of one writer; empty where it wrote none."""
+    system, path = open_filesystem(directory)
+    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    files = [info.path for info in found if info.base_name.startswith(prefix) and info.base_name.endswith(".parquet")]
+    ids: set[str] = set()
+    for file in files:
+        ids.update(pq.read_table(file, filesystem=system, columns=["request_id"])["request_id"].to_pylist())
+    return ids

@@ -1,0 +1,97 @@
+"""Prompt templates: sandboxed Jinja2, split into turns in their source, before any variable is filled in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateError, nodes
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
+_FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+
+
+class PromptError(ValueError):
+    """A template that cannot be used. The message names the stage and the line, never a variable's text."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A compiled template: one (role, template) a turn; a plain-completion template has the single role `text`."""
+
+    turns: tuple[tuple[str, Template], ...]
+
+    def messages(self, variables: Mapping[str, Any]) -> list[dict[str, str]]:
+        """The chat messages for these variables."""
+        return [{"role": role, "content": _render(turn, variables)} for role, turn in self.turns]
+
+    def text(self, variables: Mapping[str, Any]) -> str:
+        """The prompt of a plain completion for these variables."""
+        return _render(self.turns[0][1], variables)
+
+    def characters(self, variables: Mapping[str, Any]) -> int:
+        """Length in UTF-8 bytes of everything that is sent for these variables."""
+        return sum(len(_render(turn, variables).encode("utf-8")) for _, turn in self.turns)
+
+
+@lru_cache(maxsize=64)
+def compile_prompt(source: str, *, api: str = "chat", name: str = "template") -> Prompt:
+    """Compiles a template's source. Raises `PromptError` for bad syntax, includes, imports and blocks across turns."""
+    turns = split_turns(source) if api == "chat" else [("text", _strip_blank_lines(source))]
+    return Prompt(tuple((role, _compile(text, name)) for role, text in turns))
+
+
+def split_turns(source: str) -> list[tuple[str, str]]:
+    """The (role, source) of each turn; a source without turn lines is one user turn."""
+    source = source.replace("\r\n", "\n")
+    lines = list(_TURN_LINE.finditer(source))
+    if not lines:
+        return [("user", _strip_blank_lines(source))]
+    ends = [line.start() for line in lines[1:]] + [len(source)]
+    return [
+        (line.group(1), _strip_blank_lines(source[line.end() : end])) for line, end in zip(lines, ends, strict=True)
+    ]
+
+
+def check_variables(source: str, allowed: tuple[str, ...], *, name: str) -> None:
+    """Raises `PromptError` where a template asks for a variable that its stage does not have."""
+    unknown = sorted(find_undeclared_variables(_environment().parse(source)) - set(allowed))
+    if unknown:
+        raise PromptError(
+            f"template of stage {name}: unknown variable {', '.join(unknown)}; the stage has {', '.join(allowed)}"
+        )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+
+
+def _compile(source: str, name: str) -> Template:
+    try:
+        tree = _environment().parse(source)
+        foreign = next((node for kind in _FOREIGN for node in tree.find_all(kind)), None)
+        if foreign is not None:
+            raise PromptError(f"template of stage {name}: line {foreign.lineno} of a turn includes another template")
+        return _environment().from_string(source)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise PromptError(f"template of stage {name}: {error.message} (line {line} of a turn)") from error
+
+
+def _render(turn: Template, variables: Mapping[str, Any]) -> str:
+    return turn.render(variables)
+
+
+def _strip_blank_lines(text: str) -> str:
+    lines = text.split("\n")
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "\n".join(lines)

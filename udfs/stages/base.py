@@ -1,0 +1,30 @@
+"""What a stage is before settings are bound to it: name, variables, and how its completion is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Unparsable(ValueError):
+    """A completion that does not have its stage's form. The message names what is missing, never the text."""
+
+
+@dataclass(frozen=True)
+class StageDefinition:
+    """A stage as its metric family defines it; `udfs.llm.keys.Stage` is one with model, template and decoding bound.
+
+    `parse(completion, variables)` gives a row of `output` or raises `Unparsable`. `rated` stages ask for
+    log-probabilities.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    parse: Parser
+    output: pa.Schema
+    rated: bool = False
