@@ -53,13 +53,16 @@ class Job:
     actors: int = 1
     spent: Spent = field(default_factory=Spent)
     answered_before: bool = False
+    confirm_probes: bool = False
 
 
 @dataclass
 class _Worker:
     assignment: Assignment
     handle: Any
+    probe: str
     units: list[str] = field(default_factory=list)
+    feeds: list[Any] = field(default_factory=list)
     progress: Progress | None = None
 
 
@@ -77,8 +80,14 @@ class Outcome:
 class Answering:
     """Hands the units of a job to actors, replaces actors that die, and says how the job ended."""
 
-    def __init__(self, job: Job, stopped: Callable[[], str | None], tell: Callable[[Mapping[str, Any]], None]) -> None:
-        self._job, self._stopped, self._tell = job, stopped, tell
+    def __init__(
+        self,
+        job: Job,
+        stopped: Callable[[], str | None],
+        tell: Callable[[Mapping[str, Any]], None],
+        confirmed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
         self._waiting = list_units(job.requests)
         self._total = sum(_rows_of(unit) for unit in self._waiting)
         self._skip: dict[str, frozenset[str]] = {}
@@ -96,7 +105,7 @@ class Answering:
         """Answers everything, or ends early for a reason that the outcome names."""
         for _ in range(min(self._job.actors, max(len(self._waiting), 1))):
             self._workers.append(self._hire())
-        reason = self._loop()
+        reason = self._confirm_probes() or self._loop()
         if reason is None and self._suspects:
             reason = self._ask_suspects()
         error = next((w.progress.refused for w in self._workers if w.progress and w.progress.refused), None)
@@ -104,6 +113,19 @@ class Answering:
         tally = self._tally()
         self._report(tally, force=True)
         return Outcome(reason or "finished", error, tally, tuple(sorted(self._models)), monotonic() - self._began)
+
+    def _confirm_probes(self) -> str | None:
+        """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
+        probes = [worker.probe for worker in self._workers]
+        if self._job.confirm_probes:
+            self._tell({"event": "probes", "uris": probes})
+            while not self._confirmed():
+                if self._stopped():
+                    return "interrupted"
+                sleep(LOOK_SECONDS / 10)
+        for probe in probes:
+            check_probe(probe)
+        return None
 
     def _loop(self) -> str | None:
         while True:
@@ -121,6 +143,7 @@ class Answering:
         for worker, reference in asked:
             try:
                 worker.progress = ray.get(reference, timeout=ANSWER_SECONDS)
+                worker.feeds = _unfinished(worker.feeds)
             except (RayActorError, ActorUnavailableError, GetTimeoutError):
                 self._replace(worker)
                 continue
@@ -134,7 +157,7 @@ class Answering:
             if worker.progress is None or worker.progress.queued < LOW_WATER:
                 unit = self._waiting.pop(0)
                 worker.units.append(unit)
-                worker.handle.feed.remote(unit, self._skip.get(unit, frozenset()))
+                worker.feeds.append(worker.handle.feed.remote(unit, self._skip.get(unit, frozenset())))
 
     def _replace(self, worker: _Worker) -> None:
         """Takes back what a dead actor had not stored, and hires another in its place."""
@@ -149,7 +172,9 @@ class Answering:
             self._skip[unit] = self._skip.get(unit, frozenset()) | stored
             self._deaths[unit] = self._deaths.get(unit, 0) + 1
             (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-        self._workers[self._workers.index(worker)] = self._hire()
+        new = self._hire()
+        check_probe(new.probe)
+        self._workers[self._workers.index(worker)] = new
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
@@ -220,9 +245,7 @@ class Answering:
         )
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
         handle = ray.remote(AnsweringActor).options(**options).remote(assignment)
-        probe = ray.get(handle.start.remote())
-        check_probe(probe)
-        return _Worker(assignment, handle)
+        return _Worker(assignment, handle, probe=ray.get(handle.start.remote()))
 
     def _dismiss(self, grace: float) -> None:
         stopping = [(worker, worker.handle.stop.remote(grace)) for worker in self._workers]
@@ -283,6 +306,15 @@ def check_probe(uri: str) -> None:
         ) from error
 
 
+def _unfinished(feeds: list[Any]) -> list[Any]:
+    """The calls that go on; raises what went wrong in one that ended."""
+    if not feeds:
+        return feeds
+    ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
+    ray.get(ended)
+    return list(going_on)
+
+
 def _rows_of(unit: str) -> int:
     system, path = open_filesystem(unit)
     return int(pq.read_metadata(path, filesystem=system).num_rows)
@@ -336,6 +368,7 @@ class _Control:
     def __init__(self, serving: bool) -> None:
         self._reason: str | None = None
         self._lines: list[str] = []
+        self._go = False
         self._news = threading.Condition()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop("interrupted"))
@@ -344,6 +377,11 @@ class _Control:
 
     def reason(self) -> str | None:
         return self._reason
+
+    def confirmed(self) -> bool:
+        """Whether a `go` line came since this was last true."""
+        gone, self._go = self._go, False
+        return gone
 
     def jobs(self) -> Iterator[Job]:
         """The jobs of standard input, one a line, until it ends or something stops this process."""
@@ -360,6 +398,9 @@ class _Control:
         for line in sys.stdin:
             if line.strip() == "stop":
                 self._stop("interrupted")
+                continue
+            if line.strip() == "go":
+                self._go = True
                 continue
             with self._news:
                 self._lines.append(line)
@@ -384,7 +425,7 @@ def _answer(job: Job, control: _Control) -> Outcome:
     system, path = open_filesystem(job.directory)
     system.create_dir(path, recursive=True)
     try:
-        outcome = Answering(job, control.reason, _tell).run()
+        outcome = Answering(job, control.reason, _tell, control.confirmed).run()
     except (RayTaskError, RuntimeError, OSError) as error:
         _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
         raise

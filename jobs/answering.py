@@ -48,8 +48,16 @@ class AnsweringProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def answer(self, job: Job, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order."""
+    def answer(
+        self,
+        job: Job,
+        show: Callable[[Mapping[str, Any]], None],
+        read_probes: Callable[[list[str]], None],
+    ) -> dict[str, Any]:
+        """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
+
+        `read_probes` raises where what the actors write cannot be read.
+        """
         self._send(json.dumps(job_to_json(job)))
         told = False
         while True:
@@ -64,6 +72,9 @@ class AnsweringProcess:
                 raise AnsweringError(self._explain(event))
             if event["event"] == "progress":
                 show(event)
+            elif event["event"] == "probes":
+                read_probes(event["uris"])
+                self._send("go")
             elif event["event"] == "done":
                 return event
 

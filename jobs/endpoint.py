@@ -1,4 +1,4 @@
-"""Where a run's calls go: an address of the settings, or the embedded model's server, started when it is first needed."""
+"""Where a run's calls go: an address of the settings, or the embedded model's server, started when first needed."""
 
 from __future__ import annotations
 

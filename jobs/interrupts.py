@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 
@@ -11,6 +13,18 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested = False
+        self._waiting = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For waits that have nothing to put in order: here the first signal raises KeyboardInterrupt."""
+        self._waiting = True
+        try:
+            if self.requested:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
 
     def install(self) -> None:
         """Takes over SIGINT and SIGTERM; call it after the Spark session was opened, which sets its own."""
@@ -18,6 +32,6 @@ class Interrupts:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.requested:
+        again, self.requested = self.requested, True
+        if again or self._waiting:
             raise KeyboardInterrupt
-        self.requested = True

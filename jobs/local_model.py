@@ -404,6 +404,7 @@ def _llama_server(model: Path, name: str) -> Any:
     params.cache_ram_mib = 0  # the default keeps up to 8 GB of old prompts
     params.sampling.temp, params.sampling.top_k, params.sampling.min_p, params.sampling.top_p = 0.0, 0, 0.0, 1.0
     params.endpoint_slots = params.endpoint_props = params.ui = False
+    params.cors_origins = "http://127.0.0.1"  # the default lets any web page in a browser here ask
     params.offline = True
     return xllamacpp.Server(params)
 

@@ -34,8 +34,8 @@ from jobs.tables import FAILURES, RESULT_TABLES, SCORES, STATEMENTS, SUMMARY, US
 from udfs.llm.keys import Stage
 from udfs.llm.segments import is_local, open_filesystem
 
-EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1}
-MANIFEST_STATUS = {"refused": "failed"}
+EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}
+MANIFEST_STATUS = {"refused": "failed", "broken": "failed"}
 FAILED_TOO_MANY = 4
 WORK = "_work"
 
@@ -137,10 +137,15 @@ def _score(run: _Run) -> ScoreOutcome:
         code = exit_code("finished", counts, request.settings.fail_on_error)
         return ScoreOutcome(code, earlier["summary"], counts, None, request.embedded, unchanged=True)
     current = _begin(run, identity, found, earlier)
-    samples = _write_samples(run, found)
-    runner = _runner(run, bool(_sum_starts(current, "answered")))
-    tables = _score_metrics(run, runner, samples, found.invalid)
-    return _finish(run, runner, current, tables)
+    try:
+        samples = _write_samples(run, found)
+        runner = _runner(run, bool(_sum_starts(current, "answered")))
+        tables = _score_metrics(run, runner, samples, found.invalid)
+        return _finish(run, runner, current, tables)
+    except BaseException as error:
+        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        manifest.write_manifest(request.output, {**current, "status": ended})
+        raise
 
 
 def _show_invalid(found: Samples, display: Display) -> None:
@@ -229,7 +234,7 @@ def _runner(run: _Run, answered_before: bool) -> StageRunner:
         retry_failed=request.retry_failed,
         wait=request.wait,
         answered_before=answered_before,
-        is_interrupted=lambda: run.interrupts.requested,
+        interrupts=run.interrupts,
     )
 
 
@@ -370,6 +375,7 @@ def _explain(runner: StageRunner, request: ScoreRequest) -> str | None:
         "outage": f"the endpoint does not answer; nothing is lost, {again}",
         "interrupted": f"interrupted; what was answered is kept, {again}",
         "refused": f"the endpoint refuses the run: {runner.error}; check key, llm.base_url and llm.model, then {again}",
+        "broken": f"{runner.error}; what was answered is kept, {again}",
     }
     return reasons.get(runner.ended or "")
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from jobs import store
 from jobs.answer import Job
-from jobs.answering import AnsweringProcess
+from jobs.answering import AnsweringError, AnsweringProcess
+from jobs.interrupts import Interrupts
 from jobs.locks import FolderLock
 from jobs.progress import Display
 from jobs.session import fields_of, spark_schema
 from jobs.settings import Settings
-from udfs.llm.asking import CallSettings
+from jobs.tables import COMPLETIONS
+from udfs.llm.asking import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
-from udfs.llm.segments import is_local
+from udfs.llm.segments import is_local, open_filesystem
 from udfs.stages import STAGES
 from udfs.stages.arrow import add_request_ids, parse_completions
 
@@ -61,7 +64,7 @@ def count_actors(settings: Settings) -> int:
 class StageRunner:
     """Asks the stages of one run. It stops asking, and only reads what is known, once `ended` is set.
 
-    `ended`: None, `budget`, `outage`, `interrupted` or `refused` (then with `error`).
+    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`).
     """
 
     spark: SparkSession
@@ -76,7 +79,7 @@ class StageRunner:
     retry_failed: bool = False
     wait: bool = True
     answered_before: bool = False
-    is_interrupted: Callable[[], bool] = lambda: False
+    interrupts: Interrupts = field(default_factory=Interrupts)
     ended: str | None = None
     error: str | None = None
     spent: Spent = field(default_factory=Spent)
@@ -126,29 +129,45 @@ class StageRunner:
         reused = counts.get("ok", 0)
         missing = counts.get(None, 0) + counts.get("passing", 0)
         missing += counts.get("lasting", 0) if self.retry_failed else 0
-        if self.is_interrupted():
+        if self.interrupts.requested:
             self.ended = self.ended or "interrupted"
         if not missing or self.ended:
             return _Answered(reused)
-        with self._lock(folder) as lock:
+        try:
+            return self._answer_locked(stage, keyed, states, folder, reused)
+        except KeyboardInterrupt:
+            if not self.interrupts.requested:
+                raise
+            self.ended = "interrupted"
+        except AnsweringError as error:
+            self.ended, self.error = "broken", str(error)
+        return _Answered(reused)
+
+    def _answer_locked(self, stage: Stage, keyed: DataFrame, states: DataFrame, folder: str, reused: int) -> _Answered:
+        """Answers as the one spender of the stage's folder; where it had to wait, it looks again what is missing."""
+        with ExitStack() as stack:
+            lock = self._lock(folder)
+            with self.interrupts.waiting():
+                base_url = self.base_url()
+                if lock is not None:
+                    stack.enter_context(lock)
             if lock is not None and lock.waited:
-                fresh = self._states(keyed.select("request_id").distinct(), folder)
-                reused = fresh.where(F.col("state") == "ok").count()
-                states = fresh
+                states = self._states(keyed.select("request_id").distinct(), folder)
+                reused = states.where(F.col("state") == "ok").count()
             requests = self._write_requests(stage, keyed, self._missing(states))
             if requests is None:
                 return _Answered(reused)
             process = self.open_process()
             if lock is not None:
                 lock.add_process(process.pid)
-            event = self._answer(stage, requests, folder, process)
+            event = self._answer(stage, requests, folder, process, base_url)
         store.compact(self.spark, folder, self.run)
         return _Answered(reused, event)
 
-    def _lock(self, folder: str) -> AbstractContextManager[FolderLock | None]:
+    def _lock(self, folder: str) -> FolderLock | None:
         if not is_local(folder):
-            return nullcontext()
-        return FolderLock(folder.removeprefix("file://"), self.run, wait=self.wait, notify=self.display.note)
+            return None
+        return FolderLock(open_filesystem(folder)[1], self.run, wait=self.wait, notify=self.display.note)
 
     def _write_requests(self, stage: Stage, keyed: DataFrame, missing: DataFrame) -> str | None:
         """Writes one row a missing request, in files of one unit of work; None where nothing is missing."""
@@ -160,19 +179,22 @@ class StageRunner:
         ordered.write.mode("overwrite").option("maxRecordsPerFile", UNIT_ROWS).parquet(path)
         return path if self.spark.read.parquet(path).select("request_id").limit(1).count() else None
 
-    def _answer(self, stage: Stage, requests: str, folder: str, process: AnsweringProcess) -> dict[str, Any]:
+    def _answer(
+        self, stage: Stage, requests: str, folder: str, process: AnsweringProcess, base_url: str
+    ) -> dict[str, Any]:
         job = Job(
             requests=requests,
             directory=folder,
             run=self.run,
             stage=stage,
-            settings=call_settings(self.settings, self.base_url(), self.store),
+            settings=call_settings(self.settings, base_url, self.store),
             actors=count_actors(self.settings),
             spent=self.spent,
-            answered_before=self.answered_before or bool(self.spent.calls),
+            answered_before=self.answered_before or bool(self.models),
+            confirm_probes=self._spans_nodes(),
         )
         self.display.start(stage.name)
-        event = process.answer(job, lambda progress: self.display.show(progress, job.settings))
+        event = process.answer(job, lambda progress: self.display.show(progress, job.settings), self._read_probes)
         self.display.end()
         tally = event["tally"]
         tokens = tally["prompt_tokens"] + tally["completion_tokens"]
@@ -182,6 +204,21 @@ class StageRunner:
         if event["outcome"] != "finished":
             self.ended, self.error = event["outcome"], event["error"]
         return event
+
+    def _spans_nodes(self) -> bool:
+        """Whether Spark and Ray may run on machines with other disks."""
+        master = self.settings.spark.master or ""
+        return self.settings.ray.address is not None or not master.startswith("local")
+
+    def _read_probes(self, uris: list[str]) -> None:
+        """Raises AnsweringError where Spark cannot read what an actor wrote: completions would be paid for and lost."""
+        try:
+            self.spark.read.schema(spark_schema(COMPLETIONS)).parquet(*uris).count()
+        except PySparkException as error:
+            raise AnsweringError(
+                f"Spark cannot read what the answering actors write to {self.store}: "
+                "set store (or --output) to a path that all machines share"
+            ) from error
 
     def _write_results(self, stage: Stage, keyed: DataFrame, keys: tuple[str, ...], folder: str) -> DataFrame:
         rows = keyed.drop("request_row")
@@ -230,9 +267,7 @@ class StageRunner:
         return self.spark.read.schema(frame.schema).parquet(path)
 
 
-_NOTHING = {
-    name: 0 for name in ("calls", "asked", "rate_limited", "prompt_tokens", "completion_tokens", "tokens_estimated")
-}
+_NOTHING = asdict(Tally())
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 from udfs.llm.asking import Asker, CallSettings, Progress
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
-from udfs.llm.limiter import Lease, Limiter, Report, Spent
+from udfs.llm.limiter import NOTHING_SPENT, Lease, Limiter, Report, Spent
 from udfs.llm.segments import SegmentWriter, open_filesystem, write_file
 from udfs.stages import STAGES
 
@@ -85,7 +85,7 @@ class Assignment:
     limiter: str
     directory: str
     schema: pa.Schema
-    spent_before: Spent = Spent()
+    spent_before: Spent = NOTHING_SPENT
     answered_before: bool = False
 
     @property

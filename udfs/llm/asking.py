@@ -10,6 +10,7 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from time import monotonic, time
@@ -19,7 +20,7 @@ from jinja2 import TemplateError
 
 from udfs.llm.client import Answer, Endpoint, Usage, estimate_tokens, request_body
 from udfs.llm.keys import Stage
-from udfs.llm.limiter import OUTAGE_FAULTS, Budget, Lease, Limits, Report, Spent
+from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Budget, Lease, Limits, Report, Spent
 from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.stages.base import Unparsable
@@ -122,7 +123,7 @@ class Asker:
         lease: Callable[[Report], Awaitable[Lease]],
         writer: SegmentWriter,
         *,
-        spent_before: Spent = Spent(),
+        spent_before: Spent = NOTHING_SPENT,
         answered_before: bool = False,
     ) -> None:
         self._name, self._run, self._stage, self._parse = name, run, stage, parse
@@ -420,9 +421,7 @@ class Asker:
     async def _keep_flushing(self) -> None:
         while True:
             await asyncio.sleep(min(0.2, self._settings.flush))
-            if self._writer.due:
-                await self._flush()
-            elif self._recorded and not self._ready and not self._in_flight:
+            if self._writer.due or (self._recorded and not self._ready and not self._in_flight):
                 await self._flush()
 
     async def _flush(self) -> None:
@@ -433,10 +432,8 @@ class Asker:
     async def _keep_leasing(self) -> None:
         while True:
             seconds = POLL_SECONDS if self._ready and self._strict else IDLE_POLL_SECONDS
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._need_lease.wait(), seconds)
-            except TimeoutError:
-                pass
             self._need_lease.clear()
             granted = await self._renew()
             if not granted and self._ready:

@@ -51,6 +51,9 @@ class Spent:
         return Spent(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
 
 
+NOTHING_SPENT = Spent()
+
+
 @dataclass(frozen=True)
 class Report:
     """What a client tells with every lease. Counts are since the last report unless said otherwise.
@@ -68,8 +71,8 @@ class Report:
     in_flight: int
     held: int = 0
     held_tokens: int = 0
-    spent: Spent = Spent()
-    spent_before: Spent = Spent()
+    spent: Spent = NOTHING_SPENT
+    spent_before: Spent = NOTHING_SPENT
     cost_per_token: float = 0.0
     unused_tokens: int = 0
     successes: int = 0
@@ -107,7 +110,7 @@ class _Client:
     wants: bool = False
     places: int = 0
     in_flight: int = 0
-    committed: Spent = Spent()
+    committed: Spent = NOTHING_SPENT
 
 
 class Limiter:
@@ -161,7 +164,7 @@ class Limiter:
         held = Spent(report.held, report.held_tokens, report.held_tokens * report.cost_per_token)
         client.committed = report.spent + held
         self._spent_before[report.run] = max(
-            self._spent_before.get(report.run, Spent()), report.spent_before, key=lambda spent: spent.calls
+            self._spent_before.get(report.run, NOTHING_SPENT), report.spent_before, key=lambda spent: spent.calls
         )
         self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
         return client
