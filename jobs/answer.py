@@ -24,7 +24,7 @@ from pyarrow import fs
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from jobs.tables import COMPLETIONS
-from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, read_requests
+from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter, read_requests
 from udfs.llm.asking import CallSettings, Progress, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
@@ -86,8 +86,10 @@ class Answering:
         stopped: Callable[[], str | None],
         tell: Callable[[Mapping[str, Any]], None],
         confirmed: Callable[[], bool] = lambda: True,
+        idle: list[Any] | None = None,
     ) -> None:
         self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
+        self._idle = [] if idle is None else idle
         self._waiting = list_units(job.requests)
         self._total = sum(_rows_of(unit) for unit in self._waiting)
         self._skip: dict[str, frozenset[str]] = {}
@@ -103,8 +105,7 @@ class Answering:
 
     def run(self) -> Outcome:
         """Answers everything, or ends early for a reason that the outcome names."""
-        for _ in range(min(self._job.actors, max(len(self._waiting), 1))):
-            self._workers.append(self._hire())
+        self._workers = self._hire(min(self._job.actors, max(len(self._waiting), 1)))
         reason = self._confirm_probes() or self._loop()
         if reason is None and self._suspects:
             reason = self._ask_suspects()
@@ -167,12 +168,13 @@ class Answering:
         if worker.progress is not None:
             self._past += worker.progress.tally
         ray.kill(worker.handle, no_restart=True)
+        open_limiter(worker.assignment.limiter).leave.remote(worker.assignment.prefix)
         stored = frozenset(read_ids(self._job.directory, worker.assignment.prefix))
         for unit in worker.units:
             self._skip[unit] = self._skip.get(unit, frozenset()) | stored
             self._deaths[unit] = self._deaths.get(unit, 0) + 1
             (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-        new = self._hire()
+        (new,) = self._hire(1)
         check_probe(new.probe)
         self._workers[self._workers.index(worker)] = new
 
@@ -223,16 +225,19 @@ class Answering:
         )
         self._past += Tally(done=1, failed=1)
 
-    def _hire(self) -> _Worker:
+    def _hire(self, count: int) -> list[_Worker]:
+        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
+        workers = [(self._assign(), self._idle.pop() if self._idle else _new_actor()) for _ in range(count)]
+        probes = [handle.start.remote(assignment) for assignment, handle in workers]
+        return [
+            _Worker(assignment, handle, probe)
+            for (assignment, handle), probe in zip(workers, ray.get(probes), strict=True)
+        ]
+
+    def _assign(self) -> Assignment:
         job = self._job
         self._born += 1
-        past = self._past
-        spent = job.spent + Spent(
-            past.calls,
-            past.prompt_tokens + past.completion_tokens,
-            job.settings.cost(past.prompt_tokens, past.completion_tokens),
-        )
-        assignment = Assignment(
+        return Assignment(
             name=f"{job.stage.name}-{self._born}",
             run=job.run,
             stage=job.stage,
@@ -240,12 +245,9 @@ class Answering:
             limiter=limiter_name(job.settings.base_url, job.stage.model),
             directory=job.directory,
             schema=COMPLETIONS,
-            spent_before=spent,
+            spent_before=job.spent,
             answered_before=job.answered_before,
         )
-        options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
-        handle = ray.remote(AnsweringActor).options(**options).remote(assignment)
-        return _Worker(assignment, handle, probe=ray.get(handle.start.remote()))
 
     def _dismiss(self, grace: float) -> None:
         stopping = [(worker, worker.handle.stop.remote(grace)) for worker in self._workers]
@@ -254,9 +256,9 @@ class Answering:
                 worker.progress = ray.get(reference, timeout=grace + ANSWER_SECONDS)
                 self._models.update(worker.progress.models)
             except (RayActorError, ActorUnavailableError, GetTimeoutError):
-                continue
-            finally:
                 ray.kill(worker.handle, no_restart=True)
+            else:
+                self._idle.append(worker.handle)
 
     def _reason_to_end(self) -> str | None:
         stopped = self._stopped()
@@ -304,6 +306,11 @@ def check_probe(uri: str) -> None:
         raise RuntimeError(
             f"an answering actor wrote {uri}, and it cannot be read here: give the store a path that all nodes share"
         ) from error
+
+
+def _new_actor() -> Any:
+    options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+    return ray.remote(AnsweringActor).options(**options).remote()
 
 
 def _unfinished(feeds: list[Any]) -> list[Any]:
@@ -421,11 +428,11 @@ def _tell(event: Mapping[str, Any]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _answer(job: Job, control: _Control) -> Outcome:
+def _answer(job: Job, control: _Control, idle: list[Any] | None = None) -> Outcome:
     system, path = open_filesystem(job.directory)
     system.create_dir(path, recursive=True)
     try:
-        outcome = Answering(job, control.reason, _tell, control.confirmed).run()
+        outcome = Answering(job, control.reason, _tell, control.confirmed, idle).run()
     except (RayTaskError, RuntimeError, OSError) as error:
         _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
         raise
@@ -448,8 +455,9 @@ def main(arguments: list[str] | None = None) -> int:
     start_ray(given.ray_address)
     _tell({"event": "ready"})
     if given.serve:
+        idle: list[Any] = []
         for job in control.jobs():
-            _answer(job, control)
+            _answer(job, control, idle)
         return 0
     with open(given.settings, encoding="utf-8") as file:
         plain = json.load(file)

@@ -52,14 +52,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", metavar="NAME", help="an endpoint preset: openai, vllm, local, ...")
 
 
-def load(options: argparse.Namespace, *, demo: bool = False) -> Resolved:
-    """The settings of a command line."""
+def load(options: argparse.Namespace, *, demo: bool = False, asks: bool = True) -> Resolved:
+    """The settings of a command line; a command that asks nothing needs no key."""
     return load_settings(
         options.config,
         options.overrides,
         options.endpoint,
         os.environ,
         demo=demo,
+        asks=asks,
         local_installed=local_model.installed,
     )
 
@@ -168,7 +169,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> int:
     from jobs.plan import PlanRequest, plan, show_plan
 
-    resolved = load(options)
+    resolved = load(options, asks=False)
     rows = plan(
         PlanRequest(
             input=options.input,

@@ -115,12 +115,15 @@ class FolderLock:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """The holder that a lock file names; None where there is no such file or it cannot be read yet."""
+    """The holder that a lock file names; None where there is no such file. A damaged file is held by nobody known."""
     try:
+        changed = path.stat().st_mtime
         plain = json.loads(path.read_text(encoding="utf-8"))
         return Holder(plain["run"], plain["host"], tuple(plain["pids"]), plain["heartbeat"])
-    except (FileNotFoundError, ValueError, KeyError):
+    except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError):
+        return Holder("unknown", "unknown", (0,), changed)
 
 
 def _describe(folder: Path, holder: Holder) -> str:

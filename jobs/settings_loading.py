@@ -34,6 +34,10 @@ _NOT_INSTALLED = (
 )
 
 
+class NoEndpointError(SettingsError):
+    """No setting names an endpoint, no key variable is set, and the embedded model is not installed."""
+
+
 @dataclass(frozen=True)
 class Resolved:
     """Settings, the layer that set each (dotted key -> file, variable or option), and whether the model is embedded."""
@@ -224,8 +228,10 @@ def _redirect(layer: Layer, given: _Merged, environ: Mapping[str, str]) -> None:
         layer.assignments.append(Assignment("llm.base_url", (), address, "OPENAI_BASE_URL"))
 
 
-def _incomplete(settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str]) -> Iterator[str]:
-    """What an endpoint that is not the embedded model lacks."""
+def _incomplete(
+    settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], asks: bool
+) -> Iterator[str]:
+    """What an endpoint that is not the embedded model lacks; a command that asks nothing needs no key."""
     llm, budget = settings.llm, settings.budget
     whose = f"the endpoint {preset}" if preset else "llm.base_url"
     if llm.base_url is None:
@@ -233,7 +239,7 @@ def _incomplete(settings: Settings, merged: _Merged, preset: str | None, environ
     if llm.model is None:
         yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
     from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
-    if preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env):
+    if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env):
         yield f"{llm.api_key_env}: not set in the environment, and {whose} needs its key (llm.api_key_env)"
     if budget.max_cost is not None and llm.price_per_million_prompt_tokens is None:
         where = merged.origins["budget.max_cost"].where
@@ -248,12 +254,14 @@ def load_settings(
     environ: Mapping[str, str],
     *,
     demo: bool = False,
+    asks: bool = True,
     local_installed: Callable[[], bool],
 ) -> Resolved:
     """The settings of one command: default < preset < `config` < `environ` < `overrides` (`key=value`) < `endpoint`.
 
-    `demo` keeps to the embedded model unless an endpoint, address, model or key variable is set. `local_installed`
-    says whether the embedded model is there. Raises `SettingsError`, one line a problem, all problems at once.
+    `demo` keeps to the embedded model unless an endpoint, address, model or key variable is set. A command that asks
+    nothing (`asks`) needs no key. `local_installed` says whether the embedded model is there. Raises `SettingsError`,
+    one line a problem, all problems at once; `NoEndpointError` where the only one is that nothing names an endpoint.
     """
     default = _package_layer("default.yaml")
     upper = [read_file(config)] if config is not None else []
@@ -268,7 +276,9 @@ def load_settings(
     # What follows from the choice of an endpoint would only repeat a problem found before it
     problems = problems or choice.layer.problems
     if settings is not None and not problems and not choice.embedded:
-        problems = list(_incomplete(settings, merged, choice.preset, environ))
+        problems = list(_incomplete(settings, merged, choice.preset, environ, asks))
+    if problems == [_NO_ENDPOINT]:
+        raise NoEndpointError(_NO_ENDPOINT)
     if problems or settings is None:
         raise SettingsError("\n".join(problems))
     return Resolved(settings, merged.sources, choice.embedded)

@@ -31,6 +31,7 @@ from udfs.stages import STAGES
 from udfs.stages.arrow import add_request_ids, parse_completions
 
 UNIT_ROWS = 2000
+UNITS_OF_AN_ACTOR = 4
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 STRING = T.StringType()
 
@@ -171,13 +172,20 @@ class StageRunner:
 
     def _write_requests(self, stage: Stage, keyed: DataFrame, missing: DataFrame) -> str | None:
         """Writes one row a missing request, in files of one unit of work; None where nothing is missing."""
+        count = missing.count()
+        if not count:
+            return None
         first = keyed.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
         wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
         rows = keyed.join(wanted, on="request_row", how="left_semi").select("request_id", *stage.variables)
         path = f"{self.work}/{stage.name}/requests"
         ordered = rows.orderBy(*stage.variables, "request_id")
-        ordered.write.mode("overwrite").option("maxRecordsPerFile", UNIT_ROWS).parquet(path)
-        return path if self.spark.read.parquet(path).select("request_id").limit(1).count() else None
+        ordered.write.mode("overwrite").option("maxRecordsPerFile", self._rows_of_a_unit(count)).parquet(path)
+        return path
+
+    def _rows_of_a_unit(self, requests: int) -> int:
+        """As many as the architecture allows, less where actors would stand idle."""
+        return max(1, min(UNIT_ROWS, -(-requests // (UNITS_OF_AN_ACTOR * count_actors(self.settings)))))
 
     def _answer(
         self, stage: Stage, requests: str, folder: str, process: AnsweringProcess, base_url: str

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import monotonic
@@ -95,16 +96,18 @@ class Assignment:
 
 
 class AnsweringActor:
-    """Answers units of work with one `Asker`. Every method is short; the asking goes on between them."""
+    """Answers units of work with one `Asker` a stage. Every method is short; the asking goes on between them."""
 
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._limiter = open_limiter(assignment.limiter)
+    def __init__(self) -> None:
+        self._limiter: Any = None
+        self._limiter_name = ""
+        self._client = ""
         self._asker: Asker | None = None
 
-    async def start(self) -> str:
+    async def start(self, work: Assignment) -> str:
         """Writes the probe (the first write is slow), starts the workers and gives the probe's URI."""
-        work = self._assignment
+        self._limiter_name, self._client = work.limiter, work.prefix
+        self._limiter = open_limiter(work.limiter)
         probe = f"{work.directory}/_probe-{work.prefix}"
         empty = work.schema.empty_table()
         await asyncio.to_thread(lambda: write_file(probe, empty))
@@ -117,7 +120,7 @@ class AnsweringActor:
         )
         writer = SegmentWriter(work.directory, work.prefix, work.schema, work.settings.flush)
         self._asker = Asker(
-            work.name,
+            work.prefix,
             work.run,
             work.stage,
             STAGES[work.stage.name].parse,
@@ -146,8 +149,11 @@ class AnsweringActor:
         return self._running().progress()
 
     async def stop(self, grace: float) -> Progress:
-        """Ends the asking and writes what is known."""
-        return await self._running().stop(grace)
+        """Ends the asking, writes what is known and frees the places in flight."""
+        progress = await self._running().stop(grace)
+        with suppress(RayActorError):
+            await self._limiter.leave.remote(self._client)
+        return progress
 
     def _running(self) -> Asker:
         if self._asker is None:
@@ -161,7 +167,7 @@ class AnsweringActor:
                 return lease
             except RayActorError:
                 await asyncio.sleep(LIMITER_RETRY_SECONDS)
-                self._limiter = open_limiter(self._assignment.limiter)
+                self._limiter = open_limiter(self._limiter_name)
 
 
 def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:

@@ -26,6 +26,7 @@ from udfs.llm.templates import Prompt, compile_prompt
 from udfs.stages.base import Unparsable
 
 LATE_SECONDS = 0.05
+FLUSH_LOOK_SECONDS = 0.1
 POLL_SECONDS = 0.1
 IDLE_POLL_SECONDS = 0.25
 PREFETCH = 512
@@ -420,7 +421,7 @@ class Asker:
 
     async def _keep_flushing(self) -> None:
         while True:
-            await asyncio.sleep(min(0.2, self._settings.flush))
+            await asyncio.sleep(min(FLUSH_LOOK_SECONDS, self._settings.flush))
             if self._writer.due or (self._recorded and not self._ready and not self._in_flight):
                 await self._flush()
 
@@ -472,7 +473,7 @@ class Asker:
         price = max(settings.prompt_price, settings.completion_price) / 1e6
         return Report(
             client=self._name,
-            run=self._run,
+            run=f"{self._run}/{self._stage.name}",
             estimates=self._wanted(),
             in_flight=self._in_flight,
             held=len(self._slots),

@@ -58,11 +58,11 @@ NOTHING_SPENT = Spent()
 class Report:
     """What a client tells with every lease. Counts are since the last report unless said otherwise.
 
-    `estimates`: tokens of the next calls it wants slots for. `held`: unused slots it keeps, with `held_tokens`.
-    `spent`: since the client started; `spent_before`: of the run before this client existed. `unused_tokens`: leased
-    minus used of what ended or was dropped (negative where more was used). `faults`: failures to reach the endpoint
-    since its last other answer; `answered`: whether there was another answer. `retry_after`: the longest wait asked
-    for by a 429, None without any 429. `until`: the latest slot that it ever got.
+    `run` is one stage of one start of a run. `estimates`: tokens of the next calls it wants slots for. `held`: unused
+    slots it keeps, with `held_tokens`. `spent`: since the client started; `spent_before`: of the run before this client
+    existed. `unused_tokens`: leased minus used of what ended or was dropped (negative where more was used). `faults`:
+    failures to reach the endpoint since its last other answer; `answered`: whether there was another answer.
+    `retry_after`: the longest wait asked for by a 429, None without any. `until`: the latest slot that it ever got.
     """
 
     client: str
@@ -132,6 +132,7 @@ class Limiter:
         self._next_probe = 0.0
         self._clients: dict[str, _Client] = {}
         self._spent_before: dict[str, Spent] = {}
+        self._began: dict[str, float] = {}
 
     def lease(self, report: Report) -> Lease:
         """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow."""
@@ -160,6 +161,7 @@ class Limiter:
     def _update_client(self, report: Report, now: float) -> _Client:
         client = self._clients.setdefault(report.client, _Client(report.run, now))
         client.seen = now
+        self._began.setdefault(report.run, now)
         client.in_flight = report.in_flight
         held = Spent(report.held, report.held_tokens, report.held_tokens * report.cost_per_token)
         client.committed = report.spent + held
@@ -226,7 +228,8 @@ class Limiter:
     def _outage(self, report: Report, now: float) -> tuple[str | None, bool]:
         if self._faults < OUTAGE_FAULTS or self._fault_since is None:
             return None, False
-        over = now - self._fault_since >= report.outage_seconds
+        since = max(self._fault_since, self._began[report.run])
+        over = now - since >= report.outage_seconds
         return ("outage" if over else None), True
 
     def _probe(self, report: Report, now: float) -> tuple[int, ...]:

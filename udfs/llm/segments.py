@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 FLUSH_BYTES = 8 * 2**20
+# A flush that begins this early is over when its interval is.
+FLUSH_AHEAD = 0.75
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
@@ -62,7 +64,7 @@ class SegmentWriter:
     @property
     def due(self) -> bool:
         """Whether what is collected should be written now."""
-        late = monotonic() - self._flushed_at >= self._seconds
+        late = monotonic() - self._flushed_at >= self._seconds * FLUSH_AHEAD
         return bool(self._rows) and (late or self._bytes >= FLUSH_BYTES)
 
     async def flush(self) -> None:

@@ -1,0 +1,395 @@
+"""Checks this machine, the settings and the endpoint, and says what to mend. Every check is bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pyarrow as pa
+from pyarrow import fs
+
+from jobs import local_model
+from jobs.session import JavaError, check_java, open_session
+from jobs.settings import Settings, SettingsError
+from jobs.settings_loading import NoEndpointError, Resolved
+from udfs.llm.client import Answer, Endpoint, request_body
+from udfs.llm.keys import Stage
+from udfs.llm.segments import open_filesystem
+from udfs.llm.templates import compile_prompt
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+OLDEST_PYTHON = (3, 11)
+QUICK_SECONDS = 30.0
+ENGINE_SECONDS = 180.0
+CALL_SECONDS = 60.0
+SERVER_SECONDS = 120.0
+TINY_TOKENS = 16
+LOW_DISK_BYTES = 2 * 10**9
+MODEL_BYTES = 1.1e9
+ANSWERED = (None, "truncated", "empty", "filtered")
+GREETING = "Answer with the one word: ready"
+RATING = "How true is this from 1 (wrong) to 5 (right): water is wet. Answer with the digit alone."
+NO_RATINGS = "ratings will be the digits themselves, not weighted by probability"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: `ok`, `warn` or `FAIL`, about what, and for a failure what to do."""
+
+    state: str
+    about: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.state:4}  {self.about:17}  {self.text}"
+
+
+def examine(load: Callable[[], Resolved]) -> int:
+    """Runs all checks and prints a line each as it is known. 1 where one failed, else 0.
+
+    `load` gives the settings of the command line; what they lack is a finding, and the other checks run without them.
+    """
+    failed = False
+    for finding in _findings(load):
+        print(finding, flush=True)
+        failed = failed or finding.state == FAIL
+    return 1 if failed else 0
+
+
+def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
+    resolved, problem = _load(load)
+    settings = resolved.settings if resolved else Settings()
+    yield _check_python()
+    java = _within("Java", QUICK_SECONDS, _check_java)
+    yield java
+    yield check_spark(settings) if java.state == OK else Finding(WARN, "Spark", "not checked: it needs Java")
+    yield check_ray(settings)
+    if problem is not None:
+        yield problem
+    if resolved is not None:
+        yield from _check_model(resolved)
+    yield _within("store", QUICK_SECONDS, partial(check_store, settings.store))
+    yield from check_disk(settings.store)
+
+
+def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, Finding | None]:
+    try:
+        return load(), None
+    except NoEndpointError as error:
+        return None, Finding(WARN, "endpoint", str(error))
+    except SettingsError as error:
+        return None, Finding(FAIL, "settings", "; ".join(str(error).splitlines()))
+
+
+def _within(about: str, seconds: float, check: Callable[[], Finding]) -> Finding:
+    """The check's finding, or a failure where it breaks or takes longer; it then goes on until this process ends."""
+    found: list[Finding] = []
+
+    def run() -> None:
+        try:
+            found.append(check())
+        except Exception as error:
+            found.append(Finding(FAIL, about, f"the check broke ({type(error).__name__}); please report it"))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else Finding(FAIL, about, f"no result within {seconds:g} s; see what it waits for")
+
+
+def _check_python() -> Finding:
+    text = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return Finding(FAIL, "Python", f"{text}; install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer")
+    return Finding(OK, "Python", text)
+
+
+def _check_java() -> Finding:
+    try:
+        return Finding(OK, "Java", check_java())
+    except JavaError as error:
+        return Finding(FAIL, "Java", str(error))
+
+
+def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
+    """Whether a Spark session starts and a worker runs Python over Arrow, in a process of its own."""
+    master = settings.spark.master or "the launcher's master"
+    remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
+    return _check_engine("Spark", f"at {master}", settings.model_dump(mode="json"), remedy, seconds)
+
+
+def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
+    """Whether a local Ray starts, or the cluster of `ray.address` can be joined, and an actor answers."""
+    address = settings.ray.address
+    remedy = (
+        "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
+    )
+    return _check_engine("Ray", f"at {address}" if address else "local", address, remedy, seconds)
+
+
+def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> Finding:
+    code, output = _run_probe(name, json.dumps(given), seconds)
+    if code == 0:
+        return Finding(OK, name, f"{output} {where}")
+    reason = f"no answer within {seconds:g} s" if code is None else output or f"ended with code {code}"
+    return Finding(FAIL, name, f"{where}: {reason}; {remedy}")
+
+
+def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
+    """Exit code (None where time ran out) and last line of a probe, which leaves no process behind."""
+    with tempfile.TemporaryDirectory(prefix="untold-doctor-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "jobs.doctor", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        try:
+            output = process.communicate(given, timeout=seconds)[0]
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return None, ""
+    lines = [line for line in output.splitlines() if line.strip()]
+    return process.returncode, lines[-1][:300] if lines else ""
+
+
+def _probe_spark(given: Any) -> str:
+    session = open_session(Settings.model_validate_json(json.dumps(given)), "untold-doctor")
+    try:
+        rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
+        return str(session.version) if len(rows) == 1 else _refuse("a row was lost on its way through a worker")
+    finally:
+        session.stop()
+
+
+def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+def _probe_ray(given: Any) -> str:
+    # Only the process of this probe may hold a Ray.
+    import ray
+
+    from jobs.answer import start_ray
+
+    start_ray(given)
+    try:
+        actor = ray.remote(_Echo).options(num_cpus=0).remote()
+        ray.get(actor.say.remote("ready"), timeout=ENGINE_SECONDS)
+        return str(ray.__version__)
+    finally:
+        ray.shutdown()
+
+
+class _Echo:
+    def say(self, word: str) -> str:
+        return word
+
+
+def _refuse(reason: str) -> str:
+    raise RuntimeError(reason)
+
+
+PROBES: Mapping[str, Callable[[Any], str]] = {"Spark": _probe_spark, "Ray": _probe_ray}
+
+
+def _check_model(resolved: Resolved) -> Iterator[Finding]:
+    """The endpoint, or the embedded model, and whether it gives log-probabilities."""
+    settings = resolved.settings
+    if not resolved.embedded:
+        yield from check_endpoint(settings, str(settings.llm.base_url))
+        return
+    file = _assembled_file(settings)
+    if file is None:
+        gigabytes = f"{MODEL_BYTES / 1e9:.1f} GB"
+        where = local_model.cache_dir()
+        yield Finding(OK, "endpoint", f"embedded model; its file ({gigabytes}) is made in {where} at the first run")
+        return
+    try:
+        model = local_model.model_file(settings.llm.local_model)
+        with local_model.LocalServer(model, wait=False, start_seconds=SERVER_SECONDS) as server:
+            yield from check_endpoint(settings, server.base_url, about="embedded model")
+    except local_model.LocalModelError as error:
+        state = WARN if "in use by another run" in str(error) else FAIL
+        yield Finding(state, "endpoint", str(error))
+
+
+def _assembled_file(settings: Settings) -> Path | None:
+    """The file of the embedded model where there is one; a setting's file is taken as there."""
+    if settings.llm.local_model is not None:
+        return Path(settings.llm.local_model)
+    path = local_model.cache_dir() / "models" / f"{local_model.MODEL_NAME}.gguf"
+    return path if path.is_file() else None
+
+
+def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterator[Finding]:
+    """Two tiny calls: whether the endpoint answers, and whether it gives log-probabilities."""
+    where = f"{about or settings.llm.model} at {plain_url(base_url)}"
+    answer = _call(settings, base_url, GREETING, rated=False)
+    if answer.error_type not in ANSWERED:
+        yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {_remedy(answer, settings)}")
+        yield Finding(WARN, "log-probabilities", "not checked: the endpoint gave no completion")
+        return
+    yield Finding(OK, "endpoint", where)
+    rated = _call(settings, base_url, RATING, rated=True)
+    if rated.error_type not in ANSWERED:
+        yield Finding(WARN, "log-probabilities", f"asking for them fails ({rated.error}): rated stages would fail here")
+    elif has_alternatives(rated.logprobs, settings.llm.api):
+        yield Finding(OK, "log-probabilities", "given; ratings are weighted by probability")
+    else:
+        yield Finding(WARN, "log-probabilities", f"not given; {NO_RATINGS}")
+
+
+def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Answer:
+    llm = settings.llm
+    stage = Stage(
+        name="doctor",
+        variables=(),
+        model=llm.model or "local",
+        template=prompt,
+        api=llm.api,
+        temperature=llm.temperature,
+        top_p=llm.top_p,
+        max_tokens=min(TINY_TOKENS, llm.max_tokens) if llm.max_tokens else None,
+        extra_body=llm.extra_body,
+        rated=rated,
+    )
+    body = request_body(stage, compile_prompt(prompt, api=llm.api, name=stage.name), {})
+    return asyncio.run(_send(settings, base_url, body))
+
+
+async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
+    key = os.environ.get(settings.llm.api_key_env)
+    seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
+    endpoint = Endpoint(base_url, key or None, connections=1, timeout=seconds)
+    try:
+        return await endpoint.call(settings.llm.api, body)
+    finally:
+        await endpoint.close()
+
+
+def _remedy(answer: Answer, settings: Settings) -> str:
+    kind = answer.error_type or ""
+    if kind in ("http_401", "http_403"):
+        known = "is set" if os.environ.get(settings.llm.api_key_env) else "is not set"
+        return f"check the key: {settings.llm.api_key_env} (llm.api_key_env) {known}"
+    if answer.refused:
+        return "check llm.base_url (most end in /v1) and llm.model"
+    remedies = {
+        "connection": "check llm.base_url and that its server runs and can be reached from here",
+        "timeout": "check llm.base_url and the load of its server, or raise llm.timeout_seconds",
+        "bad_body": "check that llm.base_url is an OpenAI-compatible API (most end in /v1) and fits llm.api",
+        "http_429": "the rate or the quota is used up: wait, or check the account",
+    }
+    if kind.startswith("http_5"):
+        return "the endpoint is in trouble: try again later, or see its own log"
+    return remedies.get(kind, "check llm.model, llm.api, llm.extra_body and the decoding settings")
+
+
+def has_alternatives(logprobs: Any, api: str) -> bool:
+    """Whether a choice's `logprobs`, as chat or plain completions have them, hold the alternatives of a token."""
+    if not isinstance(logprobs, Mapping):
+        return False
+    if api != "chat":
+        return any(logprobs.get("top_logprobs") or [])
+    tokens = logprobs.get("content") or []
+    return any(isinstance(token, Mapping) and token.get("top_logprobs") for token in tokens)
+
+
+def plain_url(url: str) -> str:
+    """A URL without user, password and query, which may hold keys."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
+
+
+def check_store(store: str | None) -> Finding:
+    """Whether a file can be written, renamed (on local disks), read and deleted where completions are kept."""
+    if store is None:
+        return Finding(OK, "store", "none is set: each output keeps its own completions")
+    where = plain_url(store)
+    try:
+        system, path = open_filesystem(store)
+        local = isinstance(system, fs.LocalFileSystem)
+        _try_file(system, str(_existing(Path(path))) if local else path.rstrip("/"), renames=local)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        remedy = "check the path, its rights and credentials, or set store to another"
+        return Finding(FAIL, "store", f"{where}: a file cannot be written, read and deleted ({reason}); {remedy}")
+    return Finding(OK, "store", where)
+
+
+def _try_file(system: fs.FileSystem, folder: str, *, renames: bool) -> None:
+    path, content = f"{folder}/.untold-doctor-{uuid4().hex}", b"untold"
+    try:
+        with system.open_output_stream(path) as stream:
+            stream.write(content)
+        if renames:
+            system.move(path, f"{path}.moved")
+            path = f"{path}.moved"
+        with system.open_input_stream(path) as stream:
+            if stream.read() != content:
+                raise OSError("another content was read than was written")
+    finally:
+        with suppress(OSError):
+            system.delete_file(path)
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def check_disk(store: str | None) -> Iterator[Finding]:
+    """The free space of the temporary folder, and of the store's or the current one."""
+    places = {"temporary folder": Path(tempfile.gettempdir())}
+    if store is None:
+        places["current folder"] = Path.cwd()
+    elif "://" not in store:
+        places["store"] = _existing(Path(store))
+    for name, path in places.items():
+        free = shutil.disk_usage(path).free
+        text = f"{free / 1e9:,.1f} GB free in the {name} {path}"
+        if free < LOW_DISK_BYTES:
+            text += f"; less than {LOW_DISK_BYTES / 1e9:g} GB may not last a run: make room, or use another folder"
+        yield Finding(OK if free >= LOW_DISK_BYTES else WARN, "disk", text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the probe of that name on the JSON of standard input, and prints one line: a version, or what went wrong."""
+    name = (sys.argv[1:] if arguments is None else arguments)[0]
+    try:
+        print(PROBES[name](json.load(sys.stdin)))
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        print(f"{type(error).__name__}: {first}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""What a run would ask and cost, before it does: the metric's own code, asked by a planner that calls nobody."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs import local_model, store
+from jobs.metrics import METRICS
+from jobs.progress import Display
+from jobs.prompts import bind_stage
+from jobs.samples import Samples, read_samples
+from jobs.score import stages_of
+from jobs.session import fields_of, open_session, spark_schema
+from jobs.settings import LlmSettings, Settings
+from jobs.stages import call_settings
+from jobs.tables import COMPLETIONS
+from udfs.llm.keys import Stage
+from udfs.stages import STAGES
+from udfs.stages.arrow import add_request_ids, measure_prompts, parse_completions
+
+MARK = "\uffff"
+COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
+# A model's own limit is not known; where a stage sends none, the default of llm.max_tokens stands for it.
+UNLIMITED_COMPLETION_TOKENS = int(LlmSettings.model_fields["max_tokens"].default)
+MINUTES_PER_HOUR = 60
+
+# What stands for the result of a request that was not answered, so that the stages after it are counted too: never
+# fewer and never shorter than what could come. The mark keeps it from being taken for a text that the store knows.
+STAND_INS: Mapping[str, Callable[[], Mapping[str, Column]]] = {
+    "summarise_context": lambda: {"summary": F.concat("text", F.lit(MARK))},
+    "evaluate_coverage": lambda: {"statements": F.array()},
+}
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What `untold plan` was asked to do."""
+
+    input: str
+    output: str | None
+    metrics: tuple[str, ...]
+    settings: Settings
+    embedded: bool
+    format: str | None = None
+    limit: int | None = None
+    retry_failed: bool = False
+
+    @property
+    def store(self) -> str | None:
+        """Where completions are looked for; None where no store and no output is named."""
+        return self.settings.store or (f"{self.output}/completions" if self.output else None)
+
+
+def plan(request: PlanRequest) -> list[dict[str, Any]]:
+    """One row a metric and stage, in the order in which they are asked. Asks nothing and writes nothing.
+
+    metric, stage; requests: distinct ones; exact: whether that is their number or an upper bound, as it is after a
+    stage with requests still to be asked; reused: requests that this run would not ask, because the store, or an
+    earlier metric of the list, has their answer or lasting failure. For the others: prompt_tokens, estimated;
+    completion_tokens, at most; cost, None without a price; hours at the limits, None without a limit. Raises what
+    `untold score` raises for samples, settings and templates.
+    """
+    settings = request.settings
+    sha256 = _embedded_sha256(settings) if request.embedded else None
+    names = stages_of(request.metrics, settings)
+    stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+    spark = open_session(settings)
+    found = read_samples(spark, request.input, format=request.format, limit=request.limit)
+    _show_invalid(found)
+    planner = Planner(spark, settings, stages, request.store, retry_failed=request.retry_failed)
+    try:
+        valid = planner.keep(found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti"))
+        for metric in request.metrics:
+            ask = planner.begin(metric)
+            METRICS[metric].score(valid, ask, summarise_contexts=settings.summarise_contexts)
+    finally:
+        planner.close()
+    return planner.rows
+
+
+def _embedded_sha256(settings: Settings) -> str:
+    """The sha256 of the embedded model's file, which is not put together for a plan, nor remembered."""
+    if settings.llm.local_model is None:
+        return local_model.MODEL_SHA256
+    path = Path(settings.llm.local_model).expanduser()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise local_model.LocalModelError(
+            f"llm.local_model: cannot read {path}: {error.strerror or error}; give the path of a GGUF file"
+        ) from error
+
+
+def _show_invalid(found: Samples) -> None:
+    if found.invalid_count:
+        display = Display()
+        display.note(f"{found.invalid_count:,} rows cannot be scored and are left out of the plan; the first:")
+        for line in found.first_invalid:
+            display.note(f"  {line}")
+
+
+class Planner:
+    """Stands in for the runner of stages: counts what it would ask, and reads what the store knows."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        stages: Mapping[str, Stage],
+        store_path: str | None,
+        *,
+        retry_failed: bool = False,
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._spark, self._settings, self._stages, self._store = spark, settings, stages, store_path
+        self._retry_failed = retry_failed
+        self._counted: dict[str, DataFrame] = {}
+        self._kept: list[DataFrame] = []
+        self._exact = True
+
+    def begin(self, metric: str) -> Callable[[str, DataFrame], DataFrame]:
+        """The `ask` of a metric. What was counted for the metrics before it counts as reused."""
+        self._exact = True
+        return partial(self._ask, metric)
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """The frame, computed once, in memory and Spark's temporary folder, until `close`."""
+        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return frame
+
+    def close(self) -> None:
+        """Lets go of all that was kept."""
+        while self._kept:
+            self._kept.pop().unpersist()
+
+    def _ask(self, metric: str, name: str, rows: DataFrame) -> DataFrame:
+        """Counts the requests of the rows and gives results as `StageRunner.ask` does, stand-ins among them."""
+        stage = self._stages[name]
+        keys = tuple(column for column in rows.columns if column not in stage.variables)
+        keyed = self.keep(_add_ids(stage, rows.select(*keys, *stage.variables)))
+        ids = self.keep(keyed.select("request_id").distinct())
+        known = self._completions(stage).join(ids, on="request_id", how="left_semi")
+        missing = self.keep(self._missing(ids, known))
+        self._count(metric, stage, keyed, ids, missing)
+        if not missing.isEmpty():
+            self._exact = False
+        return self.keep(_results(stage, keys, keyed, known, missing))
+
+    def _completions(self, stage: Stage) -> DataFrame:
+        if self._store is None:
+            return self._spark.createDataFrame([], spark_schema(COMPLETIONS))
+        return store.read_completions(self._spark, store.stage_folder(self._store, stage))
+
+    def _missing(self, ids: DataFrame, known: DataFrame) -> DataFrame:
+        """Column request_id: what a run would ask by the rule of `StageRunner`."""
+        again = ["lasting", "passing"] if self._retry_failed else ["passing"]
+        states = ids.join(store.states_of_requests(known), on="request_id", how="left")
+        return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
+
+    def _count(self, metric: str, stage: Stage, keyed: DataFrame, ids: DataFrame, missing: DataFrame) -> None:
+        before = self._counted.get(stage.name)
+        asked = missing if before is None else missing.join(before, on="request_id", how="left_anti")
+        self._counted[stage.name] = ids if before is None else before.unionByName(ids)
+        requests, to_ask = ids.count(), asked.count()
+        prompt_tokens = _measure(stage, keyed.join(asked, on="request_id", how="left_semi")) if to_ask else 0
+        completion_tokens = to_ask * completion_limit(stage)
+        self.rows.append(
+            {
+                "metric": metric,
+                "stage": stage.name,
+                "requests": requests,
+                "exact": self._exact,
+                "reused": requests - to_ask,
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "cost": cost_of(self._settings, prompt_tokens, completion_tokens),
+                "hours": hours_of(self._settings.llm, to_ask, prompt_tokens + completion_tokens),
+            }
+        )
+
+
+def _add_ids(stage: Stage, rows: DataFrame) -> DataFrame:
+    schema = T.StructType([*fields_of(rows, rows.columns), T.StructField("request_id", T.StringType())])
+    return rows.mapInArrow(partial(add_request_ids, stage=stage), schema)
+
+
+def _measure(stage: Stage, rows: DataFrame) -> int:
+    distinct = rows.dropDuplicates(["request_id"]).select(*stage.variables)
+    tokens = distinct.mapInArrow(partial(measure_prompts, stage=stage), "tokens long").agg(F.sum("tokens")).first()
+    return int(tokens[0] or 0) if tokens else 0
+
+
+def _results(stage: Stage, keys: tuple[str, ...], keyed: DataFrame, known: DataFrame, missing: DataFrame) -> DataFrame:
+    """Columns `keys`, request_id, the stage's output, error_type, error: parsed where known, stand-ins elsewhere."""
+    output = spark_schema(STAGES[stage.name].output)
+    errors = [T.StructField(name, T.StringType()) for name in ("error_type", "error")]
+    schema = T.StructType([*fields_of(keyed, (*keys, "request_id")), *output.fields, *errors])
+    best = store.one_a_request(known).drop("model")
+    answered = (
+        keyed.join(missing, on="request_id", how="left_anti")
+        .join(best, on="request_id", how="left")
+        .mapInArrow(partial(parse_completions, stage=stage.name, keys=keys), schema)
+    )
+    stand_ins = STAND_INS[stage.name]()
+    assumed = keyed.join(missing, on="request_id", how="left_semi").select(
+        *keys,
+        "request_id",
+        *[stand_ins[field.name].cast(field.dataType).alias(field.name) for field in output.fields],
+        *[F.lit(None).cast("string").alias(error.name) for error in errors],
+    )
+    return answered.unionByName(assumed)
+
+
+def completion_limit(stage: Stage) -> int:
+    """The most tokens that a completion of the stage may have, as it is asked for."""
+    sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
+    return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
+
+
+def cost_of(settings: Settings, prompt_tokens: int, completion_tokens: int) -> float | None:
+    """The price of these tokens; None where no price is set."""
+    prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
+    if prices == (None, None):
+        return None
+    return call_settings(settings, "", "").cost(prompt_tokens, completion_tokens)
+
+
+def hours_of(llm: LlmSettings, requests: int, tokens: int) -> float | None:
+    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit."""
+    limited = ((requests, llm.requests_per_minute), (tokens, llm.tokens_per_minute))
+    minutes = [amount / limit for amount, limit in limited if limit is not None]
+    return max(minutes) / MINUTES_PER_HOUR if minutes else None
+
+
+COLUMNS = ("metric", "stage", "", "requests", "reused", "prompt tokens", "completion tokens", "cost", "hours")
+TEXT_COLUMNS = 3
+
+
+def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the plan as a table with its totals."""
+    lines = [COLUMNS, *map(_line, rows), _line(_total(rows))]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(COLUMNS))]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if place < TEXT_COLUMNS else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+    print("=: exact, <=: at most. Tokens, cost and hours are of what is still to be asked (requests - reused), without")
+    print("retries; prompt tokens are estimated, completion tokens are at most. -: no price or no limit is set.")
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = [f"{row[name]:,}" for name in ("requests", "reused", "prompt_tokens", "completion_tokens")]
+    amounts = ["-" if row[name] is None else f"{row[name]:,.2f}" for name in ("cost", "hours")]
+    return row["metric"], row["stage"], "=" if row["exact"] else "<=", *counts, *amounts
+
+
+def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of all rows; stages are asked one after the other, so hours add up too."""
+    names = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    sums = {name: sum(values) if values else None for name, values in known.items()}
+    return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums}

@@ -1,0 +1,83 @@
+"""The commands of the README, run as they stand there against a model server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.results import open_run
+from tests.fakes.model_server import ModelServer
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPTS = ROOT / "tests" / "fakes" / "prompts"
+RUN_ELSEWHERE = {
+    "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py, marked slow",
+    "pip install -e '.[test]' && pytest": ".ci/run",
+    "python -m tests.benchmarks": "by hand",
+}
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line and line not in RUN_ELSEWHERE]
+
+
+def samples() -> str:
+    lines = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with ModelServer(answer="e2e") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "answers.jsonl").write_text(samples(), encoding="utf-8")
+    night = folder / "incoming" / "2026-11-20"
+    night.mkdir(parents=True)
+    (night / "answers.jsonl").write_text(samples(), encoding="utf-8")
+    config = re.search(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert config is not None
+    (folder / "judge.yaml").write_text(config[1], encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_readme_works(command: str, folder: Path, server: ModelServer) -> None:
+    words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
+    assert words[0] == "untold"
+    environment = {**os.environ, "UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
+    if server.base_url not in command:
+        environment["UNTOLD_LLM__BASE_URL"] = server.base_url
+    if words[1] in ("schema", "prompts"):
+        environment.pop("UNTOLD_PROMPTS_DIR")
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", "jobs.cli", *words[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+
+
+def test_the_python_of_the_readme_reads_what_the_commands_wrote(folder: Path) -> None:
+    scores = open_run(str(folder / "results")).table("scores").to_pylist()
+    assert [row["status"] for row in scores] == ["ok"]
+    nightly = json.loads((folder / "nightly" / "2026-11-20" / "manifest.json").read_text(encoding="utf-8"))
+    assert nightly["status"] == "finished"
