@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from udfs.statistics import Interval, bca_interval, mean_of_counts
 
-SUMMARY_FIELDS = (
-    ("metric", "string"),
-    ("level", "string"),
-    ("system", "string"),
-    ("n", "long"),
-    ("scored", "long"),
-    ("undefined", "long"),
-    ("failed", "long"),
-    ("mean", "double"),
-    ("ci_low", "double"),
-    ("ci_high", "double"),
-    ("mean_low", "double"),
-    ("mean_high", "double"),
-)
 COLUMN_OF_STATUS = {
     "ok": "scored",
     "partial": "scored",
@@ -36,9 +21,6 @@ COLUMN_OF_STATUS = {
 }
 MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
 GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
-
-_TYPES: Mapping[str, T.DataType] = {"string": T.StringType(), "long": T.LongType(), "double": T.DoubleType()}
-
 Counts = dict[str, Counter[float]]
 Group = tuple[str, str | None]
 
@@ -78,13 +60,6 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
                 values[group][row["measure"]][row["value"]] += row["count"]
     groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
     return [_summary_row(group, columns[group], values[group], seed) for group in groups]
-
-
-def summary_table(scores: DataFrame, *, seed: int) -> DataFrame:
-    """The table `summary` of `scores` as `summarise` computes it, with the columns of `SUMMARY_FIELDS`."""
-    schema = T.StructType([T.StructField(name, _TYPES[kind]) for name, kind in SUMMARY_FIELDS])
-    rows = [tuple(row[name] for name, _ in SUMMARY_FIELDS) for row in summarise(scores, seed=seed)]
-    return scores.sparkSession.createDataFrame(rows, schema).coalesce(1)
 
 
 def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, Any]]:
