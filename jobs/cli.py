@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from jobs.commands import COMMANDS, USER_ERRORS
 from jobs.locks import LockedError
@@ -17,12 +18,19 @@ from jobs.locks import LockedError
 class _Parser(argparse.ArgumentParser):
     """Names the nearest known flag where one is not known."""
 
+    _given_flags: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given_flags = [word.split("=")[0] for word in args or () if word.startswith("--")]
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> None:  # type: ignore[override]
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            near = get_close_matches(unknown.split()[0].split("=")[0], flags, n=1)
-            message += f"; did you mean {near[0]}?" if near else ""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        unknown = [name for name in self._given_flags if name not in flags]
+        near = get_close_matches(unknown[0], flags, n=1) if unknown else []
+        if near:
+            named = "" if unknown[0] in message else f"{unknown[0]} is unknown, "
+            message += f"; {named}did you mean {near[0]}?"
         self.exit(2, f"{self.prog}: {message}\ntry '{self.prog} --help'\n")
 
 

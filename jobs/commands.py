@@ -236,7 +236,7 @@ def _template_of(options: argparse.Namespace) -> str:
         return find_template(options.stage, "chat", None).source
     from jobs.settings import decoding_for
 
-    settings = load(options).settings
+    settings = load(options, asks=False).settings
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep, time
@@ -32,9 +34,8 @@ class Holder:
     @property
     def is_gone(self) -> bool:
         """Whether its processes ended on this host, or it has not been heard of for five minutes."""
-        if self.host == socket.gethostname():
-            return not any(_is_alive(pid) for pid in self.pids)
-        return time() - self.heartbeat > STALE_SECONDS
+        ended = self.host == socket.gethostname() and not any(_is_alive(pid) for pid in self.pids)
+        return ended or time() - self.heartbeat > STALE_SECONDS
 
 
 class FolderLock:
@@ -49,13 +50,7 @@ class FolderLock:
 
     def __enter__(self) -> FolderLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        while not self._take():
-            holder = read_holder(self._path)
-            if holder is None:
-                continue
-            if holder.is_gone:
-                self._remove_stale(holder)
-                continue
+        while (holder := self._take()) is not None:
             if not self._wait:
                 raise LockedError(_describe(self._path.parent, holder))
             if not self.waited:
@@ -67,51 +62,49 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        holder = read_holder(self._path)
-        if holder is not None and holder.run == self._run:
-            self._path.unlink(missing_ok=True)
+        with self._guard():
+            if self._is_own():
+                self._path.unlink()
 
     def add_process(self, pid: int) -> None:
         """Counts a helper process as part of the holder."""
         self._pids = (*self._pids, pid)
-        self._write_over()
+        self._renew()
 
-    def _take(self) -> bool:
-        aside = self._path.with_name(f"_lock-{self._run}")
-        aside.write_text(self._content(), encoding="utf-8")
-        try:
-            os.link(aside, self._path)
-        except FileExistsError:
-            return False
-        finally:
-            aside.unlink()
-        return True
-
-    def _remove_stale(self, holder: Holder) -> None:
-        """Renames the stale lock away first, so that of two runs that see it only one removes it."""
-        aside = self._path.with_name(f"_lock-stale-{self._run}")
-        try:
-            os.rename(self._path, aside)
-        except FileNotFoundError:
-            return
-        moved = read_holder(aside)
-        if moved is not None and moved.run != holder.run and not moved.is_gone:
-            os.link(aside, self._path)
-        aside.unlink(missing_ok=True)
+    def _take(self) -> Holder | None:
+        """Takes the lock where it is free or its holder is gone; else who holds it."""
+        with self._guard():
+            holder = read_holder(self._path)
+            if holder is not None and not holder.is_gone:
+                return holder
+            self._write()
+        return None
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
-            self._write_over()
+            self._renew()
 
-    def _write_over(self) -> None:
-        if self._ended.is_set():
-            return
+    def _renew(self) -> None:
+        with self._guard():
+            if not self._ended.is_set() and self._is_own():
+                self._write()
+
+    def _is_own(self) -> bool:
+        holder = read_holder(self._path)
+        return holder is not None and holder.run == self._run
+
+    def _write(self) -> None:
         aside = self._path.with_name(f"_lock-{self._run}")
-        aside.write_text(self._content(), encoding="utf-8")
+        holder = Holder(self._run, socket.gethostname(), self._pids, time())
+        aside.write_text(json.dumps(asdict(holder)), encoding="utf-8")
         os.replace(aside, self._path)
 
-    def _content(self) -> str:
-        return json.dumps(asdict(Holder(self._run, socket.gethostname(), self._pids, time())))
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Makes looking at the lock and changing it one step, over all processes and threads."""
+        with open(self._path.with_name("_lock-guard"), "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def read_holder(path: Path) -> Holder | None:

@@ -12,7 +12,6 @@ from typing import Any
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from jobs import local_model, store
 from jobs.metrics import METRICS
@@ -20,13 +19,12 @@ from jobs.progress import Display
 from jobs.prompts import bind_stage
 from jobs.samples import Samples, read_samples
 from jobs.score import stages_of
-from jobs.session import fields_of, open_session, spark_schema
+from jobs.session import open_session, spark_schema
 from jobs.settings import LlmSettings, Settings
-from jobs.stages import call_settings
+from jobs.stages import add_ids, call_settings, carried_columns, result_schema
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
-from udfs.stages import STAGES
-from udfs.stages.arrow import add_request_ids, measure_prompts, parse_completions
+from udfs.stages.arrow import measure_prompts, parse_completions
 
 MARK = "\uffff"
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -147,8 +145,8 @@ class Planner:
     def _ask(self, metric: str, name: str, rows: DataFrame) -> DataFrame:
         """Counts the requests of the rows and gives results as `StageRunner.ask` does, stand-ins among them."""
         stage = self._stages[name]
-        keys = tuple(column for column in rows.columns if column not in stage.variables)
-        keyed = self.keep(_add_ids(stage, rows.select(*keys, *stage.variables)))
+        keys = carried_columns(stage, rows)
+        keyed = self.keep(add_ids(stage, rows, keys))
         ids = self.keep(keyed.select("request_id").distinct())
         known = self._completions(stage).join(ids, on="request_id", how="left_semi")
         missing = self.keep(self._missing(ids, known))
@@ -164,9 +162,8 @@ class Planner:
 
     def _missing(self, ids: DataFrame, known: DataFrame) -> DataFrame:
         """Column request_id: what a run would ask by the rule of `StageRunner`."""
-        again = ["lasting", "passing"] if self._retry_failed else ["passing"]
         states = ids.join(store.states_of_requests(known), on="request_id", how="left")
-        return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
+        return store.needed(states, retry_failed=self._retry_failed)
 
     def _count(self, metric: str, stage: Stage, keyed: DataFrame, ids: DataFrame, missing: DataFrame) -> None:
         before = self._counted.get(stage.name)
@@ -190,11 +187,6 @@ class Planner:
         )
 
 
-def _add_ids(stage: Stage, rows: DataFrame) -> DataFrame:
-    schema = T.StructType([*fields_of(rows, rows.columns), T.StructField("request_id", T.StringType())])
-    return rows.mapInArrow(partial(add_request_ids, stage=stage), schema)
-
-
 def _measure(stage: Stage, rows: DataFrame) -> int:
     distinct = rows.dropDuplicates(["request_id"]).select(*stage.variables)
     tokens = distinct.mapInArrow(partial(measure_prompts, stage=stage), "tokens long").agg(F.sum("tokens")).first()
@@ -203,9 +195,7 @@ def _measure(stage: Stage, rows: DataFrame) -> int:
 
 def _results(stage: Stage, keys: tuple[str, ...], keyed: DataFrame, known: DataFrame, missing: DataFrame) -> DataFrame:
     """Columns `keys`, request_id, the stage's output, error_type, error: parsed where known, stand-ins elsewhere."""
-    output = spark_schema(STAGES[stage.name].output)
-    errors = [T.StructField(name, T.StringType()) for name in ("error_type", "error")]
-    schema = T.StructType([*fields_of(keyed, (*keys, "request_id")), *output.fields, *errors])
+    schema = result_schema(stage, keyed, keys)
     best = store.one_a_request(known).drop("model")
     answered = (
         keyed.join(missing, on="request_id", how="left_anti")
@@ -216,8 +206,10 @@ def _results(stage: Stage, keys: tuple[str, ...], keyed: DataFrame, known: DataF
     assumed = keyed.join(missing, on="request_id", how="left_semi").select(
         *keys,
         "request_id",
-        *[stand_ins[field.name].cast(field.dataType).alias(field.name) for field in output.fields],
-        *[F.lit(None).cast("string").alias(error.name) for error in errors],
+        *[
+            stand_ins.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
+            for field in schema.fields[len(keys) + 1 :]
+        ],
     )
     return answered.unionByName(assumed)
 

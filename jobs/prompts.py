@@ -55,7 +55,7 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
     decoding = decoding_for(settings, name)
     template = find_template(name, decoding.api, settings.prompts_dir)
     compile_prompt(template.source, api=template.api, name=name)
-    check_variables(template.source, definition.variables, name=name)
+    check_variables(template.source, definition.variables, api=template.api, name=name)
     return Stage(
         name=name,
         variables=definition.variables,

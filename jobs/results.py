@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from udfs.files import open_filesystem
+
 MANIFEST = "manifest.json"
 
 
@@ -84,7 +86,7 @@ def _filesystem(place: str) -> fs.FileSystem:
     if "://" not in place:
         return fs.SubTreeFileSystem(os.path.abspath(os.path.expanduser(place)), fs.LocalFileSystem())
     try:
-        base, path = fs.FileSystem.from_uri(place)
+        base, path = open_filesystem(place)
     except (pa.ArrowInvalid, OSError) as error:
         raise UnreadableRunError(f"{place}: {error}") from error
     return fs.SubTreeFileSystem(path, base)

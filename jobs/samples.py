@@ -1,4 +1,4 @@
-"""Readers and adapters: files of samples -> the samples table. This plans and checks; `jobs.formats` reads, on workers.
+"""Readers and adapters: files of samples -> the samples table. `udfs.samples` reads, on workers.
 
 Two passes over the input: the first keeps of each row its place, id, hash and error; the second, run by whoever writes
 `Samples.samples`, makes the rows.
@@ -7,68 +7,44 @@ Two passes over the input: the first keeps of each row its place, id, hash and e
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import glob
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs import formats
-from jobs.formats import KNOWN, REQUIRED, Adapter, Record, Unit, UnreadableFileError
+from jobs.inputs import (
+    Facts,
+    InputFile,
+    SampleError,
+    carried_types,
+    check_columns,
+    find_files,
+    inspect_files,
+    plan_units,
+)
+from udfs.samples.adapters import FORMATS, Adapter
+from udfs.samples.batches import index_batches, sample_batches
+from udfs.samples.conversion import KNOWN, REQUIRED
+
+__all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples"]
 
 SHOWN_INVALID = 20
-SHOWN_PROBLEMS = 50
 SHOWN_CONFLICTS = 5
-SHOWN_COLUMNS = 20
-JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
-EXTENSIONS = {".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"} | {
-    extension + suffix: "json" for extension in JSON_EXTENSIONS for suffix in ("", ".gz")
-}
-OTHER_NAMES = {
-    "query": ("question", "prompt", "input", "instruction"),
-    "response": ("answer", "output", "completion", "prediction"),
-    "contexts": ("context", "documents", "passages", "sources"),
-}
 CONTEXTS = T.ArrayType(T.StructType([T.StructField("id", T.StringType()), T.StructField("text", T.StringType())]))
-INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-CARRIED = (
-    T.StringType,
-    T.BooleanType,
-    *INTEGRAL,
-    T.FloatType,
-    T.DoubleType,
-    T.DecimalType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    T.BinaryType,
-)
-INDEX_TYPE = "file int, block long, n long, part int, sample_id string, content string, error string, facts string"
-INDEX_SCHEMA = pa.schema(
-    [("file", pa.int32()), ("block", pa.int64()), ("n", pa.int64()), ("part", pa.int32())]
-    + [(name, pa.string()) for name in ("sample_id", "content", "error", "facts")]
-)
-PLACE_TYPES = (T.IntegerType(), T.LongType(), T.LongType(), T.IntegerType())
-PLACE = ["file", "block", "n", "part"]
-PLACE_FIELDS = [T.StructField(name, kind) for name, kind in zip(PLACE, PLACE_TYPES, strict=True)]
+PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
+PLACE = list(PLACE_TYPES)
+PLACE_FIELDS = [T.StructField(name, kind) for name, kind in PLACE_TYPES.items()]
+FOUND_FIELDS = [T.StructField(name, T.StringType()) for name in ("sample_id", "content", "error", "facts")]
 FINGERPRINT_PARTS = 4
 FINGERPRINT_DIGITS = 15
-
-
-class SampleError(ValueError):
-    """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
 
 
 @dataclass(frozen=True)
@@ -88,72 +64,21 @@ class Samples:
     first_invalid: list[str]
 
 
-@dataclass(frozen=True)
-class _File:
-    path: str
-    size: int
-    kind: str = ""
-    columns: tuple[str, ...] | None = None
-    types: Mapping[str, T.DataType] = field(default_factory=dict)
-    row_groups: tuple[int, ...] = ()
-
-
-def _wikicontradict(record: Record, row: int) -> list[Record]:
-    """The five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
-    if record.problem:
-        return [record]
-    values = record.values
-    contexts = [
-        {"id": name, "text": values.get(name)} for name in ("context1_self_contained", "context2_self_contained")
-    ]
-    return [
-        Record(
-            {
-                "sample_id": f"{row}-answer{answer}",
-                "query": values.get("question"),
-                "response": values.get(f"answer{answer}"),
-                "contexts": contexts,
-                "system": values.get("model"),
-                "label": _wikicontradict_label(values.get(f"label{answer}"), answer),
-                "row": row,
-                "prompt_index": answer,
-            }
-        )
-        for answer in range(5)
-    ]
-
-
-def _wikicontradict_label(label: Any, answer: int) -> Any:
-    saw_one_context = answer in (1, 2)
-    return "Partially correct" if saw_one_context and label == "Correct" else label
-
-
-FORMATS: dict[str, Adapter] = {
-    "wikicontradict": Adapter(
-        required=(
-            *("question", "context1_self_contained", "context2_self_contained", "model"),
-            *(f"{name}{answer}" for name in ("answer", "label") for answer in range(5)),
-        ),
-        expand=_wikicontradict,
-    )
-}
-
-
 def read_samples(spark: SparkSession, path: str, *, format: str | None = None, limit: int | None = None) -> Samples:
     """The samples of a file, a directory or a glob, read and checked.
 
     `format` names an adapter of `FORMATS`; `limit` keeps the first samples by sample_id. Raises SampleError for what
-    cannot be read, a missing column, no samples at all, and one sample_id with two contents.
+    cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
     """
     adapter = _adapter(format)
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
-    files = _inspect(spark, _find(path))
-    units = _units(spark, files, whole_files=adapter is not None)
-    index = units.mapInArrow(partial(_index, adapter_name=format), INDEX_TYPE).persist(StorageLevel.MEMORY_AND_DISK)
+    files = inspect_files(spark, find_files(path))
+    units = plan_units(spark, files, whole_files=adapter is not None)
+    index = _index(units, adapter).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         facts = _facts(index)
-        _check_files(files, facts, adapter.required if adapter else REQUIRED)
+        check_columns(path, files, facts, adapter.required if adapter else REQUIRED)
         rows = index.where(F.col("facts").isNull()).drop("facts")
         by_id = _check_ids(rows, files)
         total, distinct = (int(n or 0) for n in by_id.agg(F.sum("n"), F.count("*")).first() or (0, 0))
@@ -169,8 +94,9 @@ def read_samples(spark: SparkSession, path: str, *, format: str | None = None, l
         first = [row["error"] for row in invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID).collect()]
     finally:
         index.unpersist()
+    samples = _samples(units, adapter, carried_types(files, facts, adapted=adapter is not None))
     return Samples(
-        samples=_rows(units, _rest_types(files, facts, adapter), format, dropped, last_id),
+        samples=_kept(samples, dropped, last_id).select("sample.*"),
         invalid=invalid.select("sample_id", "error"),
         row_count=distinct if last_id is None else cast(int, limit),
         invalid_count=invalid_count,
@@ -204,269 +130,22 @@ def _adapter(name: str | None) -> Adapter | None:
     return FORMATS[name]
 
 
-def _find(path: str) -> list[_File]:
-    """The files that a path stands for, by path. What exists literally wins over a glob."""
-    try:
-        found = _find_remote(path) if formats.is_remote(path) else _find_local(formats.local_path(path))
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise SampleError(
-            f"{path}: cannot be listed ({type(error).__name__}); check the path and its rights"
-        ) from error
-    if not found:
-        raise SampleError(f"{path}: no such file, or no files in it; check the path")
-    return sorted(found, key=lambda file: file.path)
+def _index(units: DataFrame, adapter: Adapter | None) -> DataFrame:
+    """First pass: the place of each row, sample_id, content, error; facts in a row of its own for each unit."""
+    return _read(units, partial(index_batches, adapter=adapter), T.StructType([*PLACE_FIELDS, *FOUND_FIELDS]))
 
 
-def _find_local(path: str) -> list[_File]:
-    if os.path.exists(path):
-        matches = [path]
-    else:
-        matches = [match for match in glob.glob(path, recursive=True) if _is_shown(os.path.basename(match))]
-    paths = {file for match in matches for file in ([match] if os.path.isfile(match) else _walk(match))}
-    return [_File(file, os.path.getsize(file)) for file in paths]
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if _is_shown(name)]
-        yield from (os.path.join(parent, name) for name in names if _is_shown(name))
-
-
-def _is_shown(name: str) -> bool:
-    return not name.startswith((".", "_"))
-
-
-def _find_remote(uri: str) -> list[_File]:
-    system, inner = formats.filesystem(uri)
-    prefix = uri[: len(uri.rstrip("/")) - len(inner.rstrip("/"))]
-    info = system.get_file_info(inner)
-    if info.type == pafs.FileType.File:
-        return [_File(prefix + info.path, info.size)]
-    base = inner if info.type == pafs.FileType.Directory else _before_wildcard(inner)
-    listed = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
-    return [
-        _File(prefix + item.path, item.size)
-        for item in listed
-        if item.type == pafs.FileType.File
-        and all(_is_shown(part) for part in PurePosixPath(item.path).relative_to(base).parts)
-        and (base == inner or _matches(item.path, inner))
-    ]
-
-
-def _before_wildcard(path: str) -> str:
-    head = path[: min((path.index(mark) for mark in "*?[" if mark in path), default=len(path))]
-    return head.rpartition("/")[0]
-
-
-def _matches(path: str, pattern: str) -> bool:
-    parts, patterns = path.split("/"), pattern.split("/")
-    return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
-
-
-def _inspect(spark: SparkSession, found: list[_File]) -> list[_File]:
-    """The files with kind, and the columns that a header or footer names. Raises SampleError for all that have none."""
-    files, problems = [], []
-    for file in found:
-        try:
-            files.append(_inspect_file(spark, file))
-        except UnreadableFileError as problem:
-            problems.append(f"{file.path}: {problem}")
-        except formats.READ_ERRORS as error:
-            problems.append(
-                f"{file.path}: cannot be read ({type(error).__name__}); replace the file or check its rights"
-            )
-    _raise(problems)
-    return files
-
-
-def _inspect_file(spark: SparkSession, file: _File) -> _File:
-    name = file.path.lower()
-    kind = next((kind for extension, kind in EXTENSIONS.items() if name.endswith(extension)), None)
-    if kind is None:
-        raise UnreadableFileError(f"unknown extension; known are {', '.join(EXTENSIONS)}")
-    if kind == "json":
-        return _File(file.path, file.size, formats.json_kind(file.path))
-    if kind == "csv":
-        header = formats.csv_header(file.path)
-        return _File(file.path, file.size, kind, tuple(header) or None)
-    with formats.open_parquet(file.path) as parquet:
-        types = {name or f"_c{n}": _spark_type(spark, t) for n, (name, t) in enumerate(_arrow_fields(parquet))}
-        groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
-    return _File(file.path, file.size, kind, tuple(types), types, groups)
-
-
-def _arrow_fields(parquet: Any) -> list[tuple[str, pa.DataType]]:
-    return [(field.name, field.type) for field in parquet.schema_arrow]
-
-
-def _spark_type(spark: SparkSession, arrow: pa.DataType) -> T.DataType:
-    """The Spark type of a Parquet column; text where Spark has none that it can write."""
-    if pa.types.is_timestamp(arrow) and arrow.tz is None:
-        return T.TimestampNTZType()
-    if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
-        return T.LongType()
-    try:
-        spark_type = spark.createDataFrame(pa.table([pa.array([], arrow)], names=["column"])).schema[0].dataType
-    except (TypeError, ValueError, pa.ArrowException):
-        return T.StringType()
-    return spark_type if _is_writable(spark_type) else T.StringType()
-
-
-def _is_writable(spark_type: T.DataType) -> bool:
-    if isinstance(spark_type, T.StructType):
-        names = {name.lower() for name in spark_type.names}
-        return 0 < len(names) == len(spark_type.names) and all(_is_writable(field.dataType) for field in spark_type)
-    if isinstance(spark_type, T.ArrayType):
-        return _is_writable(spark_type.elementType)
-    if isinstance(spark_type, T.MapType):
-        return isinstance(spark_type.keyType, T.StringType) and _is_writable(spark_type.valueType)
-    return isinstance(spark_type, CARRIED)
-
-
-def _raise(problems: Sequence[str]) -> None:
-    if problems:
-        more = [f"and {len(problems) - SHOWN_PROBLEMS} more files"] if len(problems) > SHOWN_PROBLEMS else []
-        raise SampleError("\n".join([*problems[:SHOWN_PROBLEMS], *more]))
-
-
-def _units(spark: SparkSession, files: list[_File], whole_files: bool) -> DataFrame:
-    """The parts of the files, spread over tasks: file int, path string, kind string, start, length long, group int."""
-    split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
-    units = [unit for number, file in enumerate(files) for unit in _units_of(number, file, split, whole_files)]
-    tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
-    schema = "file int, path string, kind string, start long, length long, group int"
-    rows = [(unit.file, unit.path, unit.kind, unit.start, unit.length, unit.group) for unit in units]
-    return spark.createDataFrame(rows, schema).repartition(max(1, min(len(rows), tasks)))
-
-
-def _bytes(size: str) -> int:
-    """A size as Spark's settings write it (`134217728b`, `128MB`, `1g`), in bytes."""
-    number = size.lower().rstrip("b")
-    power = "kmgt".find(number[-1]) + 1
-    return max(1, int(number.rstrip("kmgt")) << (10 * power))
-
-
-def _units_of(number: int, file: _File, split: int, whole_files: bool) -> Iterator[Unit]:
-    if file.kind == "parquet":
-        start = 0
-        for group, count in enumerate(file.row_groups):
-            yield Unit(number, file.path, file.kind, start, count, group)
-            start += count
-    elif file.kind == "lines" and not whole_files and not file.path.lower().endswith(".gz"):
-        for start in range(0, max(file.size, 1), split):
-            yield Unit(number, file.path, file.kind, start, min(split, max(file.size - start, 1)))
-    else:
-        yield Unit(number, file.path, file.kind)
-
-
-def _units_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Unit]:
-    for batch in batches:
-        yield from (Unit(**row) for row in batch.to_pylist())
-
-
-def _records(unit: Unit, adapter_name: str | None) -> Iterator[tuple[int, int, Record, Record]]:
-    """(1-based row of the unit, part of the row, record as read, record to be a sample)."""
-    adapter = FORMATS[adapter_name] if adapter_name else None
-    for n, record in enumerate(formats.READERS[unit.kind](unit), start=1):
-        parts = adapter.expand(record, unit.start + n - 1) if adapter else [record]
-        yield from ((n, part, record, expanded) for part, expanded in enumerate(parts))
-
-
-def _index(batches: Iterable[pa.RecordBatch], adapter_name: str | None) -> Iterator[pa.RecordBatch]:
-    """First pass: a row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception."""
-    for unit in _units_in(batches):
-        yield from _chunks(_index_rows(unit, adapter_name), INDEX_SCHEMA)
-
-
-def _index_rows(unit: Unit, adapter_name: str | None) -> Iterator[dict[str, Any]]:
-    place = {"file": unit.file, "block": unit.start}
-    columns: set[str] = set()
-    shapes: dict[str, formats.Shape] = {}
-    problem, n = None, 0
-    try:
-        for n, part, record, expanded in _records(unit, adapter_name):
-            columns.update(record.values)
-            sample = formats.to_sample(expanded, contexts_as_text=unit.kind in ("csv", "parquet"))
-            if unit.kind != "parquet" or adapter_name:
-                for name, value in sample.rest.items():
-                    shapes[name] = formats.merge_shapes(shapes.get(name, "null"), formats.shape_of(value))
-            identity = {"sample_id": sample.known["sample_id"], "content": sample.content, "error": sample.error}
-            yield place | {"n": n, "part": part} | identity
-    except UnreadableFileError as error:
-        problem = str(error)
-    except formats.READ_ERRORS as error:
-        problem = f"cannot be read to its end ({type(error).__name__}); replace the file or check its rights"
-    facts = {"columns": sorted(columns), "shapes": shapes, "rows": n, "problem": problem}
-    yield place | {"n": n, "facts": json.dumps(facts)}
-
-
-def _chunks(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == formats.ROWS_PER_BATCH:
-            yield pa.RecordBatch.from_pylist(chunk, schema)
-            chunk = []
-    if chunk:
-        yield pa.RecordBatch.from_pylist(chunk, schema)
-
-
-@dataclass(frozen=True)
-class _Facts:
-    columns: frozenset[str]
-    shapes: Mapping[str, formats.Shape]
-    rows: int
-    problem: str | None
-
-
-def _facts(index: DataFrame) -> dict[int, _Facts]:
+def _facts(index: DataFrame) -> dict[int, Facts]:
     """By file: what its units found. Evaluates the first pass."""
-    merged: dict[int, _Facts] = {}
+    merged: dict[int, Facts] = {}
     for row in index.where(F.col("facts").isNotNull()).select("file", "facts").collect():
         found = json.loads(row["facts"])
-        before = merged.get(row["file"], _Facts(frozenset(), {}, 0, None))
-        shapes = _merge(before.shapes, found["shapes"])
-        columns, rows = before.columns | set(found["columns"]), before.rows + found["rows"]
-        merged[row["file"]] = _Facts(columns, shapes, rows, before.problem or found["problem"])
+        facts = Facts(frozenset(found["columns"]), found["shapes"], found["rows"], found["problem"])
+        merged[row["file"]] = merged.get(row["file"], Facts()).merge(facts)
     return merged
 
 
-def _merge(left: Mapping[str, formats.Shape], right: Mapping[str, formats.Shape]) -> dict[str, formats.Shape]:
-    names = {**left, **right}
-    return {name: formats.merge_shapes(left.get(name, "null"), right.get(name, "null")) for name in names}
-
-
-def _check_files(files: list[_File], facts: Mapping[int, _Facts], required: Sequence[str]) -> None:
-    problems = []
-    for number, file in enumerate(files):
-        found = facts.get(number, _Facts(frozenset(), {}, 0, None))
-        columns = set(file.columns) if file.columns else set(found.columns)
-        missing = [name for name in required if name not in columns]
-        if found.problem:
-            problems.append(f"{file.path}: {found.problem}")
-        elif missing and (file.columns or found.rows):
-            problems.append(f"{file.path}: {_describe_missing(missing, columns)}")
-    _raise(problems)
-
-
-def _describe_missing(missing: Sequence[str], columns: set[str]) -> str:
-    if not columns:
-        return "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet"
-    parts = [f"no column `{name}`{_near(name, columns)}" for name in missing]
-    shown = ", ".join(f"`{name}`" for name in sorted(columns)[:SHOWN_COLUMNS])
-    more = f" and {len(columns) - SHOWN_COLUMNS} more" if len(columns) > SHOWN_COLUMNS else ""
-    return f"{'; '.join(parts)}; it has {shown}{more}; rename or add columns"
-
-
-def _near(name: str, columns: set[str]) -> str:
-    by_lower = {column.strip().lower(): column for column in sorted(columns) if column not in REQUIRED}
-    candidates = [name, *OTHER_NAMES.get(name, ())]
-    near = [match for word in candidates for match in difflib.get_close_matches(word, by_lower, n=2, cutoff=0.7)]
-    names = [f"`{by_lower[match]}`" for match in dict.fromkeys(near)]
-    return f" (did you mean {' or '.join(names[:3])}?)" if names else ""
-
-
-def _check_ids(rows: DataFrame, files: list[_File]) -> DataFrame:
+def _check_ids(rows: DataFrame, files: list[InputFile]) -> DataFrame:
     """By sample_id: n rows and two hashes. Raises SampleError where one id has two contents."""
     by_id = rows.groupBy("sample_id").agg(
         F.count("*").alias("n"), F.min("content").alias("low"), F.max("content").alias("high")
@@ -476,24 +155,16 @@ def _check_ids(rows: DataFrame, files: list[_File]) -> DataFrame:
     names = [row["sample_id"] for row in shown.collect()]
     if names:
         both = (
-            rows.where(F.col("sample_id").isin(names)).groupBy("sample_id", "content").agg(F.min(_place()).alias("at"))
+            rows.where(F.col("sample_id").isin(names))
+            .groupBy("sample_id", "content")
+            .agg(F.min(F.struct(*PLACE)).alias("at"))
         )
-        places = both.select("sample_id", "at.*").join(F.broadcast(_starts(rows)), on=["file", "block"], how="left")
-        raise SampleError(
-            _describe_conflicts(places.select("sample_id", "file", _row()).collect(), files, several.count())
-        )
+        places = _with_row(both.select("sample_id", "at.*"), rows).select("sample_id", "file", "row").collect()
+        raise SampleError(_describe_conflicts(places, files, several.count()))
     return by_id
 
 
-def _place() -> Any:
-    return F.struct(*PLACE)
-
-
-def _row() -> Any:
-    return (F.col("before") + F.col("n")).alias("row")
-
-
-def _describe_conflicts(places: Sequence[Any], files: list[_File], count: int) -> str:
+def _describe_conflicts(places: Sequence[Any], files: list[InputFile], count: int) -> str:
     by_id: dict[str, list[tuple[int, int]]] = {}
     for place in places:
         by_id.setdefault(place["sample_id"], []).append((place["file"], place["row"]))
@@ -511,6 +182,12 @@ def _starts(rows: DataFrame) -> DataFrame:
     earlier = Window.partitionBy("file").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
     blocks = rows.groupBy("file", "block").agg(F.max("n").alias("count"))
     return blocks.select("file", "block", F.coalesce(F.sum("count").over(earlier), F.lit(0)).alias("before"))
+
+
+def _with_row(places: DataFrame, rows: DataFrame) -> DataFrame:
+    """The places with `row`, 1-based in its file; `rows` are all there are."""
+    starts = F.broadcast(_starts(rows))
+    return places.join(starts, on=["file", "block"], how="left").withColumn("row", F.col("before") + F.col("n"))
 
 
 def _last_id(by_id: DataFrame, limit: int) -> str:
@@ -531,101 +208,42 @@ def _kept(rows: DataFrame, dropped: DataFrame | None, last_id: str | None) -> Da
     return kept if dropped is None else kept.join(dropped, on=PLACE, how="left_anti")
 
 
-def _invalid(rows: DataFrame, dropped: DataFrame | None, last_id: str | None, files: list[_File]) -> DataFrame:
+def _invalid(rows: DataFrame, dropped: DataFrame | None, last_id: str | None, files: list[InputFile]) -> DataFrame:
     """file, row, part, sample_id, error with file and row in it."""
     broken = _kept(rows.where(F.col("error").isNotNull()), dropped, last_id)
     paths = rows.sparkSession.createDataFrame([(n, file.path) for n, file in enumerate(files)], "file int, path string")
     message = F.format_string("%s row %d: %s", F.col("path"), F.col("row"), F.col("error"))
     return (
-        broken.join(F.broadcast(_starts(rows)), on=["file", "block"], how="left")
+        _with_row(broken, rows)
         .join(F.broadcast(paths), on="file", how="left")
-        .withColumn("row", _row())
         .select("file", "row", "part", "sample_id", message.alias("error"))
     )
 
 
-def _rest_types(files: list[_File], facts: Mapping[int, _Facts], adapter: Adapter | None) -> dict[str, T.DataType]:
-    """The type of every column beside the known, over all files."""
-    shapes: dict[str, formats.Shape] = {}
-    for found in facts.values():
-        shapes = _merge(shapes, found.shapes)
-    types: dict[str, T.DataType] = {}
-    for file in files if adapter is None else ():
-        for name, spark_type in file.types.items():
-            types[name] = _common_type(types.get(name, spark_type), spark_type)
-        types |= {name: types.get(name, T.StringType()) for name in file.columns or () if file.kind == "csv"}
-    for name, shape in shapes.items():
-        if shape != "null" or name not in types:
-            spark_type = _type_of_shape(shape)
-            types[name] = _common_type(types.get(name, spark_type), spark_type)
-    return {name: spark_type for name, spark_type in types.items() if name not in KNOWN}
-
-
-def _type_of_shape(shape: formats.Shape) -> T.DataType:
-    """A shape as Spark type: text where all is null or types do not agree. A struct without fields is text too."""
-    if isinstance(shape, str):
-        simple = {"boolean": T.BooleanType(), "long": T.LongType(), "double": T.DoubleType()}
-        return cast(T.DataType, simple.get(shape, T.StringType()))
-    if "list" in shape:
-        return T.ArrayType(_type_of_shape(shape["list"]))
-    fields = [T.StructField(name, _type_of_shape(shape["struct"][name])) for name in sorted(shape["struct"])]
-    return T.StructType(fields) if fields else T.StringType()
-
-
-def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
-    if left == right:
-        return left
-    if isinstance(left, INTEGRAL) and isinstance(right, INTEGRAL):
-        return T.LongType()
-    numeric = (*INTEGRAL, T.FloatType, T.DoubleType)
-    return T.DoubleType() if isinstance(left, numeric) and isinstance(right, numeric) else T.StringType()
-
-
-def _rows(
-    units: DataFrame,
-    rest: Mapping[str, T.DataType],
-    adapter_name: str | None,
-    dropped: DataFrame | None,
-    last_id: str | None,
-) -> DataFrame:
-    """Second pass: the samples themselves."""
-    sources = _output_names(rest)
+def _samples(units: DataFrame, adapter: Adapter | None, carried: Mapping[str, T.DataType]) -> DataFrame:
+    """Second pass: the samples themselves. sample struct, the place, sample_id."""
+    sources = _output_names(carried)
     known = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
-    others = [T.StructField(name, rest[sources[name]]) for name in sorted(sources)]
+    others = [T.StructField(name, carried[sources[name]]) for name in sorted(sources)]
     schema = T.StructType([T.StructField("sample", T.StructType([*known, *others])), *PLACE_FIELDS])
+    rows = _read(units, partial(sample_batches, adapter=adapter, sources=sources), schema)
+    return rows.withColumn("sample_id", F.col("sample.sample_id"))
+
+
+def _read(units: DataFrame, read: Callable[..., Iterator[pa.RecordBatch]], schema: T.StructType) -> DataFrame:
     arrow = units.sparkSession.createDataFrame([], schema).toArrow().schema
-    make = partial(_sample_batches, adapter_name=adapter_name, schema=arrow, sources=sources)
-    rows = units.mapInArrow(make, schema).withColumn("sample_id", F.col("sample.sample_id"))
-    return _kept(rows, dropped, last_id).select("sample.*")
+    return units.mapInArrow(partial(read, schema=arrow), schema)
 
 
-def _output_names(rest: Iterable[str]) -> dict[str, str]:
+def _output_names(carried: Iterable[str]) -> dict[str, str]:
     """Column -> name in the file. Names equal but for case get a number: Spark takes them for one."""
     names: dict[str, str] = {}
     taken = {name.lower() for name in KNOWN}
-    for name in sorted(rest):
+    for name in sorted(carried):
         number, column = 1, name
-        while column.lower() in taken or (number > 1 and column in rest):
+        while column.lower() in taken or (number > 1 and column in carried):
             number += 1
             column = f"{name}_{number}"
         taken.add(column.lower())
         names[column] = name
     return names
-
-
-def _sample_batches(
-    batches: Iterable[pa.RecordBatch], adapter_name: str | None, schema: pa.Schema, sources: Mapping[str, str]
-) -> Iterator[pa.RecordBatch]:
-    for unit in _units_in(batches):
-        yield from _chunks(_sample_rows(unit, adapter_name, schema.field("sample").type, sources), schema)
-
-
-def _sample_rows(
-    unit: Unit, adapter_name: str | None, columns: pa.StructType, sources: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for n, part, _, record in _records(unit, adapter_name):
-        sample = formats.to_sample(record, contexts_as_text=unit.kind in ("csv", "parquet"))
-        others = {
-            name: formats.as_type(sample.rest.get(source), columns.field(name).type) for name, source in sources.items()
-        }
-        yield {"sample": {**sample.known, **others}, "file": unit.file, "block": unit.start, "n": n, "part": part}

@@ -61,6 +61,25 @@ def count_actors(settings: Settings) -> int:
     return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
 
 
+def carried_columns(stage: Stage, rows: DataFrame) -> tuple[str, ...]:
+    """The columns of rows that are not variables of the stage."""
+    return tuple(column for column in rows.columns if column not in stage.variables)
+
+
+def add_ids(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    """Columns `keys`, the stage's variables, request_id."""
+    ordered = rows.select(*keys, *stage.variables)
+    schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
+    return ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
+
+
+def result_schema(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> T.StructType:
+    """Columns `keys`, request_id, the stage's output, error_type, error: what asking a stage gives."""
+    output = spark_schema(STAGES[stage.name].output)
+    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
+    return T.StructType([*fields_of(rows, (*keys, "request_id")), *output.fields, *errors])
+
+
 @dataclass
 class StageRunner:
     """Asks the stages of one run. It stops asking, and only reads what is known, once `ended` is set.
@@ -95,8 +114,9 @@ class StageRunner:
         not asked has the error_type `unasked`.
         """
         stage = self.stages[name]
-        keys = tuple(column for column in rows.columns if column not in stage.variables)
-        keyed = self._write_keyed(stage, rows, keys)
+        keys = carried_columns(stage, rows)
+        with_ids = add_ids(stage, rows, keys).withColumn("request_row", F.monotonically_increasing_id())
+        keyed = self._write(with_ids, f"{stage.name}/keyed")
         folder = store.stage_folder(self.store, stage)
         ids = keyed.select("request_id").distinct().persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -109,21 +129,11 @@ class StageRunner:
             ids.unpersist()
         return results
 
-    def _write_keyed(self, stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-        ordered = rows.select(*keys, *stage.variables)
-        schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
-        keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
-        return self._write(keyed.withColumn("request_row", F.monotonically_increasing_id()), f"{stage.name}/keyed")
-
     def _states(self, ids: DataFrame, folder: str) -> DataFrame:
         """Columns request_id, state: what the store has for each id, null where nothing."""
         completions = store.read_completions(self.spark, folder).select("request_id", "error_type")
         known = completions.join(ids, on="request_id", how="left_semi")
         return ids.join(store.states_of_requests(known), on="request_id", how="left").select("request_id", "state")
-
-    def _missing(self, states: DataFrame) -> DataFrame:
-        again = ["lasting", "passing"] if self.retry_failed else ["passing"]
-        return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
 
     def _answer_missing(self, stage: Stage, keyed: DataFrame, states: DataFrame, folder: str) -> _Answered:
         counts = {row["state"]: row["count"] for row in states.groupBy("state").count().collect()}
@@ -155,7 +165,7 @@ class StageRunner:
             if lock is not None and lock.waited:
                 states = self._states(keyed.select("request_id").distinct(), folder)
                 reused = states.where(F.col("state") == "ok").count()
-            requests = self._write_requests(stage, keyed, self._missing(states))
+            requests = self._write_requests(stage, keyed, store.needed(states, retry_failed=self.retry_failed))
             if requests is None:
                 return _Answered(reused)
             process = self.open_process()
@@ -233,11 +243,8 @@ class StageRunner:
         ids = rows.select("request_id").distinct()
         completions = store.read_completions(self.spark, folder).join(ids, on="request_id", how="left_semi")
         best = store.one_a_request(completions).drop("model")
-        output = spark_schema(STAGES[stage.name].output)
-        carried = fields_of(rows, (*keys, "request_id"))
-        errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
         parsed = rows.join(best, on="request_id", how="left").mapInArrow(
-            partial(parse_completions, stage=stage.name, keys=keys), T.StructType([*carried, *output.fields, *errors])
+            partial(parse_completions, stage=stage.name, keys=keys), result_schema(stage, rows, keys)
         )
         self.damaged_files += store.count_damaged(folder)
         return self._write(parsed, f"{stage.name}/results")

@@ -80,6 +80,12 @@ def states_of_requests(completions: DataFrame) -> DataFrame:
     )
 
 
+def needed(states: DataFrame, *, retry_failed: bool) -> DataFrame:
+    """Column request_id: what a run asks of requests in these states, null where the store has nothing."""
+    again = ["lasting", "passing"] if retry_failed else ["passing"]
+    return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
+
+
 def list_segments(folder: str) -> list[fs.FileInfo]:
     """The Parquet files of a stage's folder."""
     system, path = open_filesystem(folder)
@@ -88,17 +94,19 @@ def list_segments(folder: str) -> list[fs.FileInfo]:
 
 
 def count_damaged(folder: str) -> int:
-    """How many files of a stage's folder have no readable footer."""
+    """How many files of a stage's folder have no readable footer; damage inside a file is skipped without a count."""
     system, _ = open_filesystem(folder)
     return sum(1 for info in list_segments(folder) if not _is_readable(system, info.path))
 
 
 def compact(spark: SparkSession, folder: str, run: str) -> None:
     """Rewrites a run's segments into large files; the segments stay for a week, for runs that are reading them."""
-    segments = [info.path for info in list_segments(folder) if info.base_name.startswith(f"{run}-")]
+    system, _ = open_filesystem(folder)
+    own = [info.path for info in list_segments(folder) if info.base_name.startswith(f"{run}-")]
+    segments = [path for path in own if _is_readable(system, path)]
     if len(segments) >= COMPACT_FROM_FILES:
         target = f"{folder}/_compact-{run}"
-        reader = spark.read.schema(spark_schema(COMPLETIONS))
+        reader = spark.read.schema(spark_schema(COMPLETIONS)).option("ignoreCorruptFiles", True)
         rows = reader.parquet(*[_with_scheme(folder, path) for path in segments])
         few = max(1, rows.count() // COMPACTED_ROWS)
         rows.coalesce(few).write.mode("overwrite").option("compression", "zstd").parquet(target)

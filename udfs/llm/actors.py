@@ -37,7 +37,7 @@ class LimiterActor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._limiter = Limiter()
+        self._limiter = Limiter(restarted=ray.get_runtime_context().was_current_actor_reconstructed)
         self._used = monotonic()
         threading.Thread(target=self._end_when_idle, daemon=True).start()
 

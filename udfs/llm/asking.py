@@ -104,6 +104,7 @@ class _Request:
     calls: int = 0
     limited: int = 0
     first_sent: float | None = None
+    last: Answer | None = None
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -144,7 +145,7 @@ class Asker:
         self._recorded: list[str] = []
         self._finished: list[str] = []
         self._in_flight = 0
-        self._places = 1
+        self._places = 0
         self._offset: float | None = None
         self._round_trip = float("inf")
         self._paused_until = 0.0
@@ -287,10 +288,15 @@ class Asker:
         request.body = None
         now = monotonic()
         request.first_sent = request.first_sent or now
+        left = self._settings.deadline - (now - request.first_sent)
+        if left <= 0 and request.last is not None:
+            self._give_back(request, 0)
+            self._record(request, request.last)
+            return
         self._tally.asked += not request.calls
         self._tally.calls += 1
         request.calls += 1
-        answer = await self._endpoint.call(self._stage.api, body)
+        answer = await self._endpoint.call(self._stage.api, body, left)
         self._count(request, answer)
         self._settle(request, self._read(request, answer))
 
@@ -376,6 +382,7 @@ class Asker:
             self._ask_again(request, answer, max(_backoff(request.attempts), answer.retry_after or 0.0))
 
     def _ask_again(self, request: _Request, answer: Answer, wait: float) -> None:
+        request.last = answer
         sent = request.first_sent
         if sent is not None and monotonic() + wait - sent > self._settings.deadline:
             self._record(request, answer)
@@ -488,6 +495,7 @@ class Asker:
             limited=news.limited,
             retry_after=news.retry_after,
             until=self._until,
+            places=self._places,
             outage_seconds=settings.outage if self._answered_ever else min(60.0, settings.outage),
             limits=settings.limits,
             budget=settings.budget,

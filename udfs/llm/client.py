@@ -6,9 +6,11 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
+from math import isfinite
 from time import time
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
@@ -21,9 +23,33 @@ from udfs.llm.keys import Stage
 from udfs.llm.templates import Prompt
 
 TOP_LOGPROBS = 10
+MOST_TOKENS = 2**40
+LONGEST_RETRY_AFTER = 3600.0
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _REFUSED = (401, 403, 404)
-_SAFE_CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+# An endpoint may put anything into an error's code, so only known ones are shown.
+_KNOWN_CODES = frozenset(
+    {
+        "api_error",
+        "authentication_error",
+        "content_filter",
+        "content_policy_violation",
+        "context_length_exceeded",
+        "exceed_context_size_error",
+        "insufficient_quota",
+        "invalid_api_key",
+        "invalid_request_error",
+        "invalid_value",
+        "model_not_found",
+        "not_found_error",
+        "overloaded_error",
+        "permission_error",
+        "rate_limit_exceeded",
+        "server_error",
+        "unsupported_parameter",
+        "unsupported_value",
+    }
+)
 _MODEL_CODES = {"model_not_found", "model_not_available", "invalid_model", "unknown_model"}
 _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|not available|no such)", re.I | re.S)
 
@@ -80,15 +106,19 @@ class Endpoint:
             ),
         )
 
-    async def call(self, api: str, body: bytes) -> Answer:
-        """Sends one request and reads what comes. Never raises for anything that an endpoint may do."""
+    async def call(self, api: str, body: bytes, timeout: float | None = None) -> Answer:
+        """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.
+
+        Never raises for anything that an endpoint may do.
+        """
+        seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(seconds):
                 response = await self._client.post(
                     _PATHS[api], content=body, cast_to=httpx2.Response, options=self._options
                 )
         except TimeoutError:
-            return Answer(error_type="timeout", error=f"no answer within {self._timeout:g} s")
+            return Answer(error_type="timeout", error=f"no answer within {seconds:g} s")
         except APIStatusError as error:
             return _read_status(error.response)
         except APIConnectionError as error:
@@ -142,7 +172,7 @@ def read_completion(content: bytes, api: str, sent: int) -> Answer:
     error_type = _completion_error(text, finish_reason, bool(refusal))
     return Answer(
         text=text,
-        finish_reason=finish_reason,
+        finish_reason=_valid_utf8(finish_reason),
         model=_valid_utf8(model) if isinstance(model, str) else None,
         usage=_read_usage(body.get("usage"), text or "", sent),
         logprobs=choice.get("logprobs"),
@@ -177,7 +207,7 @@ def _read_usage(usage: Any, text: str, sent: int) -> Usage:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
 def _read_status(response: httpx2.Response) -> Answer:
@@ -202,20 +232,20 @@ def _read_error_body(content: bytes) -> tuple[str | None, bool]:
         return None, False
     unknown = code in _MODEL_CODES if isinstance(code, str) else False
     unknown = unknown or (isinstance(message, str) and bool(_MODEL_MESSAGE.search(message[:500])))
-    return code if isinstance(code, str) and _SAFE_CODE.fullmatch(code) else None, unknown
+    return code if isinstance(code, str) and code in _KNOWN_CODES else None, unknown
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by `retry-after-ms`, or `retry-after` in seconds or as a date; None where there is none."""
+    """Seconds to wait, an hour at most, by `retry-after-ms`, or `retry-after` in seconds or as a date; else None."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers[name]) * scale)
-        except (KeyError, ValueError):
-            continue
-    try:
-        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time())
-    except (KeyError, ValueError, TypeError):
-        return None
+        with suppress(KeyError, ValueError):
+            seconds = float(headers[name]) * scale
+            if isfinite(seconds):
+                return min(max(0.0, seconds), LONGEST_RETRY_AFTER)
+    with suppress(KeyError, ValueError, TypeError, OverflowError):
+        seconds = parsedate_to_datetime(headers["retry-after"]).timestamp() - time()
+        return min(max(0.0, seconds), LONGEST_RETRY_AFTER)
+    return None
 
 
 def _read_connection_error(error: APIConnectionError) -> Answer:

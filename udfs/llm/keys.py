@@ -39,7 +39,8 @@ class Stage:
     def decoding(self) -> dict[str, Any]:
         """The parameters that are sent beside model and prompt; fields of `extra_body` win."""
         own = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
-        return {name: value for name, value in {**own, **self.extra_body}.items() if value is not None}
+        sent: dict[str, Any] = _canonical({**own, **self.extra_body})
+        return sent
 
     @cached_property
     def digest(self) -> str:
@@ -57,7 +58,7 @@ class Stage:
 
     def request_id(self, variables: Mapping[str, Any]) -> str:
         """The key of the request for these values of the stage's variables: 32 hex characters."""
-        return _hash(self.digest + canonical_json({name: variables[name] for name in self.variables}))
+        return _hash(self.digest + canonical_json({name: variables.get(name) for name in self.variables}))
 
 
 def canonical_json(value: Any) -> str:

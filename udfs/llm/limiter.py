@@ -15,6 +15,8 @@ SHARE_OF_LIMIT = 0.99
 OUTAGE_FAULTS = 50
 PROBE_SECONDS = 10.0
 CLIENT_EXPIRY = 30.0
+FORGET_SECONDS = 3600.0
+SETTLE_SECONDS = 1.0
 SHRINK = 0.7
 GROW = 1.1
 STEP_SECONDS = 1.0
@@ -63,6 +65,7 @@ class Report:
     existed. `unused_tokens`: leased minus used of what ended or was dropped (negative where more was used). `faults`:
     failures to reach the endpoint since its last other answer; `answered`: whether there was another answer.
     `retry_after`: the longest wait asked for by a 429, None without any. `until`: the latest slot that it ever got.
+    `places`: what it may have in flight by the last lease that it knows.
     """
 
     client: str
@@ -81,6 +84,7 @@ class Report:
     limited: bool = False
     retry_after: float | None = None
     until: float = 0.0
+    places: int = 0
     outage_seconds: float = 600.0
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
@@ -109,16 +113,22 @@ class _Client:
     seen: float
     wants: bool = False
     places: int = 0
-    in_flight: int = 0
+    may_hold: int = 0
     committed: Spent = NOTHING_SPENT
 
 
 class Limiter:
-    """One endpoint's limits. `clock` gives seconds since the epoch."""
+    """One endpoint's limits. `clock` gives seconds since the epoch.
 
-    def __init__(self, clock: Callable[[], float] = time) -> None:
+    A `restarted` one does not know what was leased before: until everybody has reported, it grants no place that the
+    client does not have, and nothing on a budget.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time, *, restarted: bool = False) -> None:
         self._clock = clock
         start = clock() + HORIZON
+        self._restarted = restarted
+        self._settled = start + SETTLE_SECONDS if restarted else start - HORIZON
         self._next_request = start
         self._next_token = start
         self._paused_until = 0.0
@@ -143,9 +153,11 @@ class Limiter:
         refusal, probing = self._outage(report, now)
         wanted = report.estimates
         if probing:
-            wanted = self._probe(report, now) if refusal is None else ()
+            wanted = wanted[:1] if refusal is None and now >= self._next_probe else ()
         affordable, spent_up = self._afford(report, client, wanted)
         times = self._slots(report.limits, affordable, now, report.until)
+        if probing and times:
+            self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
         client.committed += _cost_of(affordable[: len(times)], report.cost_per_token)
         if spent_up and refusal is None:
             refusal = "budget"
@@ -156,13 +168,12 @@ class Limiter:
         """Frees the places of a client that is gone; what it spent stays spent."""
         if client in self._clients:
             gone = self._clients[client]
-            gone.places, gone.in_flight, gone.wants = 0, 0, False
+            gone.places, gone.may_hold, gone.wants = 0, 0, False
 
     def _update_client(self, report: Report, now: float) -> _Client:
         client = self._clients.setdefault(report.client, _Client(report.run, now))
         client.seen = now
         self._began.setdefault(report.run, now)
-        client.in_flight = report.in_flight
         held = Spent(report.held, report.held_tokens, report.held_tokens * report.cost_per_token)
         client.committed = report.spent + held
         self._spent_before[report.run] = max(
@@ -213,17 +224,25 @@ class Limiter:
         return min(rates) if rates else None
 
     def _share_places(self, report: Report, client: _Client, now: float) -> int:
-        """In-flight places: an equal share for everyone active, never more than is left by what others still hold."""
-        active = [other for other in self._clients.values() if now - other.seen < CLIENT_EXPIRY]
-        for gone in [name for name, other in self._clients.items() if now - other.seen >= CLIENT_EXPIRY]:
-            self.leave(gone)
+        """In-flight places: an equal share for everyone active, never more than is left by what others may hold.
+
+        Until its next report a client may act by its last lease or by this one.
+        """
+        for name, other in list(self._clients.items()):
+            if now - other.seen >= CLIENT_EXPIRY:
+                self.leave(name)
+            if now - other.seen >= FORGET_SECONDS:
+                del self._clients[name]
         client.wants = report.in_flight + report.held + len(report.estimates) > 0
-        held_by_others = sum(max(other.places, other.in_flight) for other in active if other is not client)
-        busy = sum(1 for other in active if other.wants)
+        held_by_others = sum(other.may_hold for other in self._clients.values() if other is not client)
+        busy = sum(1 for other in self._clients.values() if other.wants)
         share = -(-report.limits.max_in_flight // max(busy, 1))
-        free = report.limits.max_in_flight - held_by_others
-        client.places = max(0, min(share, free)) if client.wants else 0
-        return client.places
+        places = max(0, min(share, report.limits.max_in_flight - held_by_others)) if client.wants else 0
+        if now < self._settled:
+            places = min(places, report.places)
+        client.may_hold = max(client.places, report.places, places, report.in_flight)
+        client.places = places
+        return places
 
     def _outage(self, report: Report, now: float) -> tuple[str | None, bool]:
         if self._faults < OUTAGE_FAULTS or self._fault_since is None:
@@ -232,16 +251,12 @@ class Limiter:
         over = now - since >= report.outage_seconds
         return ("outage" if over else None), True
 
-    def _probe(self, report: Report, now: float) -> tuple[int, ...]:
-        if now < self._next_probe or not report.estimates:
-            return ()
-        self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
-        return report.estimates[:1]
-
     def _afford(self, report: Report, client: _Client, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
         """The leading calls that the run's budget still covers, and whether it is used up for good."""
         if report.budget == Budget():
             return wanted, False
+        if self._clock() < self._settled:
+            return (), False
         committed = self._spent_before[report.run]
         for other in self._clients.values():
             if other.run == report.run:
@@ -261,8 +276,12 @@ class Limiter:
         start = max(now, self._paused_until)
         if rate is None and limits.tokens_per_minute is None:
             return [start] * len(estimates)
-        horizon = max(HORIZON, 1.0 / rate if rate else 0.0)
-        self._next_request = max(self._next_request, until, start)
+        spacing = 1.0 / rate if rate else 0.0
+        horizon = max(HORIZON, spacing)
+        if self._restarted:
+            # The last slot before the restart may be one that only a client who is gone knew of.
+            self._restarted, self._next_request = False, self._next_request + spacing
+        self._next_request = max(self._next_request, until + spacing, start)
         self._next_token = max(self._next_token, start)
         times: list[float] = []
         for estimate in estimates:
@@ -270,7 +289,7 @@ class Limiter:
             if at > start + horizon:
                 break
             times.append(at)
-            self._next_request = at + (1.0 / rate if rate else 0.0)
+            self._next_request = at + spacing
             self._next_token = at + _seconds_of(estimate, limits.tokens_per_minute)
         return times
 

@@ -12,22 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from udfs.files import is_local as is_local
+from udfs.files import open_filesystem as open_filesystem
+
 FLUSH_BYTES = 8 * 2**20
 # A flush that begins this early is over when its interval is.
 FLUSH_AHEAD = 0.75
-
-
-def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The Arrow file system of a path or URI, and the path in it; `s3a://` is Spark's name for Arrow's `s3://`."""
-    if "://" not in uri:
-        return fs.LocalFileSystem(), uri
-    system, path = fs.FileSystem.from_uri("s3://" + uri[6:] if uri.startswith("s3a://") else uri)
-    return system, path
-
-
-def is_local(uri: str) -> bool:
-    """Whether a path or URI is on a local disk, where a rename is atomic."""
-    return isinstance(open_filesystem(uri)[0], fs.LocalFileSystem)
 
 
 def write_file(uri: str, table: pa.Table) -> None:
@@ -55,6 +45,7 @@ class SegmentWriter:
         self._number = 0
         self._flushed_at = monotonic()
         self._lock = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
 
     def add(self, row: tuple[Any, ...], size: int) -> None:
         """Takes a row; `size` is roughly its bytes."""
@@ -68,15 +59,26 @@ class SegmentWriter:
         return bool(self._rows) and (late or self._bytes >= FLUSH_BYTES)
 
     async def flush(self) -> None:
-        """Writes what is collected. Rows added meanwhile wait for the next file."""
+        """Writes what is collected. Rows added meanwhile wait for the next file.
+
+        A write goes on where the caller is cancelled, and the next flush waits for it.
+        """
         async with self._lock:
+            if self._writing is not None:
+                await asyncio.shield(self._writing)
             self._flushed_at = monotonic()
-            if not self._rows:
-                return
-            rows, self._rows, self._bytes = self._rows, [], 0
-            self._number += 1
-            uri = f"{self._directory}/{self._prefix}-{self._number:06d}.parquet"
-            await asyncio.to_thread(lambda: write_file(uri, rows_to_table(rows, self._schema)))
+            if self._rows:
+                self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._take()))
+                await asyncio.shield(self._writing)
+
+    def _take(self) -> list[tuple[Any, ...]]:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        self._number += 1
+        return rows
+
+    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+        uri = f"{self._directory}/{self._prefix}-{self._number:06d}.parquet"
+        write_file(uri, rows_to_table(rows, self._schema))
 
 
 def rows_to_table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
@@ -91,7 +93,9 @@ def read_ids(directory: str, prefix: str) -> set[str]:
     """The request ids in the segments of one writer; empty where it wrote none."""
     system, path = open_filesystem(directory)
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    files = [info.path for info in found if info.base_name.startswith(prefix) and info.base_name.endswith(".parquet")]
+    files = [
+        info.path for info in found if info.base_name.startswith(f"{prefix}-") and info.base_name.endswith(".parquet")
+    ]
     ids: set[str] = set()
     for file in files:
         ids.update(pq.read_table(file, filesystem=system, columns=["request_id"])["request_id"].to_pylist())

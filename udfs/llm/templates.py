@@ -42,8 +42,7 @@ class Prompt:
 @lru_cache(maxsize=64)
 def compile_prompt(source: str, *, api: str = "chat", name: str = "template") -> Prompt:
     """Compiles a template's source. Raises `PromptError` for bad syntax, includes, imports and blocks across turns."""
-    turns = split_turns(source) if api == "chat" else [("text", _strip_blank_lines(source))]
-    return Prompt(tuple((role, _compile(text, name)) for role, text in turns))
+    return Prompt(tuple((role, _compile(text, name)) for role, text in _turns(source, api)))
 
 
 def split_turns(source: str) -> list[tuple[str, str]]:
@@ -58,9 +57,12 @@ def split_turns(source: str) -> list[tuple[str, str]]:
     ]
 
 
-def check_variables(source: str, allowed: tuple[str, ...], *, name: str) -> None:
+def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat", name: str) -> None:
     """Raises `PromptError` where a template asks for a variable that its stage does not have."""
-    unknown = sorted(find_undeclared_variables(_environment().parse(source)) - set(allowed))
+    asked: set[str] = set()
+    for _, turn in _turns(source, api):
+        asked |= find_undeclared_variables(_environment().parse(turn))
+    unknown = sorted(asked - set(allowed))
     if unknown:
         raise PromptError(
             f"template of stage {name}: unknown variable {', '.join(unknown)}; the stage has {', '.join(allowed)}"
@@ -70,6 +72,10 @@ def check_variables(source: str, allowed: tuple[str, ...], *, name: str) -> None
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+
+
+def _turns(source: str, api: str) -> list[tuple[str, str]]:
+    return split_turns(source) if api == "chat" else [("text", _strip_blank_lines(source))]
 
 
 def _compile(source: str, name: str) -> Template:

@@ -1,0 +1,325 @@
+"""The files of an input: found, listed and inspected, their columns checked and typed. None is read to its end here."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import cast
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from udfs.samples.conversion import KNOWN, REQUIRED
+from udfs.samples.files import is_gzip, is_remote, split_uri
+from udfs.samples.records import (
+    MAX_COLUMNS,
+    READ_ERRORS,
+    WIDTH_ADVICE,
+    Unit,
+    UnreadableFileError,
+    column_names,
+    csv_header,
+    json_kind,
+    open_parquet,
+)
+from udfs.samples.shapes import Shape, merge_columns
+
+SHOWN_PROBLEMS = 50
+SHOWN_COLUMNS = 20
+JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
+EXTENSIONS = {".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"} | {
+    extension + suffix: "json" for extension in JSON_EXTENSIONS for suffix in ("", ".gz")
+}
+OTHER_NAMES = {
+    "query": ("question", "prompt", "input", "instruction"),
+    "response": ("answer", "output", "completion", "prediction"),
+    "contexts": ("context", "documents", "passages", "sources"),
+}
+INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+CARRIED = (
+    T.StringType,
+    T.BooleanType,
+    *INTEGRAL,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.BinaryType,
+)
+UNIT_TYPE = "file int, path string, kind string, start long, length long, group int"
+
+
+class SampleError(ValueError):
+    """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file: its size in bytes, its kind, and what a header or footer says: columns, types, rows by row group."""
+
+    path: str
+    size: int
+    kind: str = ""
+    columns: tuple[str, ...] | None = None
+    types: Mapping[str, T.DataType] = field(default_factory=dict)
+    row_groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What reading a file to its end has found: columns, the shapes of those carried along, rows, and what is wrong."""
+
+    columns: frozenset[str] = frozenset()
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    rows: int = 0
+    problem: str | None = None
+
+    def merge(self, other: Facts) -> Facts:
+        """The facts of both, which are parts of one file; of two problems the first."""
+        shapes = merge_columns(self.shapes, other.shapes)
+        columns, rows = self.columns | other.columns, self.rows + other.rows
+        return Facts(columns, shapes, rows, self.problem or other.problem)
+
+
+def find_files(path: str) -> list[InputFile]:
+    """The files that a path, a glob or a URI stands for, by path. What exists literally wins over a glob.
+
+    Raises SampleError where there are none.
+    """
+    try:
+        found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise SampleError(
+            f"{path}: cannot be listed ({type(error).__name__}); check the path and its rights"
+        ) from error
+    if not found:
+        raise SampleError(f"{path}: no such file, or no files in it; check the path")
+    return sorted(found, key=lambda file: file.path)
+
+
+def local_path(path: str) -> str:
+    """A path without its `file:` scheme, percent signs decoded where there is no such file otherwise."""
+    if not path.startswith("file:/"):
+        return path
+    bare = re.sub("^file:(//)?(?=/)", "", path)
+    return bare if os.path.exists(bare) else unquote(bare)
+
+
+def _find_local(path: str) -> list[InputFile]:
+    if os.path.exists(path):
+        matches = [path]
+    else:
+        matches = [match for match in glob.glob(path, recursive=True) if _is_shown(os.path.basename(match))]
+    paths = {file for match in matches for file in ([match] if os.path.isfile(match) else _walk(match))}
+    return [InputFile(file, os.path.getsize(file)) for file in paths]
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if _is_shown(name)]
+        yield from (os.path.join(parent, name) for name in names if _is_shown(name))
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith((".", "_"))
+
+
+def _find_remote(uri: str) -> list[InputFile]:
+    system, inner = split_uri(uri)
+    prefix = uri[: len(uri.rstrip("/")) - len(inner.rstrip("/"))]
+    info = system.get_file_info(inner)
+    if info.type == pafs.FileType.File:
+        return [InputFile(prefix + info.path, info.size)]
+    base = inner if info.type == pafs.FileType.Directory else _before_wildcard(inner)
+    listed = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    return [
+        InputFile(prefix + item.path, item.size)
+        for item in listed
+        if item.type == pafs.FileType.File
+        and all(_is_shown(part) for part in PurePosixPath(item.path).relative_to(base).parts)
+        and (base == inner or _matches(item.path, inner))
+    ]
+
+
+def _before_wildcard(path: str) -> str:
+    head = path[: min((path.index(mark) for mark in "*?[" if mark in path), default=len(path))]
+    return head.rpartition("/")[0]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    parts, patterns = path.split("/"), pattern.split("/")
+    return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+def inspect_files(spark: SparkSession, found: list[InputFile]) -> list[InputFile]:
+    """The files with their kind, and what headers and footers say. Raises SampleError with a line a useless file."""
+    files, problems = [], []
+    for file in found:
+        try:
+            files.append(_inspect(spark, file))
+        except UnreadableFileError as problem:
+            problems.append(f"{file.path}: {problem}")
+        except READ_ERRORS as error:
+            problems.append(
+                f"{file.path}: cannot be read ({type(error).__name__}); replace the file or check its rights"
+            )
+    _raise(problems)
+    return files
+
+
+def _inspect(spark: SparkSession, file: InputFile) -> InputFile:
+    name = file.path.lower()
+    kind = next((kind for extension, kind in EXTENSIONS.items() if name.endswith(extension)), None)
+    if kind is None:
+        raise UnreadableFileError(f"unknown extension; known are {', '.join(EXTENSIONS)}")
+    if kind == "json":
+        return replace(file, kind=json_kind(file.path))
+    if kind == "csv":
+        return replace(file, kind=kind, columns=tuple(csv_header(file.path)) or None)
+    with open_parquet(file.path) as parquet:
+        schema = parquet.schema_arrow
+        groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
+    named = zip(column_names(schema.names), schema.types, strict=True)
+    types = {name: _spark_type(spark, arrow) for name, arrow in named}
+    return replace(file, kind=kind, columns=tuple(types), types=types, row_groups=groups)
+
+
+def _spark_type(spark: SparkSession, arrow: pa.DataType) -> T.DataType:
+    """The Spark type of a Parquet column; text where Spark has none that it can write."""
+    if pa.types.is_timestamp(arrow) and arrow.tz is None:
+        return T.TimestampNTZType()
+    if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
+        return T.LongType()
+    try:
+        spark_type = spark.createDataFrame(pa.table([pa.array([], arrow)], names=["column"])).schema[0].dataType
+    except (TypeError, ValueError, pa.ArrowException):
+        return T.StringType()
+    return spark_type if _is_writable(spark_type) else T.StringType()
+
+
+def _is_writable(spark_type: T.DataType) -> bool:
+    if isinstance(spark_type, T.StructType):
+        names = {name.lower() for name in spark_type.names}
+        return 0 < len(names) == len(spark_type.names) and all(_is_writable(field.dataType) for field in spark_type)
+    if isinstance(spark_type, T.ArrayType):
+        return _is_writable(spark_type.elementType)
+    if isinstance(spark_type, T.MapType):
+        return isinstance(spark_type.keyType, T.StringType) and _is_writable(spark_type.valueType)
+    return isinstance(spark_type, CARRIED)
+
+
+def _raise(problems: Sequence[str]) -> None:
+    if problems:
+        more = [f"and {len(problems) - SHOWN_PROBLEMS} more files"] if len(problems) > SHOWN_PROBLEMS else []
+        raise SampleError("\n".join([*problems[:SHOWN_PROBLEMS], *more]))
+
+
+def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -> DataFrame:
+    """The parts of the files, spread over tasks: the columns of `Unit`."""
+    split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
+    units = [astuple(unit) for number, file in enumerate(files) for unit in _units_of(number, file, split, whole_files)]
+    tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
+    return spark.createDataFrame(units, UNIT_TYPE).repartition(max(1, min(len(units), tasks)))
+
+
+def _bytes(size: str) -> int:
+    """A size as Spark's settings write it (`134217728b`, `128MB`, `1g`), in bytes."""
+    number = size.lower().rstrip("b")
+    power = "kmgt".find(number[-1]) + 1
+    return max(1, int(number.rstrip("kmgt")) << (10 * power))
+
+
+def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> Iterator[Unit]:
+    if file.kind == "parquet":
+        start = 0
+        for group, count in enumerate(file.row_groups):
+            yield Unit(number, file.path, file.kind, start, count, group)
+            start += count
+    elif file.kind == "lines" and not whole_files and not is_gzip(file.path):
+        for start in range(0, max(file.size, 1), split):
+            yield Unit(number, file.path, file.kind, start, min(split, max(file.size - start, 1)))
+    else:
+        yield Unit(number, file.path, file.kind)
+
+
+def check_columns(path: str, files: list[InputFile], facts: Mapping[int, Facts], required: Sequence[str]) -> None:
+    """Raises SampleError with a line a file that broke off or lacks columns, and for too many columns in all."""
+    problems = []
+    union: set[str] = set()
+    for number, file in enumerate(files):
+        found = facts.get(number, Facts())
+        columns = set(file.columns or found.columns)
+        missing = [name for name in required if name not in columns]
+        union |= columns
+        if found.problem:
+            problems.append(f"{file.path}: {found.problem}")
+        elif missing and (file.columns or found.rows):
+            problems.append(f"{file.path}: {_describe_missing(missing, columns)}")
+    _raise(problems)
+    if len(union) > MAX_COLUMNS:
+        raise SampleError(f"{path}: {len(union):,} columns over all files, at most {MAX_COLUMNS:,}; {WIDTH_ADVICE}")
+
+
+def _describe_missing(missing: Sequence[str], columns: set[str]) -> str:
+    if not columns:
+        return "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet"
+    parts = [f"no column `{name}`{_near(name, columns)}" for name in missing]
+    shown = ", ".join(f"`{name}`" for name in sorted(columns)[:SHOWN_COLUMNS])
+    more = f" and {len(columns) - SHOWN_COLUMNS} more" if len(columns) > SHOWN_COLUMNS else ""
+    return f"{'; '.join(parts)}; it has {shown}{more}; rename or add columns"
+
+
+def _near(name: str, columns: set[str]) -> str:
+    by_lower = {column.strip().lower(): column for column in sorted(columns) if column not in REQUIRED}
+    candidates = [name, *OTHER_NAMES.get(name, ())]
+    near = [match for word in candidates for match in difflib.get_close_matches(word, by_lower, n=2, cutoff=0.7)]
+    names = [f"`{by_lower[match]}`" for match in dict.fromkeys(near)]
+    return f" (did you mean {' or '.join(names[:3])}?)" if names else ""
+
+
+def carried_types(files: list[InputFile], facts: Mapping[int, Facts], adapted: bool) -> dict[str, T.DataType]:
+    """The type of every column beside the known, over all files. `adapted`: an adapter makes the columns."""
+    types: dict[str, T.DataType] = {}
+    for file in () if adapted else files:
+        for name, spark_type in file.types.items():
+            types[name] = _common_type(types.get(name, spark_type), spark_type)
+        types |= {name: types.get(name, T.StringType()) for name in file.columns or () if file.kind == "csv"}
+    shapes: Mapping[str, Shape] = {}
+    for found in facts.values():
+        shapes = merge_columns(shapes, found.shapes)
+    for name, shape in shapes.items():
+        if shape != "null" or name not in types:
+            spark_type = _type_of_shape(shape)
+            types[name] = _common_type(types.get(name, spark_type), spark_type)
+    return {name: spark_type for name, spark_type in types.items() if name not in KNOWN}
+
+
+def _type_of_shape(shape: Shape) -> T.DataType:
+    """A shape as Spark type: text where all is null or types do not agree. A struct without fields is text too."""
+    if isinstance(shape, str):
+        simple = {"boolean": T.BooleanType(), "long": T.LongType(), "double": T.DoubleType()}
+        return cast(T.DataType, simple.get(shape, T.StringType()))
+    if "list" in shape:
+        return T.ArrayType(_type_of_shape(shape["list"]))
+    fields = [T.StructField(name, _type_of_shape(shape["struct"][name])) for name in sorted(shape["struct"])]
+    return T.StructType(fields) if fields else T.StringType()
+
+
+def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
+    if left == right:
+        return left
+    if isinstance(left, INTEGRAL) and isinstance(right, INTEGRAL):
+        return T.LongType()
+    numeric = (*INTEGRAL, T.FloatType, T.DoubleType)
+    return T.DoubleType() if isinstance(left, numeric) and isinstance(right, numeric) else T.StringType()

@@ -1,0 +1,73 @@
+"""Measures the engine and prints each figure beside its goal: `python -m tests.benchmarks [NAME ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import cpu, limit, memory, reuse, throughput
+from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark: what it measures, and the function that does."""
+
+    title: str
+    measure: Callable[[Options], list[Figure]]
+
+
+BENCHMARKS = {
+    "throughput": Benchmark("calls a second against an instant server", throughput.measure),
+    "limit": Benchmark("use of a request limit", limit.measure),
+    "memory": Benchmark("peak memory by number of samples", memory.measure),
+    "cpu": Benchmark("processor time a call", cpu.measure),
+    "reuse": Benchmark("start over a large store", reuse.measure),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the named benchmarks, all by default. 1 where a goal is missed."""
+    given = _parser().parse_args(arguments)
+    unknown = [name for name in given.names if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    options = Options(given.requests, given.pairs, given.sizes, given.stored)
+    results: dict[str, list[Figure]] = {}
+    for name in given.names or BENCHMARKS:
+        results[name] = BENCHMARKS[name].measure(options)
+        show_figures(f"{name}: {BENCHMARKS[name].title}", results[name])
+        if given.json:
+            given.json.write_text(json.dumps(figures_to_json(results), indent=2) + "\n", encoding="utf-8")
+    return int(any(figure.met is False for figures in results.values() for figure in figures))
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = "; ".join(f"{name}: {benchmark.title}" for name, benchmark in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__, epilog=names)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument("--requests", type=_count, metavar="N", help="requests a run (all but memory)")
+    parser.add_argument("--pairs", type=_count, metavar="N", help="repetitions (throughput, cpu, reuse)")
+    parser.add_argument("--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory)")
+    parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What a benchmark reports: measured figures beside their goals, as a table and as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median
+from typing import Any
+
+# Ray runs actors on uvloop where it is installed, which is no dependency of ours: figures with and without differ.
+PACKAGES = ("untold", "pyspark", "ray", "openai", "aiohttp", "pyarrow", "uvloop")
+HEADER = ("name", "goal", "figure", "met", "single values")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line may change; None is the benchmark's own default."""
+
+    requests: int | None = None
+    pairs: int | None = None
+    sizes: tuple[int, ...] = (1_000, 10_000, 100_000)
+    stored: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure: its single values, and what their median must reach, if anything."""
+
+    name: str
+    values: tuple[float, ...]
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the goal; None without a goal."""
+        if self.at_least is not None:
+            return self.median >= self.at_least
+        return self.median <= self.at_most if self.at_most is not None else None
+
+    @property
+    def goal(self) -> str:
+        """The goal in words, empty without one."""
+        if self.at_least is not None:
+            return f">= {_number(self.at_least)}"
+        return f"<= {_number(self.at_most)}" if self.at_most is not None else ""
+
+
+def show_figures(title: str, figures: Sequence[Figure]) -> None:
+    """Prints the figures of a benchmark as a table."""
+    rows = [HEADER, *(_cells(figure) for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    print(f"\n{title}")
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
+
+
+def figures_to_json(results: Mapping[str, Sequence[Figure]]) -> dict[str, Any]:
+    """All results and the machine that they were measured on, as plain JSON values."""
+    return {
+        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "versions": {name: _version(name) for name in PACKAGES},
+        "benchmarks": {name: [_plain(figure) for figure in figures] for name, figures in results.items()},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    met = {True: "yes", False: "NO", None: ""}[figure.met]
+    value = f"{_number(figure.median)} {figure.unit}".rstrip()
+    return figure.name, figure.goal, value, met, " ".join(_number(value) for value in figure.values)
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    return {
+        "name": figure.name,
+        "unit": figure.unit,
+        "at_least": figure.at_least,
+        "at_most": figure.at_most,
+        "median": figure.median,
+        "values": list(figure.values),
+        "met": figure.met,
+    }
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"

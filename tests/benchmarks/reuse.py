@@ -1,0 +1,85 @@
+"""Seconds until the first call of a run over a store that holds a million completions already."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+
+from jobs.store import COMPACTED_ROWS, stage_folder
+from jobs.tables import COMPLETIONS
+from tests.benchmarks.figures import Figure, Options
+from tests.benchmarks.running import Ran, run_job
+from tests.benchmarks.samples import bound_stage, write_samples
+from tests.fakes.answers import coverage_text
+from tests.fakes.model_server import ModelServer
+from udfs.llm.segments import write_file
+
+REQUESTS = 1_000
+PAIRS = 3
+
+
+def measure(options: Options) -> list[Figure]:
+    """Runs over the full store and over an empty one alternately, each with requests that neither has."""
+    requests, pairs = options.requests or REQUESTS, options.pairs or PAIRS
+    with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
+        folder = Path(name)
+        fill_store(folder / "full", options.stored, server.base_url)
+        full, empty = [], []
+        for number in range(pairs):
+            samples = write_samples(folder / "samples.jsonl", requests, first=number * requests)
+            full.append(_run(server, samples, folder, "full", requests))
+            empty.append(_run(server, samples, folder, f"empty{number}", requests))
+    return [
+        Figure(f"start to first call, {options.stored:,} stored", tuple(ran.seconds_before for ran in full), "s"),
+        Figure("start to first call, empty store", tuple(ran.seconds_before for ran in empty), "s"),
+        Figure(f"wall, {options.stored:,} stored", tuple(ran.seconds for ran in full), "s"),
+        Figure("wall, empty store", tuple(ran.seconds for ran in empty), "s"),
+    ]
+
+
+def _run(server: ModelServer, samples: Path, folder: Path, store: str, calls: int) -> Ran:
+    return run_job(server, samples, folder / "job", f"store={folder / store}", calls=calls)
+
+
+def fill_store(store: Path, count: int, base_url: str) -> None:
+    """Writes completions of made-up requests to the stage's folder, in files of the size that compaction gives."""
+    directory = Path(stage_folder(str(store), bound_stage(base_url)))
+    directory.mkdir(parents=True)
+    for number, first in enumerate(range(0, count, COMPACTED_ROWS)):
+        table = make_completions(range(first, min(first + COMPACTED_ROWS, count)))
+        write_file(str(directory / f"compact-earlier-{number:04d}.parquet"), table)
+
+
+def make_completions(numbers: range) -> pa.Table:
+    """A table of good completions, one a number."""
+    size = len(numbers)
+    same = {
+        "finish_reason": "stop",
+        "model": "fake-model",
+        "prompt_tokens": 60,
+        "cached_prompt_tokens": 0,
+        "completion_tokens": 40,
+        "tokens_estimated": False,
+        "attempts": 1,
+        "seconds": 0.02,
+        "answered_at": datetime.now(UTC),
+        "run_id": "earlier",
+    }
+    columns = {name: pa.repeat(pa.scalar(value, COMPLETIONS.field(name).type), size) for name, value in same.items()}
+    columns["request_id"] = pa.array([_made_up_id(number) for number in numbers])
+    columns["text"] = pa.array([_made_up_text(number) for number in numbers])
+    missing = {field.name: pa.nulls(size, field.type) for field in COMPLETIONS if field.name not in columns}
+    columns |= missing
+    return pa.table([columns[name] for name in COMPLETIONS.names], schema=COMPLETIONS)
+
+
+def _made_up_id(number: int) -> str:
+    return blake2b(f"made up {number}".encode(), digest_size=16).hexdigest()
+
+
+def _made_up_text(number: int) -> str:
+    return coverage_text([(f"A covered statement {number}.", (1,))], [(f"An uncovered one {number}.", (1,))])

@@ -1,0 +1,137 @@
+"""Runs what is compared, each in processes of its own, against one model server: the whole job, and the bare loops."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from time import time
+
+import psutil
+
+from tests.benchmarks.samples import SETTINGS
+from tests.benchmarks.watching import Look, Watch
+from tests.fakes.model_server import ModelServer
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_FLIGHT = 64
+LONGEST_SECONDS = 3600.0
+_KEPT_LINES = 20
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What reached the server from one run. `began`, `ended` and `arrivals` (sorted) are time.time."""
+
+    began: float
+    ended: float
+    arrivals: tuple[float, ...]
+    rejected: int
+    looks: tuple[Look, ...] = ()
+    cpu_seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Calls a second from the first to the last arrival."""
+        return (len(self.arrivals) - 1) / (self.arrivals[-1] - self.arrivals[0])
+
+    @property
+    def seconds_before(self) -> float:
+        """From the start of the process to the first arrival."""
+        return self.arrivals[0] - self.began
+
+    @property
+    def seconds_after(self) -> float:
+        """From the last arrival to the end of the process."""
+        return self.ended - self.arrivals[-1]
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the process to its end."""
+        return self.ended - self.began
+
+
+def run_job(
+    server: ModelServer, samples: Path, folder: Path, *settings: str, calls: int | None = None, watch: bool = False
+) -> Ran:
+    """Runs `untold score` on the samples into a new `folder`, which is removed. `watch` fills `looks`.
+
+    Raises RuntimeError where it fails, or where not exactly `calls` requests reached the server.
+    """
+    folder.mkdir()
+    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--metric", "e2e"]
+    command += ["--output", str(folder / "out")]
+    for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_in_flight={IN_FLIGHT}", *settings):
+        command += ["--set", setting]
+    ran = _run(server, command, folder, folder / "log", watch=watch)
+    rmtree(folder)
+    return _checked(ran, calls)
+
+
+def run_loop(server: ModelServer, kind: str, samples: Path, *, calls: int | None = None) -> Ran:
+    """Runs a bare loop of `tests.benchmarks.loops` over the requests of the samples; fills `cpu_seconds`."""
+    command = [sys.executable, "-m", "tests.benchmarks.loops", kind, server.base_url, str(samples), str(IN_FLIGHT)]
+    log = samples.parent / f"{kind}.log"
+    ran = _run(server, command, ROOT, log, watch=False)
+    cpu = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["cpu_seconds"]
+    return _checked(Ran(ran.began, ran.ended, ran.arrivals, ran.rejected, cpu_seconds=cpu), calls)
+
+
+def _run(server: ModelServer, command: Sequence[str], where: Path, log: Path, *, watch: bool) -> Ran:
+    server.reset()
+    looks: tuple[Look, ...] = ()
+    with log.open("w", encoding="utf-8") as written:
+        began = time()
+        with _process(command, where, written.fileno()) as process:
+            if watch:
+                with Watch(process.pid) as watching:
+                    code = process.wait(LONGEST_SECONDS)
+                looks = tuple(watching.looks)
+            else:
+                code = process.wait(LONGEST_SECONDS)
+        ended = time()
+    if code:
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_KEPT_LINES:]
+        raise RuntimeError("\n".join([f"a run ended with code {code}:", *last]))
+    arrived = server.arrivals()
+    rejected = sum(arrival.status == 429 for arrival in arrived)
+    return Ran(began, ended, tuple(sorted(arrival.at for arrival in arrived)), rejected, looks)
+
+
+@contextmanager
+def _process(command: Sequence[str], where: Path, output: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that inherits no proxies, keys or settings, and that does not outlive this context."""
+    kept = {name: value for name, value in os.environ.items() if not _disturbs(name)}
+    process = subprocess.Popen(command, cwd=where, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=kept)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    below: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    for child in below:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _disturbs(name: str) -> bool:
+    return name.startswith(("UNTOLD_", "OPENAI_")) or name.lower().endswith("_proxy")
+
+
+def _checked(ran: Ran, calls: int | None) -> Ran:
+    if calls is not None and len(ran.arrivals) != calls:
+        raise RuntimeError(f"{len(ran.arrivals)} calls reached the model server, not {calls}: the figures would be off")
+    return ran

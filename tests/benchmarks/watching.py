@@ -1,0 +1,96 @@
+"""Memory and processor time of a process and everything below it, by what each process is for."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os.path import basename
+from time import time
+from types import TracebackType
+
+import psutil
+
+SECONDS = 0.2
+DRIVER, JVM, ANSWERING, ACTOR, PYTHON_WORKERS = "driver", "jvm", "answering", "actor", "python workers"
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a tree: resident bytes, and seconds of processor time of the living, by role. `at` is a time.time."""
+
+    at: float
+    bytes: Mapping[str, int]
+    cpu: Mapping[str, float]
+
+
+class Watch:
+    """Looks at a process tree every 0.2 s until it is left. Memory is resident size; pages shared count in each."""
+
+    def __init__(self, pid: int) -> None:
+        self.looks: list[Look] = []
+        self._root = psutil.Process(pid)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_looking, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _keep_looking(self) -> None:
+        while not self._ended.wait(SECONDS):
+            try:
+                self.looks.append(look_at([self._root, *self._root.children(recursive=True)]))
+            except psutil.NoSuchProcess:
+                return
+
+
+def look_at(processes: Sequence[psutil.Process]) -> Look:
+    """The memory and processor time of these processes now; those that end meanwhile are left out."""
+    sizes: Counter[str] = Counter()
+    cpu: dict[str, float] = {}
+    for process in processes:
+        try:
+            with process.oneshot():
+                role, times = role_of(process.cmdline()), process.cpu_times()
+                sizes[role] += process.memory_info().rss
+                cpu[role] = cpu.get(role, 0.0) + times.user + times.system
+        except psutil.Error:
+            continue
+    return Look(time(), sizes, cpu)
+
+
+def role_of(command: Sequence[str]) -> str:
+    """What a process of a run is for, by its command line."""
+    if not command:
+        return OTHER
+    if basename(command[0]) == "java":
+        return JVM
+    if command[0].startswith("ray::AnsweringActor"):
+        return ACTOR
+    roles = {"jobs.cli": DRIVER, "jobs.answer": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
+    return next((role for module, role in roles.items() if module in command), OTHER)
+
+
+def peak_bytes(looks: Sequence[Look], *roles: str) -> int:
+    """The most resident bytes that the processes of these roles had together at one look."""
+    return max((sum(look.bytes.get(role, 0) for role in roles) for look in looks), default=0)
+
+
+def cpu_between(looks: Sequence[Look], role: str, first: float, last: float) -> float:
+    """Seconds of processor time of a role from the look before `first` to the look after `last` (both time.time).
+
+    Raises LookupError where the role was not seen on both sides.
+    """
+    seen = [look for look in looks if role in look.cpu]
+    before = [look.cpu[role] for look in seen if look.at <= first]
+    after = [look.cpu[role] for look in seen if look.at >= last]
+    if not before or not after:
+        raise LookupError(f"no look at the {role} before the first and after the last call; ask more requests")
+    return after[0] - before[-1]

@@ -1,0 +1,217 @@
+"""`untold doctor`: each check against what it is there to find."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import doctor
+from jobs.doctor import Finding, check_disk, check_endpoint, check_ray, check_spark, check_store, examine, plain_url
+from jobs.settings import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
+from jobs.settings_loading import NoEndpointError, Resolved, load_settings
+from tests.fakes.model_server import ModelServer
+
+KEY = "sk-not-to-be-shown"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with ModelServer(answer="fixed") as running:
+        yield running
+
+
+@pytest.fixture
+def calm(server: ModelServer) -> ModelServer:
+    server.configure(rules=(), api_key=None, down=False)
+    server.reset()
+    return server
+
+
+@pytest.fixture
+def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark and Ray have tests of their own; they take seconds each."""
+    for name in ("check_spark", "check_ray"):
+        monkeypatch.setattr(doctor, name, lambda settings: Finding("ok", "engine", "not started"))
+
+
+def settings_for(server: ModelServer, **llm: Any) -> Settings:
+    return Settings(llm=LlmSettings(base_url=server.base_url, model="m", **llm))
+
+
+def states(server: ModelServer, **llm: Any) -> dict[str, str]:
+    return {found.about: found.state for found in check_endpoint(settings_for(server, **llm), server.base_url)}
+
+
+def resolved_for(server: ModelServer) -> Callable[[], Resolved]:
+    return lambda: Resolved(settings_for(server), {}, embedded=False)
+
+
+def refuse(error: Exception) -> Callable[[], Resolved]:
+    def load() -> Resolved:
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_endpoint_that_answers_with_log_probabilities_is_fine(calm: ModelServer, api: str) -> None:
+    assert states(calm, api=api) == {"endpoint": "ok", "log-probabilities": "ok"}
+    assert calm.count() == 2
+
+
+def test_missing_log_probabilities_are_a_warning(calm: ModelServer) -> None:
+    body = {"choices": [{"message": {"content": "4"}, "finish_reason": "stop", "logprobs": None}]}
+    calm.configure(rules=[{"do": {"status": 200, "body": json.dumps(body)}}])
+    assert states(calm) == {"endpoint": "ok", "log-probabilities": "warn"}
+
+
+def test_endpoint_that_refuses_log_probabilities_is_a_warning(calm: ModelServer) -> None:
+    calm.configure(rules=[{"when": {"after": 1}, "do": {"status": 400}}])
+    assert states(calm) == {"endpoint": "ok", "log-probabilities": "warn"}
+
+
+def test_completion_cut_at_the_tiny_limit_counts_as_an_answer(calm: ModelServer) -> None:
+    calm.configure(rules=[{"do": {"length": True}}])
+    assert states(calm)["endpoint"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("deed", "remedy"),
+    [
+        ({"status": 401}, "llm.api_key_env"),
+        ({"status": 404}, "llm.model"),
+        ({"status": 429}, "quota"),
+        ({"status": 503}, "try again later"),
+        ({"html": True}, "OpenAI-compatible"),
+        ({"hang": True}, "llm.timeout_seconds"),
+    ],
+)
+def test_endpoint_that_fails_is_named_with_what_to_do(calm: ModelServer, deed: dict[str, Any], remedy: str) -> None:
+    calm.configure(rules=[{"do": deed}])
+    found = next(check_endpoint(settings_for(calm, timeout_seconds=1.0), calm.base_url))
+    assert (found.state, found.about) == ("FAIL", "endpoint")
+    assert remedy in found.text
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_endpoint_that_is_down_makes_doctor_fail(calm: ModelServer, capsys: pytest.CaptureFixture[str]) -> None:
+    calm.configure(down=True)
+    assert examine(resolved_for(calm)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("FAIL")] == ["endpoint"]
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_key_is_never_shown(
+    calm: ModelServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    calm.configure(api_key="another")
+    assert examine(resolved_for(calm)) == 1
+    assert KEY not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_machine_without_an_endpoint_is_warned_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examine(lambda: load_settings(None, [], None, {}, local_installed=lambda: False)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    warned = [line for line in lines if line.startswith("warn")]
+    assert len(warned) == 1
+    assert "llm.base_url" in warned[0]
+    assert any(line.startswith("ok    store") for line in lines)
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_wrong_settings_fail_and_the_other_checks_still_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examine(refuse(SettingsError("llm.modle: no such setting"))) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("FAIL  settings") and "llm.modle" in line for line in lines)
+    assert any(line.startswith("ok    store") for line in lines)
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_missing_java_is_a_failure_and_spark_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert examine(refuse(NoEndpointError("no endpoint"))) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("FAIL  Java") for line in lines)
+    assert any(line.startswith("warn  Spark") for line in lines)
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_embedded_model_that_was_never_used_is_not_put_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert examine(lambda: Resolved(Settings(), {}, embedded=True)) == 0
+    assert "at the first run" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    assert check_store(str(tmp_path / "not" / "yet")).state == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_store_without_the_right_to_write_fails(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert check_store(str(tmp_path)).state == "FAIL"
+
+
+def test_store_of_an_unknown_kind_fails_without_its_secrets() -> None:
+    found = check_store(f"nowhere://user:{KEY}@bucket/folder?token={KEY}")
+    assert found.state == "FAIL"
+    assert KEY not in found.text
+
+
+def test_disk_is_named_with_its_free_space(tmp_path: Path) -> None:
+    found = list(check_disk(str(tmp_path)))
+    assert [finding.about for finding in found] == ["disk", "disk"]
+    assert str(tmp_path) in found[1].text
+
+
+def test_little_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 10**18)
+    assert {finding.state for finding in check_disk(str(tmp_path))} == {"warn"}
+
+
+def test_check_that_hangs_is_given_up() -> None:
+    slow = "import time; from jobs import doctor; from threading import Event; "
+    slow += "print(doctor._within('store', 0.2, Event().wait).state)"
+    shown = subprocess.run([sys.executable, "-c", slow], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout.strip() == "FAIL"
+
+
+def test_spark_runs_a_job() -> None:
+    found = check_spark(Settings(spark=SparkSettings(master="local[1]")))
+    assert (found.state, found.about) == ("ok", "Spark")
+
+
+def test_spark_that_does_not_start_fails_with_what_to_do() -> None:
+    found = check_spark(Settings(spark=SparkSettings(master="nowhere://")))
+    assert found.state == "FAIL"
+    assert "spark.master" in found.text
+
+
+def test_ray_starts() -> None:
+    assert check_ray(Settings()).state == "ok"
+
+
+def test_ray_cluster_that_does_not_answer_in_time_fails() -> None:
+    found = check_ray(Settings(ray=RaySettings(address="127.0.0.1:9")), seconds=8.0)
+    assert found.state == "FAIL"
+    assert "ray.address" in found.text
+
+
+def test_secrets_of_an_address_are_left_out() -> None:
+    assert plain_url(f"https://user:{KEY}@host:8000/v1?key={KEY}") == "https://host:8000/v1"

@@ -1,0 +1,276 @@
+"""`untold plan`: what it counts, against what a run then asks, and that it neither asks nor writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs import local_model
+from jobs.metrics import METRICS
+from jobs.plan import (
+    STAND_INS,
+    UNLIMITED_COMPLETION_TOKENS,
+    Planner,
+    PlanRequest,
+    completion_limit,
+    cost_of,
+    hours_of,
+    plan,
+    show_plan,
+)
+from jobs.prompts import bind_stage
+from jobs.results import open_run
+from jobs.session import spark_schema
+from jobs.settings import LlmSettings, Settings
+from jobs.settings_loading import load_settings
+from jobs.store import stage_folder
+from jobs.tables import COMPLETIONS, SAMPLES
+from tests.fakes.model_server import ModelServer
+from udfs.llm.keys import Stage
+from udfs.llm.segments import rows_to_table, write_file
+from udfs.stages import STAGES
+
+PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
+KEYS = {
+    *("metric", "stage", "requests", "exact", "reused", "prompt_tokens", "completion_tokens", "cost", "hours"),
+}
+
+
+def settings_for(base_url: str = "http://127.0.0.1:9/v1", **llm: Any) -> Settings:
+    return Settings(llm=LlmSettings(base_url=base_url, model="m", **llm), prompts_dir=PROMPTS)
+
+
+def write_samples(path: Path, samples: Sequence[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+    return str(path)
+
+
+def sample(topic: int, response: str) -> dict[str, Any]:
+    contexts = [f"Fact A{topic}. Fact B{topic}.", f"IRRELEVANT {topic}. Fact C{topic}.", "IRRELEVANT to all."]
+    return {"query": f"What of {topic}?", "response": response, "contexts": contexts}
+
+
+SAMPLES_OF_RUN = [sample(number // 3, f"Fact A{number // 3}. Answer {number}.") for number in range(9)]
+
+
+def files_in(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, the run that followed it, and what the server and the disk had seen of the plan."""
+
+    rows: list[dict[str, Any]]
+    calls: int
+    new_files: set[Path]
+    request: PlanRequest
+    usage: dict[str, dict[str, Any]]
+    server: ModelServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with ModelServer(answer="e2e") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def planned(spark: SparkSession, server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    folder = tmp_path_factory.mktemp("plan")
+    path = write_samples(folder / "in.jsonl", [*SAMPLES_OF_RUN, {"query": "", "response": "x", "contexts": ["a"]}])
+    output = folder / "out"
+    request = PlanRequest(path, str(output), ("e2e",), settings_for(server.base_url), embedded=False)
+    before = files_in(folder)
+    rows = plan(request)
+    calls, new_files = server.count(), files_in(folder) - before
+    given = [f"llm.base_url={server.base_url}", "llm.model=m", f"prompts_dir={PROMPTS}", "fail_on_error=false"]
+    command = ["score", "--input", path, "--output", str(output), "--metric", "e2e"]
+    command += [word for assignment in given for word in ("--set", assignment)]
+    subprocess.run([sys.executable, "-m", "jobs.cli", *command], check=True, capture_output=True)
+    usage = {row["stage"]: row for row in open_run(output).table("usage").to_pylist()}
+    return Planned(rows, calls, new_files, request, usage, server)
+
+
+def test_plan_gives_one_row_a_stage_with_the_promised_fields(planned: Planned) -> None:
+    assert [(row["metric"], row["stage"]) for row in planned.rows] == [
+        ("e2e", "summarise_context"),
+        ("e2e", "evaluate_coverage"),
+    ]
+    assert all(set(row) == KEYS for row in planned.rows)
+
+
+def test_plan_asks_nothing_and_writes_nothing(planned: Planned) -> None:
+    assert (planned.calls, planned.new_files) == (0, set())
+
+
+def test_first_stage_is_what_the_run_then_asks(planned: Planned) -> None:
+    row, used = planned.rows[0], planned.usage["summarise_context"]
+    assert (row["exact"], row["requests"], row["reused"]) == (True, used["requests"], 0)
+    assert row["requests"] == planned.server.count("summarise_context") == 9
+    assert row["prompt_tokens"] == used["prompt_tokens"]
+
+
+def test_later_stage_is_an_upper_bound(planned: Planned) -> None:
+    row, used = planned.rows[1], planned.usage["evaluate_coverage"]
+    assert not row["exact"]
+    assert row["requests"] >= used["requests"] == 9
+    assert row["prompt_tokens"] >= used["prompt_tokens"]
+    assert row["completion_tokens"] >= used["completion_tokens"]
+
+
+def test_after_the_run_everything_is_reused(planned: Planned) -> None:
+    rows = plan(planned.request)
+    assert [(row["requests"], row["reused"], row["exact"], row["prompt_tokens"]) for row in rows] == [
+        (9, 9, True, 0),
+        (9, 9, True, 0),
+    ]
+
+
+def test_new_answer_to_known_contexts_is_exactly_one_request(planned: Planned, tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "more.jsonl", [*SAMPLES_OF_RUN, sample(0, "Another answer.")])
+    rows = plan(replace(planned.request, input=path))
+    assert [(row["requests"], row["reused"], row["exact"]) for row in rows] == [(9, 9, True), (10, 9, True)]
+
+
+def test_embedded_model_is_neither_put_together_nor_started(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_samples(tmp_path / "in.jsonl", SAMPLES_OF_RUN[:1])
+    rows = plan(PlanRequest(path, None, ("e2e",), Settings(prompts_dir=PROMPTS), embedded=True))
+    assert [row["requests"] for row in rows] == [3, 1]
+    assert files_in(tmp_path) == {tmp_path / "in.jsonl"}
+
+
+def test_missing_file_of_a_local_model_is_named(tmp_path: Path) -> None:
+    settings = Settings(llm=LlmSettings(local_model=str(tmp_path / "none.gguf")), prompts_dir=PROMPTS)
+    with pytest.raises(local_model.LocalModelError, match=r"none\.gguf"):
+        plan(PlanRequest("in.jsonl", None, ("e2e",), settings, embedded=True))
+
+
+def frame_of(spark: SparkSession, samples: Sequence[dict[str, Any]]) -> DataFrame:
+    rows = [
+        (str(number), one["query"], one["response"], [(str(n), text) for n, text in enumerate(one["contexts"])], "", "")
+        for number, one in enumerate(samples)
+    ]
+    return spark.createDataFrame(rows, spark_schema(SAMPLES))
+
+
+def store_completion(store: Path, stage: Stage, variables: dict[str, Any], text: str | None, error: str | None) -> None:
+    request_id = stage.request_id(variables)
+    known = {"request_id": request_id, "text": text, "error_type": error, "answered_at": datetime.now(UTC)}
+    folder = Path(stage_folder(str(store), stage))
+    folder.mkdir(parents=True, exist_ok=True)
+    row = tuple(known.get(name) for name in COMPLETIONS.names)
+    write_file(f"{folder}/{request_id}.parquet", rows_to_table([row], COMPLETIONS))
+
+
+def count(
+    spark: SparkSession, samples: DataFrame, store: Path | None, metrics: Sequence[str] = ("e2e",), **options: bool
+) -> list[dict[str, Any]]:
+    settings = settings_for()
+    stages = {name: bind_stage(name, settings) for name in STAGES}
+    planner = Planner(spark, settings, stages, str(store) if store else None, **options)
+    for metric in metrics:
+        METRICS["e2e"].score(samples, planner.begin(metric), summarise_contexts=True)
+    planner.close()
+    return planner.rows
+
+
+@pytest.mark.parametrize(("retry_failed", "reused"), [(False, 2), (True, 1)])
+def test_failures_are_counted_as_a_run_would_ask_them(
+    spark: SparkSession, tmp_path: Path, retry_failed: bool, reused: int
+) -> None:
+    one = sample(0, "Fact A0.")
+    stage = bind_stage("summarise_context", settings_for())
+    outcomes = [("Fact A0.", None), (None, "filtered"), (None, "timeout")]
+    for text, (completion, error) in zip(one["contexts"], outcomes, strict=True):
+        store_completion(tmp_path, stage, {"query": one["query"], "text": text}, completion, error)
+    row = count(spark, frame_of(spark, [one]), tmp_path, retry_failed=retry_failed)[0]
+    assert (row["requests"], row["reused"]) == (3, reused)
+
+
+def test_known_summaries_make_the_next_stage_exact(spark: SparkSession, tmp_path: Path) -> None:
+    one = sample(0, "Fact A0.")
+    stage = bind_stage("summarise_context", settings_for())
+    for text, summary in zip(one["contexts"], ("Fact A0.", "None", "none."), strict=True):
+        store_completion(tmp_path, stage, {"query": one["query"], "text": text}, summary, None)
+    judge = bind_stage("evaluate_coverage", settings_for())
+    shown = {"query": one["query"], "contexts": ["Fact A0."], "response": one["response"]}
+    store_completion(tmp_path, judge, shown, "[Covered statements]\nNone\n[Uncovered statements]\nNone", None)
+    row = count(spark, frame_of(spark, [one]), tmp_path)[1]
+    assert (row["exact"], row["requests"], row["reused"]) == (True, 1, 1)
+
+
+def test_whole_contexts_that_were_judged_do_not_pass_for_their_summaries(spark: SparkSession, tmp_path: Path) -> None:
+    one = sample(0, "Fact A0.")
+    judge = bind_stage("evaluate_coverage", settings_for())
+    store_completion(tmp_path, judge, {name: one[name] for name in judge.variables}, "any", None)
+    row = count(spark, frame_of(spark, [one]), tmp_path)[1]
+    assert (row["exact"], row["requests"], row["reused"]) == (False, 1, 0)
+
+
+def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSession) -> None:
+    rows = count(spark, frame_of(spark, SAMPLES_OF_RUN[:2]), None, metrics=("first", "second"))
+    assert [(row["metric"], row["requests"], row["reused"], row["exact"]) for row in rows] == [
+        ("first", 3, 0, True),
+        ("first", 2, 0, False),
+        ("second", 3, 3, True),
+        ("second", 2, 2, False),
+    ]
+
+
+def test_every_stage_has_a_stand_in_for_its_output(spark: SparkSession) -> None:
+    assert {name: set(make()) for name, make in STAND_INS.items()} == {
+        name: set(stage.output.names) for name, stage in STAGES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("llm", "limit"),
+    [
+        ({"max_tokens": 100}, 100),
+        ({"max_tokens": None, "extra_body": {"max_completion_tokens": 70}}, 70),
+        ({"max_tokens": None}, UNLIMITED_COMPLETION_TOKENS),
+    ],
+)
+def test_completion_limit_is_what_the_stage_sends(llm: dict[str, Any], limit: int) -> None:
+    assert completion_limit(bind_stage("evaluate_coverage", settings_for(**llm))) == limit
+
+
+def test_cost_is_by_price_and_null_without_one() -> None:
+    priced = settings_for(price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0)
+    assert cost_of(priced, 1_000_000, 100_000) == pytest.approx(3.0)
+    assert cost_of(settings_for(), 1_000_000, 100_000) is None
+
+
+def test_hours_are_those_of_the_tighter_limit() -> None:
+    limits = LlmSettings(requests_per_minute=60.0, tokens_per_minute=1000.0)
+    assert hours_of(limits, 7200, 60_000) == pytest.approx(2.0)
+    assert hours_of(limits, 60, 120_000) == pytest.approx(2.0)
+    assert hours_of(LlmSettings(), 60, 120_000) is None
+
+
+def test_table_shows_bounds_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"metric": "e2e", "stage": "summarise_context", "requests": 1200, "exact": True, "reused": 200}
+    first = {**row, "prompt_tokens": 5000, "completion_tokens": 700, "cost": 1.5, "hours": None}
+    show_plan([first, {**first, "stage": "evaluate_coverage", "exact": False}])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["e2e", "summarise_context", "=", "1,200", "200", "5,000", "700", "1.50", "-"]
+    assert lines[2][:3] == ["e2e", "evaluate_coverage", "<="]
+    assert lines[3] == ["total", "<=", "2,400", "400", "10,000", "1,400", "3.00", "-"]
+
+
+def test_planning_needs_no_key() -> None:
+    resolved = load_settings(None, [], "openai", {}, asks=False, local_installed=lambda: False)
+    assert resolved.settings.llm.base_url

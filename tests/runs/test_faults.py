@@ -1,0 +1,275 @@
+"""Every kind of fault happens now and then: all is accounted for, and later starts mend what they may."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.answers import Request, condition, deeds_of, hash_of
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    PROMPTS,
+    Row,
+    expected_statements,
+    make_samples,
+    payloads_of,
+    read_manifest,
+    read_statements,
+    read_table,
+    score,
+    snapshot,
+    write_samples,
+)
+from udfs.llm.templates import compile_prompt
+
+ATTEMPTS = 4
+SHARE = 0.01
+STAGES = ("summarise_context", "evaluate_coverage")
+SETTINGS = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS}
+LIMITED = {"status": 429, "headers": {"Retry-After": "0.5"}}
+
+
+def _rule(stage: str, deed: Any, *, attempts: int | None = None) -> Row:
+    when: Row = {"share": SHARE, "stage": stage}
+    return {"when": when if attempts is None else {**when, "attempt_below": attempts + 1}, "do": deed}
+
+
+RULES = [
+    *(_rule(stage, deed, attempts=1) for stage in STAGES for deed in (LIMITED, {"status": 500}, "refuse", "cut_json")),
+    *(_rule(stage, deed) for stage in STAGES for deed in ("html", "empty", "length", "filter", "no_usage")),
+    *(_rule(stage, {"status": 400}) for stage in STAGES),
+    _rule("summarise_context", {"status": 500}),
+    _rule("summarise_context", "hang", attempts=1),
+    _rule("summarise_context", "refuse"),
+    _rule("evaluate_coverage", "hang"),
+    _rule("evaluate_coverage", "garbage"),
+]
+ERRORS = {
+    "status": "http_500",
+    "refuse": "connection",
+    "hang": "timeout",
+    "html": "bad_body",
+    "cut_json": "bad_body",
+    "empty": "empty",
+    "length": "truncated",
+    "garbage": "unparsable",
+}
+PASSING = {"http_500", "connection", "timeout", "bad_body"}
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What must come of a request: its error_type (None: answered), its calls, the 429s among them."""
+
+    error_type: str | None
+    calls: int
+    limited: int
+    estimated: bool = False
+
+
+@dataclass
+class Expectation:
+    """What must come of a start: the fate of every request by (stage, key), and what each sample lost."""
+
+    fates: dict[tuple[str, str], Fate] = field(default_factory=dict)
+    failures: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def of_stage(self, stage: str) -> list[Fate]:
+        return [fate for (name, _), fate in self.fates.items() if name == stage]
+
+
+def key_of(payload: Mapping[str, Any]) -> int:
+    """The hash by which the server knows a prompt."""
+    source = (PROMPTS / f"{payload['stage']}.jinja").read_text(encoding="utf-8")
+    (message,) = compile_prompt(source).messages(payload)
+    return hash_of(message["content"].encode("utf-8"))
+
+
+def fate_of(payload: Row, rules: Sequence[Row]) -> Fate:
+    """What the rules make of a request that is asked until it is answered or has used up its attempts."""
+    tests = [(condition(rule["when"], index), deeds_of(rule)) for index, rule in enumerate(rules)]
+    attempts = limited = 0
+    while True:
+        calls = attempts + limited + 1
+        request = Request(True, {}, b"", "", payload, key_of(payload), 0, calls, 0.0)
+        deeds = next((deeds for holds, deeds in tests if holds(request)), {})
+        deed = next(iter(deeds), None)
+        if deed in (None, "no_usage"):
+            return Fate(None, calls, limited, deed == "no_usage")
+        if deed == "filter" or deeds.get("status") == 400:
+            return Fate("filtered" if deed == "filter" else "http_400", calls, limited)
+        if deeds.get("status") == 429:
+            limited += 1
+            continue
+        attempts += 1
+        if attempts == ATTEMPTS:
+            return Fate(ERRORS[str(deed)], calls, limited)
+
+
+def expect(samples: Sequence[Row], rules: Sequence[Row]) -> Expectation:
+    """What must come of all samples under the rules; a sample whose summary failed is not judged."""
+    found = Expectation()
+
+    def look(sample: Row, payload: Row) -> bool:
+        key = (payload["stage"], f"{key_of(payload):016x}")
+        if key not in found.fates:
+            found.fates[key] = fate_of(payload, rules)
+        error_type = found.fates[key].error_type
+        if error_type:
+            found.failures[(sample["sample_id"], payload["stage"], error_type)] += 1
+        return error_type is None
+
+    for sample in samples:
+        summaries, coverage = payloads_of(sample)
+        verdicts = [look(sample, payload) for payload in summaries]
+        if all(verdicts):
+            look(sample, coverage)
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    server: ModelServer
+    samples: list[Row]
+    path: Path
+    output: Path
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    folder = tmp_path_factory.mktemp("faults")
+    samples = make_samples(600)
+    with ModelServer(rules=RULES) as server:
+        yield Case(server, samples, write_samples(folder / "samples.jsonl", samples), folder / "out")
+
+
+def _failed(output: Path) -> Counter[tuple[str, str, str]]:
+    return Counter((row["sample_id"], row["stage"], row["error_type"]) for row in read_table(output, "failures"))
+
+
+def _check_samples(case: Case, failed: set[str]) -> None:
+    """Every sample has one row: null and wide bounds for those that failed, the expectation for all others."""
+    scores = {row["sample_id"]: row for row in read_table(case.output, "scores")}
+    assert len(read_table(case.output, "scores")) == len(scores) == len(case.samples)
+    statements = read_statements(case.output)
+    for sample in case.samples:
+        row, expected = scores[sample["sample_id"]], expected_statements(sample)
+        if sample["sample_id"] in failed:
+            assert (row["status"], row["score"], row["score_low"], row["score_high"]) == ("failed", None, 0, 1)
+            assert sample["sample_id"] not in statements
+            continue
+        covered = sum(is_covered for _, is_covered, _ in expected)
+        assert (row["status"], row["score"]) == ("ok", covered / len(expected)), sample["sample_id"]
+        assert (row["covered"], row["uncovered"]) == (covered, len(expected) - covered)
+        assert statements[sample["sample_id"]] == expected
+
+
+def _check_summary(case: Case, failed: set[str]) -> None:
+    for row in read_table(case.output, "summary"):
+        assert row["n"] == row["scored"] + row["undefined"] + row["failed"]
+        if row["level"] == "overall":
+            assert (row["n"], row["failed"]) == (len(case.samples), len(failed))
+    counts = read_manifest(case.output)["counts"]
+    statuses = {"ok": len(case.samples) - len(failed), "failed": len(failed)}
+    assert counts["statuses"] == {status: count for status, count in statuses.items() if count}
+    assert counts["samples"] == counts["scores"] == len(case.samples)
+
+
+def _check_usage(case: Case, expected: Expectation, before: Expectation | None) -> None:
+    """The usage table balances, and agrees with what arrived since the server was reset."""
+    for row in read_table(case.output, "usage"):
+        stage = row["stage"]
+        keys = [key for key in expected.fates if key[0] == stage]
+        reused = {key for key in keys if before and key in before.fates and before.fates[key].error_type is None}
+        kept = {key for key in keys if before and expected.fates[key].calls == 0} - reused
+        asked = [expected.fates[key] for key in keys if key not in reused and key not in kept]
+        failed = sum(expected.fates[key].error_type is not None for key in keys)
+        calls, limited = sum(fate.calls for fate in asked), sum(fate.limited for fate in asked)
+        assert row["requests"] == len(keys) == row["reused"] + row["answered"] + row["failed"] + row["unasked"]
+        assert (row["reused"], row["failed"], row["unasked"]) == (len(reused), failed, 0)
+        assert row["calls"] == calls == case.server.count(stage)
+        assert (row["rate_limited"], row["retries"]) == (limited, calls - len(asked) - limited)
+
+
+def test_every_fault_is_accounted_for(case: Case) -> None:
+    ended = score(case.server, case.path, case.output, settings=SETTINGS)
+    assert ended.code == 4, ended.err
+    expected = expect(case.samples, RULES)
+    seen = {fate.error_type for fate in expected.fates.values()}
+    assert seen == {None, *ERRORS.values(), "filtered", "http_400"}
+    assert _failed(case.output) == expected.failures
+    failed = {sample_id for sample_id, _, _ in expected.failures}
+    _check_samples(case, failed)
+    _check_summary(case, failed)
+    _check_usage(case, expected, None)
+    assert {row["stage"]: row["tokens_estimated"] for row in read_table(case.output, "usage")} == dict.fromkeys(
+        STAGES, True
+    )
+    assert read_manifest(case.output)["totals"]["calls"] == case.server.count()
+    assert read_manifest(case.output)["status"] == "finished"
+
+
+def _again(first: Expectation, samples: Sequence[Row], lasting: bool) -> Expectation:
+    """What must come of a start without rules that asks passing failures again, and lasting ones where told so."""
+    found = expect(samples, [])
+    kept = {key: fate for key, fate in first.fates.items() if not lasting and fate.error_type not in {None, *PASSING}}
+    found.fates |= {key: Fate(fate.error_type, 0, 0) for key, fate in kept.items()}
+    for sample in samples:
+        summaries, coverage = payloads_of(sample)
+        keys = [(payload["stage"], f"{key_of(payload):016x}") for payload in (*summaries, coverage)]
+        lost = [key for key in keys[:-1] if key in kept]
+        if lost:
+            found.fates.pop(keys[-1], None)
+        for stage, key in lost or [key for key in keys if key in kept]:
+            found.failures[(sample["sample_id"], stage, str(kept[stage, key].error_type))] += 1
+    return found
+
+
+def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(case: Case) -> None:
+    first = expect(case.samples, RULES)
+    case.server.configure(rules=[])
+
+    case.server.reset()
+    ended = score(case.server, case.path, case.output, settings=SETTINGS)
+    second = _again(first, case.samples, lasting=False)
+    failed = {sample_id for sample_id, _, _ in second.failures}
+    assert ended.code == 4, ended.err
+    assert 0 < len(failed) < len({sample_id for sample_id, _, _ in first.failures})
+    assert _failed(case.output) == second.failures
+    _check_samples(case, failed)
+    _check_usage(case, second, first)
+    tokens = sum(arrival.prompt_tokens for arrival in case.server.arrivals())
+    assert sum(row["prompt_tokens"] for row in read_table(case.output, "usage")) == tokens
+    assert not any(row["tokens_estimated"] for row in read_table(case.output, "usage"))
+
+    case.server.reset()
+    ended = score(case.server, case.path, case.output, "--retry-failed", settings=SETTINGS)
+    assert ended.code == 0, ended.err
+    assert _failed(case.output) == Counter()
+    _check_samples(case, set())
+    _check_summary(case, set())
+    _check_usage(case, _again(first, case.samples, lasting=True), second)
+    assert len(read_manifest(case.output)["starts"]) == 3
+
+    case.server.reset()
+    before = snapshot(case.output)
+    ended = score(case.server, case.path, case.output, settings=SETTINGS)
+    assert (ended.code, case.server.count()) == (0, 0), ended.err
+    assert snapshot(case.output) == before
+
+
+def test_many_requests_that_always_fail_are_no_outage(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"when": {"share": 0.3}, "do": {"status": 500}}])
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(100)), tmp_path / "out"
+    settings = {"summarise_contexts": "false", "llm.outage_minutes": 0.2}
+    ended = score(server, path, output, settings=settings)
+    assert ended.code == 4, ended.err
+    assert {row["error_type"] for row in read_table(output, "failures")} == {"http_500"}
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok", "failed"}
+    assert json.loads((output / "manifest.json").read_text(encoding="utf-8"))["status"] == "finished"

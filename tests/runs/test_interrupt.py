@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM: the run ends in order, says how to go on, and goes on without paying twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    Ended,
+    Run,
+    count_distinct,
+    make_samples,
+    read_manifest,
+    read_table,
+    score,
+    sum_usage,
+    write_samples,
+)
+
+IN_FLIGHT = 8
+SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
+
+
+def _check_interrupted(ended: Ended, output: Path) -> None:
+    assert ended.code == 130, ended.err
+    last = ended.err.strip().splitlines()[-1]
+    assert last.startswith("untold: interrupted")
+    assert f"untold score --input {output.parent / 'samples.jsonl'} --output {output}" in last
+    assert read_manifest(output)["status"] == "interrupted"
+    statuses = {row["status"] for row in read_table(output, "scores")}
+    assert statuses <= {"ok", "budget"}
+    assert "budget" in statuses
+    assert not read_table(output, "failures")
+    for row in read_table(output, "usage"):
+        assert row["requests"] == row["reused"] + row["answered"] + row["failed"] + row["unasked"]
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_pays_once(server: ModelServer, tmp_path: Path) -> None:
+    samples = make_samples(100)
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    distinct = count_distinct(samples)
+    server.configure(latency=0.4)
+    moments = [(40, signal.SIGINT, os.kill), (80, signal.SIGTERM, os.kill), (distinct - 50, signal.SIGINT, os.killpg)]
+    for arrivals, number, send in moments:
+        run = Run(server, path, output, settings=SETTINGS)
+        run.wait_for(server, arrivals)
+        send(run.pid, number)
+        _check_interrupted(run.wait(timeout=120), output)
+        assert read_manifest(output)["totals"]["calls"] == server.count()
+        assert sum_usage(output, "unasked") > 0
+    interrupted_calls = server.count()
+    ended = score(server, path, output, settings=SETTINGS)
+    assert ended.code == 0, ended.err
+    assert distinct <= server.count() <= distinct + IN_FLIGHT
+    assert sum_usage(output, "calls") == server.count() - interrupted_calls
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+    manifest = read_manifest(output)
+    assert manifest["status"] == "finished"
+    assert [start["status"] for start in manifest["starts"]] == ["interrupted"] * 3 + ["finished"]

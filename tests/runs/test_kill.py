@@ -1,0 +1,120 @@
+"""`kill -9` of a run, of its parent, of an actor and of the limiter: nothing is lost and little is paid for twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep, time
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    Run,
+    alive,
+    canonical,
+    count_distinct,
+    find_actor,
+    kill_processes,
+    make_samples,
+    read_manifest,
+    score,
+    times,
+    write_samples,
+)
+
+IN_FLIGHT = 8
+LATENCY = 0.4
+FLUSH_SECONDS = 1.0
+ORPHAN_SECONDS = 12.0
+SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An uninterrupted run, and a server on which to repeat it slowly."""
+
+    server: ModelServer
+    samples: Path
+    distinct: int
+    results: dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    folder = tmp_path_factory.mktemp("whole")
+    samples = make_samples(100)
+    path = write_samples(folder / "samples.jsonl", samples)
+    with ModelServer() as server:
+        ended = score(server, path, folder / "out", settings=SETTINGS)
+        assert (ended.code, server.count()) == (0, count_distinct(samples)), ended.err
+        server.configure(latency=LATENCY)
+        yield Whole(server, path, count_distinct(samples), canonical(folder / "out"))
+
+
+def _at_risk(server: ModelServer, killed_at: float) -> int:
+    """What a kill may cost: what was in flight, and what arrived within one flush interval."""
+    return IN_FLIGHT + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+
+
+def _start(whole: Whole, output: Path) -> Run:
+    return Run(whole.server, whole.samples, output, settings=SETTINGS)
+
+
+def test_a_killed_run_continues_without_paying_twice(whole: Whole, tmp_path: Path) -> None:
+    server, output = whole.server, tmp_path / "out"
+    server.reset()
+    at_risk = 0
+    for arrivals, stage in ((30, "summarise_context"), (90, "summarise_context"), (40, "evaluate_coverage")):
+        run = _start(whole, output)
+        run.wait_for(server, arrivals, stage)
+        killed_at = time()
+        run.kill()
+        at_risk += _at_risk(server, killed_at)
+        assert read_manifest(output)["status"] == "running"
+    ended = _start(whole, output).wait()
+    assert ended.code == 0, ended.err
+    assert whole.distinct <= server.count() <= whole.distinct + at_risk
+    assert canonical(output) == whole.results
+
+
+def test_whatever_a_run_started_ends_with_it(whole: Whole, tmp_path: Path) -> None:
+    server, output = whole.server, tmp_path / "out"
+    server.reset()
+    run = _start(whole, output)
+    run.wait_for(server, 40)
+    below = run.tree()[1:]
+    killed_at = time()
+    run.kill_parent()
+    end = monotonic() + ORPHAN_SECONDS
+    while alive(below) and monotonic() < end:
+        sleep(0.1)
+    left = [process.name() for process in alive(below)]
+    kill_processes(alive(below))
+    assert not left
+    at_risk = _at_risk(server, killed_at)
+    ended = _start(whole, output).wait()
+    assert ended.code == 0, ended.err
+    assert server.count() <= whole.distinct + at_risk
+    assert canonical(output) == whole.results
+
+
+def test_a_run_survives_the_death_of_an_actor_and_of_the_limiter(whole: Whole, tmp_path: Path) -> None:
+    server, output = whole.server, tmp_path / "out"
+    server.reset()
+    run = _start(whole, output)
+    at_risk = 0
+    for arrivals, stage, actor in (
+        (30, "summarise_context", "AnsweringActor"),
+        (80, "summarise_context", "LimiterActor"),
+        (40, "evaluate_coverage", "AnsweringActor"),
+    ):
+        run.wait_for(server, arrivals, stage)
+        process, killed_at = find_actor(run, actor), time()
+        process.kill()
+        at_risk += _at_risk(server, killed_at)
+    ended = run.wait()
+    assert ended.code == 0, ended.err
+    assert whole.distinct <= server.count() <= whole.distinct + at_risk
+    assert canonical(output) == whole.results

@@ -1,0 +1,172 @@
+"""Outputs, stores and endpoints over several starts: what is refused, what is reused, what ends a run early."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from socket import gethostname
+from time import sleep
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    PROMPTS,
+    Row,
+    Run,
+    canonical,
+    count_distinct,
+    make_samples,
+    read_manifest,
+    read_table,
+    score,
+    sum_usage,
+    write_samples,
+)
+
+NOWHERE = "http://127.0.0.1:9/v1"
+SECRET = "a-key-that-nobody-may-read"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A finished run on a store that others share."""
+
+    server: ModelServer
+    samples: Path
+    rows: list[Row]
+    distinct: int
+    output: Path
+    settings: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """Two runs at once on one store; what others are told meanwhile is tested below by `shared.refusals`."""
+    folder = tmp_path_factory.mktemp("shared")
+    rows = make_samples(50)
+    path = write_samples(folder / "samples.jsonl", rows)
+    with ModelServer(latency=3.0) as server:
+        yield Shared(server, path, rows, count_distinct(rows), folder / "first", {"store": str(folder / "store")})
+
+
+def test_two_runs_on_one_store_pay_once_and_others_are_refused(shared: Shared, tmp_path: Path) -> None:
+    slow = {**shared.settings, "llm.max_in_flight": "2"}
+    first = Run(shared.server, shared.samples, shared.output, settings=slow)
+    first.wait_for(shared.server, 2)
+    second = Run(shared.server, shared.samples, tmp_path / "second", settings=slow)
+    same_output = score(shared.server, shared.samples, shared.output, settings=slow)
+    assert same_output.code == 1
+    assert f"host {gethostname()}, pid {first.pid}" in same_output.err
+    unwilling = score(shared.server, shared.samples, tmp_path / "third", "--no-wait", settings=slow)
+    assert first.is_running
+    assert unwilling.code == 1
+    assert "in use by a run on host" in unwilling.err
+    assert any(f"host {gethostname()}, pid {run.pid}" in unwilling.err for run in (first, second))
+    shared.server.configure(latency=0.0)
+    ends = [first.wait(), second.wait()]
+    assert [ended.code for ended in ends] == [0, 0], [ended.err for ended in ends]
+    assert shared.server.count() == shared.distinct
+    assert canonical(shared.output) == canonical(tmp_path / "second")
+
+
+def test_another_input_with_other_settings_is_refused(shared: Shared, tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "samples.jsonl", shared.rows[:-1])
+    before = shared.server.count()
+    ended = score(shared.server, path, shared.output, settings={**shared.settings, "llm.temperature": "0.5"})
+    assert ended.code == 1
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("untold: ")]
+    assert all(part in line for part in ("another input", "temperature", "--overwrite"))
+    assert shared.server.count() == before
+
+
+def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged_files(shared: Shared) -> None:
+    before, results = shared.server.count(), canonical(shared.output)
+    folders = sorted((Path(shared.settings["store"]) / "v1").iterdir())
+    segment = next(path for path in sorted(folders[0].glob("*.parquet")))
+    (folders[0] / "cut.parquet").write_bytes(segment.read_bytes()[:-100])
+    (folders[1] / "noise.parquet").write_bytes(b"no Parquet at all")
+    ended = score(NOWHERE, shared.samples, shared.output, "--overwrite", settings=shared.settings)
+    for name, folder in (("cut", folders[0]), ("noise", folders[1])):
+        (folder / f"{name}.parquet").unlink()
+    assert ended.code == 0, ended.err
+    assert shared.server.count() == before
+    assert canonical(shared.output) == results
+    assert "2 damaged files" in ended.err
+
+
+def test_a_changed_template_reuses_nothing_and_a_budget_ends_the_run(shared: Shared, tmp_path: Path) -> None:
+    prompts = shutil.copytree(PROMPTS, tmp_path / "prompts")
+    for template in prompts.iterdir():
+        template.write_text(template.read_text(encoding="utf-8").replace("{{ {", "{{  {"), encoding="utf-8")
+    settings = {**shared.settings, "prompts_dir": str(prompts)}
+    before, allowed, output = shared.server.count(), 30, tmp_path / "out"
+    ended = score(shared.server, shared.samples, output, settings={**settings, "budget.max_calls": str(allowed)})
+    assert ended.code == 3, ended.err
+    assert "budget" in ended.err
+    assert read_manifest(output)["status"] == "budget"
+    assert 0 < shared.server.count() - before <= allowed
+    assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+    assert (sum_usage(output, "reused"), sum_usage(output, "calls")) == (0, shared.server.count() - before)
+    ended = score(shared.server, shared.samples, output, settings=settings)
+    assert ended.code == 0, ended.err
+    assert shared.server.count() - before == shared.distinct
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+
+
+_UNKNOWN_MODEL = {"message": "The model `fake-model` does not exist", "code": "model_not_found"}
+
+
+@pytest.mark.parametrize(
+    ("misfit", "status"),
+    [
+        ({"api_key": "another"}, "401"),
+        pytest.param(
+            {"rules": [{"when": {}, "do": {"status": 404, "error": _UNKNOWN_MODEL}}]}, "404", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_an_endpoint_that_refuses_ends_the_run_at_once(
+    server: ModelServer, tmp_path: Path, misfit: Row, status: str
+) -> None:
+    server.configure(**misfit)
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(50)), tmp_path / "out"
+    settings = {"llm.api_key_env": "KEY_OF_A_TEST", "llm.max_in_flight": 4}
+    ended = score(server, path, output, settings=settings, environment={"KEY_OF_A_TEST": SECRET})
+    assert ended.code == 1, ended.err
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("untold: ")]
+    assert status in line
+    assert SECRET not in ended.err + ended.out
+    assert server.count() <= 8
+    assert read_manifest(output)["status"] == "failed"
+    assert SECRET not in (output / "manifest.json").read_text(encoding="utf-8")
+    assert not read_table(output, "failures")
+    assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+
+
+def test_an_outage_is_resumable_and_a_short_one_is_sat_out(server: ModelServer, tmp_path: Path) -> None:
+    samples = make_samples(100)
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    ended = score(NOWHERE, path, output, settings={"llm.outage_minutes": 0.05})
+    assert ended.code == 5, ended.err
+    assert read_manifest(output)["status"] == "outage"
+    assert not read_table(output, "failures")
+    assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+
+    server.configure(latency=0.4)
+    run = Run(server, path, output, settings={"llm.max_in_flight": 8})
+    run.wait_for(server, 40)
+    server.configure(down=True)
+    sleep(6)
+    server.configure(down=False)
+    ended = run.wait()
+    assert ended.code == 0, ended.err
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+    assert server.count() <= count_distinct(samples) + 8
+    assert sum_usage(output, "answered") == count_distinct(samples)
+    folders = (output / "completions" / "v1").iterdir()
+    errors = [error for folder in folders for error in pq.read_table(folder)["error_type"].to_pylist()]
+    assert not any(errors)

@@ -1,0 +1,487 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.model_server import ModelServer
+from udfs.llm.client import Answer, Endpoint, Usage, estimate_tokens, read_completion, request_body
+from udfs.llm.keys import Stage
+from udfs.llm.templates import compile_prompt
+
+KEY = "sk-proj-0123456789abcdefghijklmnop"
+PROMPT_TEXT = "confidential-prompt-text"
+ANSWER_TEXT = "confidential-answer-text"
+STAGE = Stage(name="summarise_context", variables=("query",), model="fake-model", template="{{ query }}", temperature=0)
+PROMPT = compile_prompt(STAGE.template)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with ModelServer(answer="fixed") as started:
+        yield started
+
+
+def call(base_url: str, *, key: str | None = None, timeout: float = 5.0, stage: Stage = STAGE) -> Answer:
+    """One call, from the making of the client to its end."""
+
+    async def ask() -> Answer:
+        endpoint = Endpoint(base_url, key, connections=4, timeout=timeout)
+        prompt = compile_prompt(stage.template, api=stage.api)
+        try:
+            return await endpoint.call(stage.api, request_body(stage, prompt, {"query": PROMPT_TEXT}))
+        finally:
+            await endpoint.close()
+
+    return asyncio.run(ask())
+
+
+def call_raw(response: bytes, *, key: str | None = None, timeout: float = 5.0) -> tuple[Answer, bytes]:
+    """One call to a server that sends these bytes and hangs up: the answer, and what the server received."""
+    received = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.extend(await reader.readuntil(b"\r\n\r\n"))
+        received.extend(await reader.read(65536))
+        writer.write(response)
+        writer.close()
+
+    async def ask() -> Answer:
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, connections=1, timeout=timeout)
+        try:
+            return await endpoint.call("chat", request_body(STAGE, PROMPT, {"query": PROMPT_TEXT}))
+        finally:
+            await endpoint.close()
+            listener.close()
+
+    return asyncio.run(ask()), bytes(received)
+
+
+def http(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    length = f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"HTTP/1.1 {status} Status\r\n{length}{lines}\r\n".encode() + body
+
+
+def completion(**changes: Any) -> bytes:
+    """The body of a good chat completion with some fields replaced."""
+    body = {
+        "model": "m",
+        "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "text"}}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+    }
+    return json.dumps(body | changes).encode()
+
+
+def error_body(**error: Any) -> bytes:
+    return json.dumps({"error": error}).encode()
+
+
+def test_a_completion_is_read(server: ModelServer) -> None:
+    server.configure(rules=[{"do": {"text": "said"}}])
+    answer = call(server.base_url)
+    assert (answer.text, answer.finish_reason, answer.model) == ("said", "stop", "fake-model")
+    assert (answer.error_type, answer.error, answer.refused) == (None, None, False)
+    assert answer.usage.prompt_tokens > 0
+    assert not answer.usage.estimated
+
+
+def test_a_plain_completion_is_read(server: ModelServer) -> None:
+    server.configure(rules=[{"do": {"text": "said"}}])
+    stage = Stage(name="s", variables=("query",), model="m", template="{{ query }}", api="completions")
+    assert call(server.base_url, stage=stage).text == "said"
+    assert server.arrivals()[-1].path == "/v1/completions"
+
+
+MISBEHAVIOUR = {
+    "hang": ("hang", "timeout"),
+    "refuse": ("refuse", "connection"),
+    "html": ("html", "bad_body"),
+    "cut_json": ("cut_json", "bad_body"),
+    "cut_body": ("cut_body", "bad_body"),
+    "length": ("length", "truncated"),
+    "filter": ("filter", "filtered"),
+    "empty": ("empty", "empty"),
+    "null": ("null", "empty"),
+    "blank": ({"text": " \n\t"}, "empty"),
+    "400": ({"status": 400}, "http_400"),
+    "401": ({"status": 401}, "http_401"),
+    "408": ({"status": 408}, "http_408"),
+    "422": ({"status": 422}, "http_422"),
+    "429": ({"status": 429}, "http_429"),
+    "500": ({"status": 500}, "http_500"),
+    "503 with html": ({"status": 503, "body": "<html>"}, "http_503"),
+    "529": ({"status": 529}, "http_529"),
+}
+
+
+@pytest.mark.parametrize(("deed", "error_type"), MISBEHAVIOUR.values(), ids=MISBEHAVIOUR.keys())
+def test_each_misbehaviour_has_its_error_type(server: ModelServer, deed: Any, error_type: str) -> None:
+    server.configure(rules=[{"do": deed}])
+    answer = call(server.base_url, timeout=0.5 if deed == "hang" else 5.0)
+    assert answer.error_type == error_type
+    assert answer.error
+
+
+@pytest.mark.parametrize("deed", ["refuse", {"status": 500}, {"status": 429}, "html", {"status": 408}])
+def test_a_call_is_sent_once(server: ModelServer, deed: Any) -> None:
+    server.configure(rules=[{"do": deed}])
+    server.reset()
+    call(server.base_url)
+    assert server.count() == 1
+
+
+def test_a_late_answer_is_a_timeout(server: ModelServer) -> None:
+    server.configure(rules=[{"do": {"delay": 2.0}}])
+    assert call(server.base_url, timeout=0.3).error_type == "timeout"
+
+
+def test_a_body_that_never_ends_is_a_timeout() -> None:
+    async def ask() -> Answer:
+        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            for _ in range(20):
+                writer.write(b" ")
+                await asyncio.sleep(0.1)
+            writer.close()
+
+        listener = await asyncio.start_server(drip, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", None, connections=1, timeout=0.5)
+        answer = await endpoint.call("chat", b"{}")
+        await endpoint.close()
+        listener.close()
+        return answer
+
+    assert asyncio.run(ask()).error_type == "timeout"
+
+
+def test_a_closed_port_is_unconnected(server: ModelServer) -> None:
+    with ModelServer() as other:
+        address = other.base_url
+    answer = call(address)
+    assert (answer.error_type, answer.unconnected) == ("connection", True)
+
+
+def test_an_unknown_host_is_unconnected() -> None:
+    answer = call("http://no-such-host.invalid/v1")
+    assert (answer.error_type, answer.unconnected) == ("connection", True)
+
+
+def test_a_broken_connection_was_connected(server: ModelServer) -> None:
+    server.configure(rules=[{"do": "refuse"}])
+    assert not call(server.base_url).unconnected
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_no_call_can_get_past_is_refused(server: ModelServer, status: int) -> None:
+    server.configure(rules=[{"do": {"status": status}}])
+    assert call(server.base_url).refused
+
+
+@pytest.mark.parametrize("status", [400, 409, 422, 429, 500, 503])
+def test_what_another_call_may_get_past_is_not_refused(server: ModelServer, status: int) -> None:
+    server.configure(rules=[{"do": {"status": status}}])
+    assert not call(server.base_url).refused
+
+
+UNKNOWN_MODEL = [
+    {"message": "The model `nope` does not exist", "code": "model_not_found"},
+    {"message": "anything", "code": "model_not_found"},
+    {"message": "The model `nope` does not exist or you do not have access to it."},
+    {"message": "Unknown model: no such model nope"},
+    {"message": "model 'nope' not found, try pulling it first"},
+]
+
+
+@pytest.mark.parametrize("error", UNKNOWN_MODEL)
+def test_a_model_that_is_not_there_is_refused(server: ModelServer, error: Mapping[str, str]) -> None:
+    server.configure(rules=[{"do": {"status": 400, "error": error}}])
+    answer = call(server.base_url)
+    assert (answer.error_type, answer.refused) == ("http_400", True)
+
+
+@pytest.mark.parametrize("message", ["context length of the model exceeded", "the temperature is not supported", ""])
+def test_other_bad_requests_are_not_a_missing_model(server: ModelServer, message: str) -> None:
+    server.configure(rules=[{"do": {"status": 400, "error": {"message": message, "code": "invalid_request"}}}])
+    assert not call(server.base_url).refused
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed(server: ModelServer, status: int) -> None:
+    server.configure(rules=[{"do": {"status": status, "headers": {"Location": f"{server.base_url}/elsewhere"}}}])
+    server.reset()
+    answer = call(server.base_url, key=KEY)
+    assert (answer.error_type, answer.refused) == (f"http_{status}", True)
+    assert [arrival.path for arrival in server.arrivals()] == ["/v1/chat/completions"]
+
+
+def date_in(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("headers", "low", "high"),
+    [
+        ({"Retry-After": "7"}, 7, 7),
+        ({"Retry-After": "1.5"}, 1.5, 1.5),
+        ({"Retry-After-Ms": "250"}, 0.25, 0.25),
+        ({"Retry-After-Ms": "250", "Retry-After": "7"}, 0.25, 0.25),
+        ({"Retry-After": "-3"}, 0, 0),
+        ({"Retry-After": "date"}, 27, 30),
+    ],
+)
+def test_retry_after_is_read(
+    server: ModelServer, status: int, headers: dict[str, str], low: float, high: float
+) -> None:
+    sent = {name: date_in(30) if value == "date" else value for name, value in headers.items()}
+    server.configure(rules=[{"do": {"status": status, "headers": sent}}])
+    wait = call(server.base_url).retry_after
+    assert wait is not None
+    assert low <= wait <= high
+
+
+def test_a_date_that_is_over_asks_for_no_wait(server: ModelServer) -> None:
+    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": date_in(-60)}}}])
+    assert call(server.base_url).retry_after == 0
+
+
+@pytest.mark.parametrize("value", ["soon", "", "Wed, 99 Foo 2026 00:00:00 GMT", "1,5"])
+def test_a_wait_that_cannot_be_read_is_none(server: ModelServer, value: str) -> None:
+    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": value}}}])
+    assert call(server.base_url).retry_after is None
+
+
+@pytest.mark.parametrize("value", ["inf", "1e400"])
+def test_a_wait_without_end_is_none(value: str) -> None:
+    assert call_raw(http(429, b"{}", {"Retry-After": value}))[0].retry_after is None
+
+
+def test_without_a_key_no_authorization_is_sent() -> None:
+    answer, received = call_raw(http(200, completion()))
+    assert answer.text == "text"
+    assert b"authorization" not in received.lower()
+
+
+def test_a_key_is_sent_as_a_bearer_token() -> None:
+    _, received = call_raw(http(200, completion()), key=KEY)
+    assert f"bearer {KEY}".encode().lower() in received.lower()
+
+
+def test_a_key_of_the_package_s_own_variable_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    _, received = call_raw(http(200, completion()))
+    assert KEY.encode() not in received
+
+
+def test_proxies_are_ignored_on_the_loopback_interface(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server.configure(rules=[{"do": {"text": "said"}}])
+    assert call(server.base_url).text == "said"
+    assert call(server.base_url.replace("127.0.0.1", "localhost")).text == "said"
+
+
+LEAKS = {
+    "in the message": {"message": f"bad key {KEY}: {PROMPT_TEXT}, {ANSWER_TEXT}"},
+    "in param": {"message": "m", "param": f"{KEY}"},
+    "in a long code": {"message": "m", "code": f"{PROMPT_TEXT} {KEY}"},
+    "no object": f"{KEY} {PROMPT_TEXT}",
+}
+
+
+@pytest.mark.parametrize("error", LEAKS.values(), ids=LEAKS.keys())
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
+def test_errors_repeat_nothing_that_was_sent(status: int, error: Any) -> None:
+    answer, _ = call_raw(http(status, json.dumps({"error": error}).encode()), key=KEY)
+    shown = answer.error or ""
+    assert shown.startswith(f"HTTP {status}")
+    assert all(secret not in shown for secret in (KEY, PROMPT_TEXT, ANSWER_TEXT))
+
+
+@pytest.mark.parametrize("field", ["code", "type"])
+def test_a_code_that_is_the_key_is_not_shown(field: str) -> None:
+    answer, _ = call_raw(http(401, error_body(message="Incorrect API key", **{field: KEY})), key=KEY)
+    assert KEY not in (answer.error or "")
+
+
+def test_a_code_is_shown() -> None:
+    answer, _ = call_raw(http(400, error_body(message="too long", code="context_length_exceeded")))
+    assert answer.error == "HTTP 400 (context_length_exceeded)"
+
+
+@pytest.mark.parametrize("deed", ["length", "filter", "empty", "html", "cut_json"])
+def test_errors_of_completions_do_not_repeat_them(server: ModelServer, deed: str) -> None:
+    server.configure(rules=[{"do": {deed: True, "text": ANSWER_TEXT}}])
+    error = call(server.base_url).error or ""
+    assert ANSWER_TEXT[:8] not in error
+    assert PROMPT_TEXT not in error
+
+
+def test_what_was_cut_or_filtered_was_paid_for() -> None:
+    choice = {"finish_reason": "length", "message": {"content": "half"}}
+    answer = read_completion(completion(choices=[choice]), "chat", 100)
+    assert (answer.error_type, answer.text, answer.usage) == ("truncated", "half", Usage(3, 0, 2))
+
+
+def test_a_refusal_without_text_is_filtered() -> None:
+    choice = {"finish_reason": "stop", "message": {"content": None, "refusal": "I cannot"}}
+    assert read_completion(completion(choices=[choice]), "chat", 100).error_type == "filtered"
+
+
+def test_usage_is_read_with_what_the_endpoint_had_cached() -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
+    assert read_completion(completion(usage=usage), "chat", 1).usage == Usage(100, 64, 5)
+
+
+def test_missing_usage_is_estimated(server: ModelServer) -> None:
+    server.configure(rules=[{"do": {"no_usage": True, "text": "x" * 400}}])
+    usage = call(server.base_url).usage
+    assert usage.estimated
+    assert usage.completion_tokens == estimate_tokens(400)
+    assert usage.prompt_tokens > 0
+
+
+HUGE = 10**30
+ODD = [None, True, -1, 1.5, HUGE, "3", [], {}, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("odd", [value for value in ODD if value != {}], ids=repr)
+@pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens"])
+def test_usage_that_is_no_count_is_estimated(field: str, odd: Any) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, field: odd}
+    assert read_completion(completion(usage=usage), "chat", 40).usage == Usage(11, 0, 2, estimated=True)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_cached_tokens_that_are_no_count_are_none(odd: Any) -> None:
+    for details in (odd, {"cached_tokens": odd}):
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": details}
+        assert read_completion(completion(usage=usage), "chat", 40).usage == Usage(3, 0, 2)
+
+
+BAD_BODIES = {
+    "nothing": b"",
+    "html": b"<html></html>",
+    "null": b"null",
+    "a number": b"7",
+    "a list": b"[]",
+    "no choices": b"{}",
+    "null choices": completion(choices=None),
+    "empty choices": completion(choices=[]),
+    "choices of null": completion(choices=[None]),
+    "choices as an object": completion(choices={"0": {}}),
+    "choices as text": completion(choices="text"),
+    "no message": completion(choices=[{"finish_reason": "stop"}]),
+    "message as text": completion(choices=[{"message": "text"}]),
+    "null message": completion(choices=[{"message": None}]),
+    "no content": completion(choices=[{"message": {}}]),
+    "content as a number": completion(choices=[{"message": {"content": 7}}]),
+    "content in parts": completion(choices=[{"message": {"content": [{"type": "text", "text": "t"}]}}]),
+    "finish reason as a number": completion(choices=[{"message": {"content": "t"}, "finish_reason": 7}]),
+    "deep nesting": b'{"choices":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep lists": b"[" * 200_000 + b"]" * 200_000,
+    "a number of 5000 digits": b'{"choices": ' + b"9" * 5000 + b"}",
+    "no UTF-8": b'{"choices": "\xff\xfe"}',
+    "an error with status 200": error_body(message="overloaded"),
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_what_is_no_completion_is_a_bad_body(api: str, body: bytes) -> None:
+    answer = read_completion(body, api, 40)
+    assert (answer.error_type, answer.text) == ("bad_body", None)
+    assert answer.usage.estimated
+
+
+@pytest.mark.parametrize("odd", [*ODD, float("nan"), float("inf")], ids=repr)
+@pytest.mark.parametrize("field", ["model", "usage", "id", "created", "object"])
+def test_odd_fields_beside_the_text_do_no_harm(field: str, odd: Any) -> None:
+    answer = read_completion(completion(**{field: odd}), "chat", 40)
+    assert (answer.text, answer.error_type) == ("text", None)
+    assert isinstance(answer.model, str | None)
+
+
+def test_lone_surrogates_become_valid_text() -> None:
+    choice = {"finish_reason": "stop", "message": {"content": "a\ud800b \ude00"}}
+    answer = read_completion(completion(choices=[choice], model="m\udfff"), "chat", 40)
+    assert answer.text == "a?b ?"
+    assert (answer.model or "").encode("utf-8") == b"m?"
+
+
+def test_a_finish_reason_becomes_valid_text() -> None:
+    choice = {"finish_reason": "\ud800", "message": {"content": "a"}}
+    answer = read_completion(completion(choices=[choice]), "chat", 40)
+    assert (answer.finish_reason or "").encode("utf-8")
+
+
+def test_pairs_of_surrogates_are_one_character() -> None:
+    choice = {"finish_reason": "stop", "message": {"content": "\U0001f600"}}
+    assert read_completion(completion(choices=[choice]), "chat", 40).text == "\U0001f600"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["choices", "message", "content", "text", "usage", "refusal"]), inner, max_size=4
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@given(JSON, st.sampled_from(["chat", "completions"]))
+def test_no_json_breaks_the_reading(body: Any, api: str) -> None:
+    answer = read_completion(json.dumps(body).encode("utf-8", "surrogatepass"), api, 40)
+    assert answer.error_type in ("bad_body", "empty", "filtered", None)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_reading(body: bytes) -> None:
+    assert read_completion(body, "chat", 40).error_type == "bad_body"
+
+
+@pytest.mark.parametrize("status", [400, 429, 500])
+@pytest.mark.parametrize("body", [*BAD_BODIES.values(), error_body(code=7, message=[]), b'{"error": null}'])
+def test_no_error_body_breaks_the_reading(status: int, body: bytes) -> None:
+    answer, _ = call_raw(http(status, body))
+    assert (answer.error_type, answer.refused) == (f"http_{status}", False)
+
+
+def test_only_what_is_set_is_sent() -> None:
+    body = json.loads(request_body(STAGE, PROMPT, {"query": "q"}))
+    assert body == {"model": "fake-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0}
+
+
+def test_fields_of_extra_body_are_sent_beside_the_parameters() -> None:
+    stage = Stage("s", ("query",), "m", "{{ query }}", top_p=0.5, extra_body={"top_k": 1, "top_p": 0.9, "seed": None})
+    body = json.loads(request_body(stage, PROMPT, {"query": "q"}))
+    assert (body["top_p"], body["top_k"], "seed" in body) == (0.9, 1, False)
+
+
+def test_rated_stages_ask_for_log_probabilities() -> None:
+    chat = json.loads(request_body(Stage("s", (), "m", "x", rated=True), compile_prompt("x"), {}))
+    plain_stage = Stage("s", (), "m", "x", api="completions", rated=True)
+    plain = json.loads(request_body(plain_stage, compile_prompt("x", api="completions"), {}))
+    assert (chat["logprobs"], chat["top_logprobs"]) == (True, 10)
+    assert (plain["logprobs"], plain["prompt"]) == (10, "x")
+
+
+def test_text_is_sent_as_utf8() -> None:
+    assert "日本 😀".encode() in request_body(STAGE, PROMPT, {"query": "日本 😀"})

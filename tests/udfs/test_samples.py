@@ -1,0 +1,269 @@
+"""Samples as workers read them: files -> records -> samples, without Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
+from udfs.samples import records
+from udfs.samples.conversion import Sample, to_sample
+from udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
+from udfs.samples.shapes import merge_shapes, shape_of
+
+
+def parse(path: str, kind: str) -> list[Sample]:
+    return [to_sample(record, kind in ("csv", "parquet")) for record in READERS[kind](Unit(0, path, kind))]
+
+
+def sample_of(**values: Any) -> Sample:
+    return to_sample(Record({**ROW, **values}), contexts_as_text=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"query": None}, "query is null"),
+        ({"query": ""}, "query is empty"),
+        ({"query": " \n"}, "query is empty"),
+        ({"query": {"a": 1}}, "query is no text"),
+        ({"response": None}, "response is null"),
+        ({"response": ["r"]}, "response is no text"),
+        ({"contexts": None}, "contexts is null"),
+        ({"contexts": "a"}, "contexts is no list"),
+        ({"contexts": 3}, "contexts is no list"),
+        ({"contexts": {"id": "1", "text": "a"}}, "contexts is no list"),
+        ({"contexts": ["a", None]}, "context 2 is null"),
+        ({"contexts": [{"id": "1"}]}, "context 1 has no text"),
+        ({"contexts": [["a"]]}, "context 1 is neither text nor an object of id and text"),
+        ({"contexts": ["a", {"id": "1", "text": "b"}]}, "contexts 1 and 2 have one id"),
+        ({"query": None, "contexts": 3}, "query is null; contexts is no list"),
+    ],
+)
+def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> None:
+    assert sample_of(**values).error == error
+
+
+def test_an_empty_response_and_no_contexts_are_valid() -> None:
+    sample = sample_of(response="", contexts=[])
+
+    assert sample.error is None
+    assert (sample.known["response"], sample.known["contexts"]) == ("", [])
+
+
+def test_contexts_get_ids_by_position_where_they_have_none() -> None:
+    contexts = ["a", {"id": 7, "text": "b"}, {"text": "c"}, {"id": None, "text": 4}, {"id": "", "text": ""}]
+
+    found = sample_of(contexts=contexts).known["contexts"]
+
+    assert [(context["id"], context["text"]) for context in found] == [
+        ("1", "a"),
+        ("7", "b"),
+        ("3", "c"),
+        ("4", "4"),
+        ("5", ""),
+    ]
+
+
+def test_scalars_become_text() -> None:
+    known = sample_of(query=5, response=True, system=2, label=False, sample_id=12).known
+
+    assert [known[name] for name in ("query", "response", "system", "label", "sample_id")] == [
+        "5",
+        "true",
+        "2",
+        "false",
+        "12",
+    ]
+
+
+@pytest.mark.parametrize("absent", [{}, {"sample_id": None}, {"sample_id": ""}])
+def test_without_an_id_a_row_has_the_hash_of_its_columns(absent: dict[str, Any]) -> None:
+    found = to_sample(Record({**absent, **dict(reversed(ROW.items())), "extra": None}), contexts_as_text=False)
+
+    assert found.known["sample_id"] == sample_of().known["sample_id"]
+    assert re.fullmatch("[0-9a-f]{32}", found.known["sample_id"])
+
+
+@pytest.mark.parametrize(
+    "other", [{"extra": 1}, {"label": "x"}, {"system": "x"}, {"contexts": ["b", "a"]}, {"query": "p"}]
+)
+def test_every_column_is_in_the_hash(other: dict[str, Any]) -> None:
+    assert sample_of(**other).content != sample_of().content
+
+
+def test_a_recorded_id_never_changes() -> None:
+    """People's outputs and stores hold such ids."""
+    assert sample_of(extra={"b": 1.0, "a": [None, "é"]}).known["sample_id"] == "3fd1e0860a900b5b710deab1036177d4"
+
+
+def test_numbers_that_are_equal_have_one_hash() -> None:
+    assert sample_of(extra=1).content == sample_of(extra=1.0).content
+    assert sample_of(extra={"a": 1, "b": None}).content == sample_of(extra={"a": 1.0}).content
+    assert sample_of(extra=1).content != sample_of(extra=1.5).content
+
+
+def test_rows_without_usable_contexts_keep_their_own_hash() -> None:
+    assert len({sample_of(contexts=contexts).content for contexts in (None, 3, "x", "y", [None], ["a", None])}) == 6
+
+
+def test_json_lines_skip_blank_lines_a_mark_and_repair_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lone = rb'{"query": "\ud800 \ud83d\ude00", "response": "\xff", "contexts": ["\udfff"]}'.replace(rb"\xff", b"\xff")
+    path.write_bytes(
+        b"\xef\xbb\xbf\n  \r\n"
+        + lone
+        + b"\r\n\nnot json\n[1]\n"
+        + b"[" * 100_000
+        + b"\n"
+        + b'{"a":' * 300
+        + b"1"
+        + b"}" * 300
+    )
+
+    samples = parse(str(path), "lines")
+
+    assert samples[0].known["query"] == "\ufffd 😀"
+    assert samples[0].known["response"] == "\ufffd"
+    assert samples[0].known["contexts"] == [{"id": "1", "text": "\ufffd"}]
+    assert [sample.error for sample in samples] == [None, "no JSON", "no JSON object", *["nested too deeply"] * 2]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 41, 42, 1000])
+def test_json_lines_are_split_without_loss(tmp_path: Path, size: int) -> None:
+    path = Path(write_lines(tmp_path / "a.jsonl", [{"query": "q" * n} for n in range(20)]))
+    length = path.stat().st_size
+
+    units = [Unit(0, str(path), "lines", start, min(size, length - start)) for start in range(0, length, size)]
+    queries = [record.values["query"] for unit in units for record in READERS["lines"](unit)]
+
+    assert queries == ["q" * n for n in range(20)]
+
+
+def test_an_array_is_read_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "CHUNK", 3)
+    path = tmp_path / "a.json"
+    path.write_text("\ufeff [" + json.dumps({"query": "x\ny", "n": 12345}) + " ,\n 123456, " + json.dumps(ROW) + "] \n")
+
+    found = list(READERS["array"](Unit(0, str(path), "array")))
+
+    assert [record.values for record in found] == [{"query": "x\ny", "n": 12345}, {}, ROW]
+    assert [record.problem for record in found] == [None, "no JSON object", None]
+
+
+@pytest.mark.parametrize("text", ["[{}", '[{"a": 1},', "[{} {}]", '[{"a" 1}]', "[{}] x", '[{"a": "b'])
+def test_a_broken_array_is_a_problem_of_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+
+    with pytest.raises(UnreadableFileError, match="array"):
+        list(READERS["array"](Unit(0, str(tmp_path / "a.json"), "array")))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [('\ufeff \n [\n{"a": 1}]', "array"), ('[{"a": 1}]\n', "array"), ('["a"]\n{"a": 1}\n', "lines"), ("{}", "lines")],
+)
+def test_the_first_line_tells_an_array_from_lines(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "a.json").write_text(text, "utf-8")
+
+    assert json_kind(str(tmp_path / "a.json")) == kind
+
+
+def test_csv_cells_are_null_where_empty_but_a_response(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "\ufeffsample_id,query,response,contexts,system,x\r\n"
+        ',"a ""b"",\nc",,"[""d""]",,\r\n\r\nshort,row\r\n1,q,r,nope,s,y\r\n',
+        newline="",
+    )
+
+    first, short, last = parse(str(path), "csv")
+
+    assert (first.known["query"], first.known["response"], first.known["system"]) == ('a "b",\nc', "", None)
+    assert first.rest == {"x": None}
+    assert short.error == "2 cells where the header has 6"
+    assert last.error == "contexts is no JSON list"
+
+
+def test_a_broken_csv_record_is_its_own_problem(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('query,response,contexts\nq,"a"b,[]\nq,r,[]\n')
+
+    broken, whole = parse(str(tmp_path / "a.csv"), "csv")
+
+    assert broken.error
+    assert "quoting" in broken.error
+    assert whole.error is None
+
+
+def test_a_quote_that_never_ends_is_a_problem_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('query,response,contexts\nq,"r,[]\nq,r,[]\n')
+
+    with pytest.raises(UnreadableFileError, match="never ends"):
+        parse(str(tmp_path / "a.csv"), "csv")
+
+
+def test_parquet_with_invalid_text_is_repaired(tmp_path: Path) -> None:
+    broken = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"q\xff"))
+    contexts = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), broken)
+    table = pa.table({"query": broken, "response": pa.array([b"r"], pa.binary()), "contexts": contexts})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, write_statistics=False)
+
+    (sample,) = parse(str(tmp_path / "a.parquet"), "parquet")
+
+    assert (sample.known["query"], sample.known["response"]) == ("q\ufffd", "r")
+    assert sample.known["contexts"] == [{"id": "1", "text": "q\ufffd"}]
+
+
+text = st.text(st.characters(), min_size=1, max_size=8) | st.sampled_from(HOSTILE)
+rows = st.fixed_dictionaries(
+    {"query": text, "response": text, "contexts": st.lists(text, max_size=3), "system": text, "extra": text}
+)
+
+
+def clean(value: Any) -> Any:
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return re.sub("[\ud800-\udfff]", "\ufffd", value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(rows, min_size=1, max_size=4))
+def test_every_format_reads_the_same_samples(tmp_path: Path, listed: list[dict[str, Any]]) -> None:
+    valid = [{name: clean(value) for name, value in row.items()} for row in listed]
+
+    lines = parse(write_lines(tmp_path / "a.jsonl", listed), "lines")
+
+    assert lines == parse(write_csv(tmp_path / "a.csv", valid), "csv")
+    assert lines == parse(write_parquet(tmp_path / "a.parquet", valid), "parquet")
+    (tmp_path / "a.json").write_text(json.dumps(listed))
+    assert lines == parse(str(tmp_path / "a.json"), "array")
+
+
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [
+        ([1, 2.5, None], "double"),
+        ([1, "a"], "text"),
+        ([2**70], "text"),
+        ([None], "null"),
+        ([[1], [], [None, 2.5]], {"list": "double"}),
+        ([{"a": 1}, {"b": "x"}], {"struct": {"a": "long", "b": "string"}}),
+        ([{"a": 1}, {"a": [1]}], "text"),
+        ([{"a": 1, "A": 2}], "text"),
+        ([True, 1], "text"),
+    ],
+)
+def test_a_column_has_the_type_that_holds_all_its_values(values: list[Any], shape: Any) -> None:
+    found: Any = "null"
+    for value in values:
+        found = merge_shapes(found, shape_of(value))
+
+    assert found == shape

@@ -1,0 +1,1 @@
+"""Reads files of samples: bytes -> records -> samples. `jobs.samples` plans and checks."""

@@ -1,0 +1,60 @@
+"""Adapters: other layouts of files, and the records that their rows stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from udfs.samples.records import Record
+
+WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for."""
+
+    required: tuple[str, ...]
+    expand: Callable[[Record, int], list[Record]]
+
+
+def _wikicontradict(record: Record, row: int) -> list[Record]:
+    """The five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
+    if record.problem:
+        return [record]
+    values = record.values
+    shared = {
+        "query": values.get("question"),
+        "contexts": [{"id": name, "text": values.get(name)} for name in WIKICONTRADICT_CONTEXTS],
+        "system": values.get("model"),
+        "row": row,
+    }
+    return [
+        Record(
+            {
+                **shared,
+                "sample_id": f"{row}-answer{answer}",
+                "response": values.get(f"answer{answer}"),
+                "label": _wikicontradict_label(values.get(f"label{answer}"), answer),
+                "prompt_index": answer,
+            }
+        )
+        for answer in range(5)
+    ]
+
+
+def _wikicontradict_label(label: Any, answer: int) -> Any:
+    saw_one_context = answer in (1, 2)
+    return "Partially correct" if saw_one_context and label == "Correct" else label
+
+
+FORMATS: dict[str, Adapter] = {
+    "wikicontradict": Adapter(
+        required=(
+            *("question", *WIKICONTRADICT_CONTEXTS, "model"),
+            *(f"{name}{answer}" for name in ("answer", "label") for answer in range(5)),
+        ),
+        expand=_wikicontradict,
+    )
+}

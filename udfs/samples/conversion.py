@@ -1,0 +1,116 @@
+"""Records as samples: the known columns read, the others carried, what is unusable named."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from udfs.samples.records import Record
+from udfs.samples.values import ENCODER, load_json, text_of
+
+KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
+REQUIRED = ("query", "response", "contexts")
+SAMPLE_ID_CHARACTERS = 32
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row as a sample: the six known columns, the rest, the hash of all (64 hex characters), and what is wrong."""
+
+    known: Mapping[str, Any]
+    rest: Mapping[str, Any]
+    content: str
+    error: str | None
+
+
+def to_sample(record: Record, contexts_as_text: bool) -> Sample:
+    """A record as a sample: its id where given, else the hash of all columns. What is unusable is null."""
+    values = record.values
+    problems = [record.problem] if record.problem else []
+    required = dict.fromkeys(REQUIRED) if record.problem else _required(values, contexts_as_text, problems)
+    rest = {name: value for name, value in values.items() if name not in KNOWN}
+    content = _content(record, required["contexts"], rest)
+    known = {
+        "sample_id": text_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
+        **required,
+        "system": text_of(values.get("system")),
+        "label": text_of(values.get("label")),
+    }
+    return Sample(known, rest, content, "; ".join(problems) or None)
+
+
+def _required(values: Mapping[str, Any], contexts_as_text: bool, problems: list[str]) -> dict[str, Any]:
+    """The required columns, null where unusable; what is wrong with them is added to the problems."""
+    query = _text_column("query", values.get("query"), problems)
+    response = _text_column("response", values.get("response"), problems)
+    contexts = None
+    try:
+        given = values.get("contexts")
+        contexts = normalise_contexts(contexts_of_text(given) if contexts_as_text else given)
+    except ValueError as error:
+        problems.append(str(error))
+    return {"query": query, "response": response, "contexts": contexts}
+
+
+def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
+    if isinstance(value, list | dict):
+        problems.append(f"{name} is no text")
+        return None
+    text = text_of(value)
+    if text is None:
+        problems.append(f"{name} is null")
+    elif name == "query" and not text.strip():
+        problems.append("query is empty")
+        return None
+    return text
+
+
+def normalise_contexts(value: Any) -> list[dict[str, str]]:
+    """Contexts as [{id, text}]: strings get their 1-based position, numbers and booleans become text.
+
+    An id that is missing, null or empty is the position. Raises ValueError that says what is wrong, without the text.
+    """
+    if value is None:
+        raise ValueError("contexts is null")
+    if not isinstance(value, list):
+        raise ValueError("contexts is no list")
+    contexts: list[dict[str, str]] = []
+    seen: dict[str, int] = {}
+    for position, item in enumerate(value, start=1):
+        named = isinstance(item, dict)
+        text, name = (item.get("text"), item.get("id")) if named else (item, None)
+        where = f"context {position}"
+        if text is None:
+            raise ValueError(f"{where} has no text" if named else f"{where} is null")
+        if isinstance(text, list | dict) or isinstance(name, list | dict):
+            raise ValueError(f"{where} is neither text nor an object of id and text")
+        identifier = text_of(name) or str(position)
+        if identifier in seen:
+            raise ValueError(f"contexts {seen[identifier]} and {position} have one id")
+        seen[identifier] = position
+        contexts.append({"id": identifier, "text": cast(str, text_of(text))})
+    return contexts
+
+
+def contexts_of_text(value: Any) -> Any:
+    """Contexts that a column of text holds as JSON. Raises ValueError where it is no JSON."""
+    if not isinstance(value, str | bytes):
+        return value
+    try:
+        return load_json(cast(str, text_of(value)))
+    except (ValueError, RecursionError):
+        raise ValueError("contexts is no JSON list") from None
+
+
+def _content(record: Record, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:
+    """sha2-256 of every column's text, nulls left out; of text, because one column has one type."""
+    values = record.values
+    texts = {name: text_of(value) for name, value in rest.items()}
+    texts |= {name: text_of(values.get(name)) for name in KNOWN}
+    texts["sample_id"] = texts["sample_id"] or None
+    if contexts is not None:
+        texts["contexts"] = ENCODER.encode(contexts)
+    columns = {name: text for name, text in texts.items() if text is not None}
+    return hashlib.sha256(ENCODER.encode([columns, record.raw, contexts is None]).encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""Values of files: as JSON, as text, as the type of their column."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import pyarrow as pa
+
+# Deeper JSON is refused: Python's own limit depends on who calls.
+MAX_NESTING = 200
+# Integers above are not exact as doubles, so that only smaller doubles are written like the integers they equal.
+EXACT_DOUBLE = 2**53
+
+ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def plain(value: Any) -> Any:
+    """The value as canonical JSON has it: no nulls in objects, integral doubles as integers, dates as ISO text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < EXACT_DOUBLE else value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return (value.astimezone(UTC) if value.tzinfo else value).isoformat()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def canonical(value: Any) -> str:
+    """Canonical JSON: keys sorted by code point, no spaces, no escapes but those that JSON needs."""
+    return ENCODER.encode(plain(value))
+
+
+def text_of(value: Any) -> str | None:
+    """A value as a text column has it: text as it is, bytes decoded as UTF-8, anything else as canonical JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    text = plain(value)
+    return text if isinstance(text, str) else canonical(text)
+
+
+def as_type(value: Any, arrow: pa.DataType) -> Any:
+    """A value as its column takes it: text columns hold `text_of`, doubles no integers that Arrow refuses."""
+    if value is None:
+        return None
+    if pa.types.is_string(arrow):
+        return text_of(value)
+    if pa.types.is_floating(arrow):
+        return float(value)
+    if pa.types.is_list(arrow):
+        return [as_type(item, arrow.value_type) for item in value]
+    if pa.types.is_struct(arrow):
+        return {item.name: as_type(value.get(item.name), item.type) for item in arrow}
+    if pa.types.is_map(arrow):
+        return [(key, as_type(item, arrow.item_type)) for key, item in value.items()]
+    return value
+
+
+def load_json(text: str) -> Any:
+    """JSON as Python values, lone surrogates replaced; of two equal keys the last counts.
+
+    Raises ValueError where it is no JSON, RecursionError where it is nested too deeply.
+    """
+    return check_nesting(json.loads(text), text)
+
+
+def check_nesting(value: Any, text: str) -> Any:
+    """The parsed value of a JSON text, lone surrogates replaced. Raises RecursionError where it is too deep."""
+    if text.count("[") + text.count("{") > MAX_NESTING and _is_deeper(value, MAX_NESTING):
+        raise RecursionError
+    return _without_surrogates(value) if SURROGATE_ESCAPE.search(text) else value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    if not isinstance(value, list | dict):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_is_deeper(item, depth - 1) for item in items)
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value
