@@ -334,7 +334,13 @@ def start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
-        ray.init(address=address, **common)
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RuntimeError(
+                f"no connection to the Ray cluster at {address} ({type(error).__name__}): see that it runs, that "
+                "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
+            ) from error
         return
     ray.init(
         address="local",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.command_line = shlex.join(["untold", *given])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return _guarded(options.run, options)
 
 

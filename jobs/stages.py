@@ -120,9 +120,8 @@ class StageRunner:
         folder = store.stage_folder(self.store, stage)
         ids = keyed.select("request_id").distinct().persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            before = self._states(ids, folder).persist(StorageLevel.MEMORY_AND_DISK)
+            before = self._write(self._states(ids, folder), f"{stage.name}/states")
             outcome = self._answer_missing(stage, keyed, before, folder)
-            before.unpersist()
             results = self._write_results(stage, keyed, keys, folder)
             self._account(stage, ids, folder, outcome)
         finally:
@@ -163,7 +162,8 @@ class StageRunner:
                 if lock is not None:
                     stack.enter_context(lock)
             if lock is not None and lock.waited:
-                states = self._states(keyed.select("request_id").distinct(), folder)
+                ids = keyed.select("request_id").distinct()
+                states = self._write(self._states(ids, folder), f"{stage.name}/states-after-waiting")
                 reused = states.where(F.col("state") == "ok").count()
             requests = self._write_requests(stage, keyed, store.needed(states, retry_failed=self.retry_failed))
             if requests is None:

@@ -35,7 +35,7 @@ def measure(options: Options) -> list[Figure]:
         _figure("user's loop", [turn["user"].cpu_seconds for turn in turns], requests),
         _figure("engine's bare loop", [turn["engine"].cpu_seconds for turn in turns], requests),
         _figure("beside the actor: answering process", [_cpu(ran, ANSWERING) for ran in jobs], requests),
-        _figure("beside the actor: Ray's own processes", [_cpu(ran, OTHER) for ran in jobs], requests),
+        _figure("beside the actor: limiter and Ray", [_cpu(ran, OTHER) for ran in jobs], requests),
     ]
 
 

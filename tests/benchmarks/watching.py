@@ -15,15 +15,18 @@ import psutil
 SECONDS = 0.2
 DRIVER, JVM, ANSWERING, ACTOR, PYTHON_WORKERS = "driver", "jvm", "answering", "actor", "python workers"
 OTHER = "other"
+# Roles of one process: a child that looks the same is about to become another program, and shares all its memory.
+SINGLE = (DRIVER, JVM, ANSWERING, ACTOR)
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a tree: resident bytes, and seconds of processor time of the living, by role. `at` is a time.time."""
+    """One look at a tree: resident bytes by role; roles and seconds of processor time by pid. `at` is a time.time."""
 
     at: float
     bytes: Mapping[str, int]
-    cpu: Mapping[str, float]
+    roles: Mapping[int, str]
+    cpu: Mapping[int, float]
 
 
 class Watch:
@@ -52,18 +55,21 @@ class Watch:
 
 
 def look_at(processes: Sequence[psutil.Process]) -> Look:
-    """The memory and processor time of these processes now; those that end meanwhile are left out."""
+    """The memory and processor time of these processes (parents first) now; those that end meanwhile are left out."""
     sizes: Counter[str] = Counter()
-    cpu: dict[str, float] = {}
+    roles: dict[int, str] = {}
+    cpu: dict[int, float] = {}
     for process in processes:
         try:
             with process.oneshot():
                 role, times = role_of(process.cmdline()), process.cpu_times()
+                if role in SINGLE and roles.get(process.ppid()) == role:
+                    continue
                 sizes[role] += process.memory_info().rss
-                cpu[role] = cpu.get(role, 0.0) + times.user + times.system
+            roles[process.pid], cpu[process.pid] = role, times.user + times.system
         except psutil.Error:
             continue
-    return Look(time(), sizes, cpu)
+    return Look(time(), sizes, roles, cpu)
 
 
 def role_of(command: Sequence[str]) -> str:
@@ -86,11 +92,12 @@ def peak_bytes(looks: Sequence[Look], *roles: str) -> int:
 def cpu_between(looks: Sequence[Look], role: str, first: float, last: float) -> float:
     """Seconds of processor time of a role from the look before `first` to the look after `last` (both time.time).
 
-    Raises LookupError where the role was not seen on both sides.
+    A process counts by the role that it has at the later look: an actor is born as a worker without a name. Raises
+    LookupError where the role was not seen then.
     """
-    seen = [look for look in looks if role in look.cpu]
-    before = [look.cpu[role] for look in seen if look.at <= first]
-    after = [look.cpu[role] for look in seen if look.at >= last]
-    if not before or not after:
-        raise LookupError(f"no look at the {role} before the first and after the last call; ask more requests")
-    return after[0] - before[-1]
+    before = max((look for look in looks if look.at <= first), key=lambda look: look.at, default=None)
+    after = min((look for look in looks if look.at >= last), key=lambda look: look.at, default=None)
+    pids = [pid for pid, known in after.roles.items() if known == role] if after else []
+    if before is None or after is None or not pids:
+        raise LookupError(f"no look at the {role} before the first and after the last call")
+    return sum(after.cpu[pid] - before.cpu.get(pid, 0.0) for pid in pids)

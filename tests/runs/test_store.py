@@ -15,6 +15,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import (
     PROMPTS,
+    Ended,
     Row,
     Run,
     canonical,
@@ -33,7 +34,7 @@ SECRET = "a-key-that-nobody-may-read"
 
 @dataclass(frozen=True)
 class Shared:
-    """A finished run on a store that others share."""
+    """Two runs that were started at once on one store, and what others were told while the first held it."""
 
     server: ModelServer
     samples: Path
@@ -41,36 +42,59 @@ class Shared:
     distinct: int
     output: Path
     settings: dict[str, str]
+    second_output: Path
+    pids: tuple[int, int]
+    ends: tuple[Ended, Ended]
+    same_output: Ended
+    unwilling: Ended
+    calls: int
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """Two runs at once on one store; what others are told meanwhile is tested below by `shared.refusals`."""
     folder = tmp_path_factory.mktemp("shared")
     rows = make_samples(50)
     path = write_samples(folder / "samples.jsonl", rows)
+    settings = {"store": str(folder / "store")}
+    slow = {**settings, "llm.max_in_flight": "2"}
     with ModelServer(latency=3.0) as server:
-        yield Shared(server, path, rows, count_distinct(rows), folder / "first", {"store": str(folder / "store")})
+        first = Run(server, path, folder / "first", settings=slow)
+        first.wait_for(server, 4)
+        second = Run(server, path, folder / "second", settings=slow)
+        same_output = score(server, path, folder / "first", settings=slow)
+        unwilling = score(server, path, folder / "third", "--no-wait", settings=slow)
+        assert first.is_running
+        server.configure(latency=0.0)
+        yield Shared(
+            server=server,
+            samples=path,
+            rows=rows,
+            distinct=count_distinct(rows),
+            output=folder / "first",
+            settings=settings,
+            second_output=folder / "second",
+            pids=(first.pid, second.pid),
+            ends=(first.wait(), second.wait()),
+            same_output=same_output,
+            unwilling=unwilling,
+            calls=server.count(),
+        )
 
 
-def test_two_runs_on_one_store_pay_once_and_others_are_refused(shared: Shared, tmp_path: Path) -> None:
-    slow = {**shared.settings, "llm.max_in_flight": "2"}
-    first = Run(shared.server, shared.samples, shared.output, settings=slow)
-    first.wait_for(shared.server, 2)
-    second = Run(shared.server, shared.samples, tmp_path / "second", settings=slow)
-    same_output = score(shared.server, shared.samples, shared.output, settings=slow)
-    assert same_output.code == 1
-    assert f"host {gethostname()}, pid {first.pid}" in same_output.err
-    unwilling = score(shared.server, shared.samples, tmp_path / "third", "--no-wait", settings=slow)
-    assert first.is_running
-    assert unwilling.code == 1
-    assert "in use by a run on host" in unwilling.err
-    assert any(f"host {gethostname()}, pid {run.pid}" in unwilling.err for run in (first, second))
-    shared.server.configure(latency=0.0)
-    ends = [first.wait(), second.wait()]
-    assert [ended.code for ended in ends] == [0, 0], [ended.err for ended in ends]
-    assert shared.server.count() == shared.distinct
-    assert canonical(shared.output) == canonical(tmp_path / "second")
+def test_two_runs_on_one_store_pay_once(shared: Shared) -> None:
+    assert [ended.code for ended in shared.ends] == [0, 0], [ended.err for ended in shared.ends]
+    assert shared.calls == shared.distinct
+    assert canonical(shared.output) == canonical(shared.second_output)
+
+
+def test_a_second_run_on_one_output_is_refused(shared: Shared) -> None:
+    assert shared.same_output.code == 1
+    assert f"host {gethostname()}, pid {shared.pids[0]}" in shared.same_output.err
+
+
+def test_a_run_that_may_not_wait_for_a_store_is_refused(shared: Shared) -> None:
+    assert shared.unwilling.code == 1
+    assert any(f"host {gethostname()}, pid {pid}" in shared.unwilling.err for pid in shared.pids)
 
 
 def test_another_input_with_other_settings_is_refused(shared: Shared, tmp_path: Path) -> None:
@@ -86,7 +110,7 @@ def test_another_input_with_other_settings_is_refused(shared: Shared, tmp_path: 
 def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged_files(shared: Shared) -> None:
     before, results = shared.server.count(), canonical(shared.output)
     folders = sorted((Path(shared.settings["store"]) / "v1").iterdir())
-    segment = next(path for path in sorted(folders[0].glob("*.parquet")))
+    segment = min(folders[0].glob("*.parquet"))
     (folders[0] / "cut.parquet").write_bytes(segment.read_bytes()[:-100])
     (folders[1] / "noise.parquet").write_bytes(b"no Parquet at all")
     ended = score(NOWHERE, shared.samples, shared.output, "--overwrite", settings=shared.settings)

@@ -104,6 +104,7 @@ class _Request:
     calls: int = 0
     limited: int = 0
     first_sent: float | None = None
+    first_fault: float | None = None
     last: Answer | None = None
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -132,6 +133,7 @@ class Asker:
         self._settings, self._endpoint, self._lease, self._writer = settings, endpoint, lease, writer
         self._spent_before = spent_before
         self._answered_ever = answered_before
+        self._answered_at = 0.0
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         self._counts_tokens = (
             settings.limits.tokens_per_minute is not None
@@ -346,20 +348,23 @@ class Asker:
         if error_type in FAULTS or (error_type or "").startswith("http_5"):
             self._settle_fault(request, answer)
             return
-        self._news.hear(success=error_type is None)
-        self._answered_ever = True
+        self._hear(success=error_type is None)
         request.attempts += 1
         if error_type in ASK_AGAIN and request.attempts < self._settings.max_attempts:
             self._ask_again(request, answer, _backoff(request.attempts) if error_type == "bad_body" else 0.0)
         else:
             self._record(request, answer)
 
+    def _hear(self, *, success: bool) -> None:
+        """Notes that the endpoint answers."""
+        self._news.hear(success=success)
+        self._answered_ever, self._answered_at = True, time()
+
     def _settle_limited(self, request: _Request, answer: Answer) -> None:
         self._tally.rate_limited += 1
         request.limited += 1
-        self._news.hear(success=False)
+        self._hear(success=False)
         self._news.limited = True
-        self._answered_ever = True
         if answer.retry_after is not None:
             self._news.retry_after = max(self._news.retry_after or 0.0, answer.retry_after)
             until = time() + (self._offset or 0.0) + answer.retry_after
@@ -370,7 +375,12 @@ class Asker:
 
     def _settle_fault(self, request: _Request, answer: Answer) -> None:
         never_reached = answer.unconnected and not self._answered_ever
-        self._news.faults += OUTAGE_FAULTS if never_reached else 1
+        request.first_fault = request.first_fault or time()
+        if never_reached:
+            self._news.faults += OUTAGE_FAULTS
+        elif self._answered_at <= request.first_fault:
+            # Where others were answered since, it is the request that fails and not the endpoint.
+            self._news.faults += 1
         if never_reached or self._probing:
             request.first_sent = None
             self._ask_again(request, answer, FIRST_BACKOFF)
@@ -459,6 +469,7 @@ class Asker:
             self._round_trip = received - sent
             self._offset = lease.now - (sent + received) / 2
         self._places = lease.places
+        self._answered_at = max(self._answered_at, lease.answered_at - (self._offset or 0.0))
         self._paused_until = max(self._paused_until, lease.paused_until)
         self._strict, self._probing, self._refusal = lease.strict, lease.probing, lease.refusal
         if lease.probing or lease.refusal:

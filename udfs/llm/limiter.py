@@ -95,7 +95,8 @@ class Lease:
     """What the limiter grants: `times` (seconds since the epoch by the limiter's clock, one a call, in order) and
     `places`, how many calls the client may have in flight from now on. `paused_until`: nobody sends before.
     `refusal`: None, `budget` or `outage`. `probing`: an outage is going on, and a failure now costs no attempt.
-    `strict`: slots are spaced, one that is missed must not be used late.
+    `strict`: slots are spaced, one that is missed must not be used late. `answered_at`: when the endpoint
+    last answered anybody.
     """
 
     now: float
@@ -105,6 +106,7 @@ class Lease:
     refusal: str | None
     probing: bool
     strict: bool
+    answered_at: float = 0.0
 
 
 @dataclass
@@ -139,6 +141,7 @@ class Limiter:
         self._counted = start
         self._faults = 0
         self._fault_since: float | None = None
+        self._answered_at = 0.0
         self._next_probe = 0.0
         self._clients: dict[str, _Client] = {}
         self._spent_before: dict[str, Spent] = {}
@@ -162,7 +165,7 @@ class Limiter:
         if spent_up and refusal is None:
             refusal = "budget"
         strict = self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None
-        return Lease(now, tuple(times), places, self._paused_until, refusal, probing, strict)
+        return Lease(now, tuple(times), places, self._paused_until, refusal, probing, strict, self._answered_at)
 
     def leave(self, client: str) -> None:
         """Frees the places of a client that is gone; what it spent stays spent."""
@@ -184,7 +187,7 @@ class Limiter:
 
     def _observe(self, report: Report, now: float) -> None:
         if report.answered:
-            self._faults, self._fault_since = 0, None
+            self._faults, self._fault_since, self._answered_at = 0, None, now
         if report.faults:
             self._fault_since = self._fault_since or now
             self._faults += report.faults
