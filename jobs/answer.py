@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import ray
 from pyarrow import fs
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from jobs.tables import COMPLETIONS
 from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter, read_requests
@@ -162,9 +162,7 @@ class Answering:
 
     def _replace(self, worker: _Worker) -> None:
         """Takes back what a dead actor had not stored, and hires another in its place."""
-        self._died += 1
-        if self._died > DEATHS_IN_ALL:
-            raise RuntimeError(f"{self._died} answering actors died; see the logs of Ray for the reason")
+        self._count_death()
         if worker.progress is not None:
             self._past += worker.progress.tally
         ray.kill(worker.handle, no_restart=True)
@@ -228,11 +226,23 @@ class Answering:
     def _hire(self, count: int) -> list[_Worker]:
         """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
         workers = [(self._assign(), self._idle.pop() if self._idle else _new_actor()) for _ in range(count)]
-        probes = [handle.start.remote(assignment) for assignment, handle in workers]
-        return [
-            _Worker(assignment, handle, probe)
-            for (assignment, handle), probe in zip(workers, ray.get(probes), strict=True)
-        ]
+        starting = [(assignment, handle, handle.start.remote(assignment)) for assignment, handle in workers]
+        return [self._started(assignment, handle, probe) for assignment, handle, probe in starting]
+
+    def _started(self, assignment: Assignment, handle: Any, probe: Any) -> _Worker:
+        """The worker once it is ready; another in its place where it died before."""
+        while True:
+            try:
+                return _Worker(assignment, handle, ray.get(probe))
+            except RayActorError:
+                self._count_death()
+                handle = _new_actor()
+                probe = handle.start.remote(assignment)
+
+    def _count_death(self) -> None:
+        self._died += 1
+        if self._died > DEATHS_IN_ALL:
+            raise RuntimeError(f"{self._died} answering actors died; see the logs of Ray for the reason")
 
     def _assign(self) -> Assignment:
         job = self._job
@@ -285,7 +295,9 @@ class Answering:
         if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
             return
         self._told = monotonic()
-        self._tell({"event": "progress", "stage": self._job.stage.name, "total": self._total, **asdict(tally)})
+        seconds = monotonic() - self._began
+        known = {"stage": self._job.stage.name, "total": self._total, "seconds": seconds, "tally": asdict(tally)}
+        self._tell({"event": "progress", **known})
 
 
 def list_units(requests: str) -> list[str]:
@@ -383,10 +395,14 @@ class _Control:
         self._lines: list[str] = []
         self._go = False
         self._news = threading.Condition()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._stop("interrupted"))
+        self.take_signals()
         if serving:
             threading.Thread(target=self._read, daemon=True).start()
+
+    def take_signals(self) -> None:
+        """SIGINT and SIGTERM end the asking in order; Ray takes them over when it starts."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stop("interrupted"))
 
     def reason(self) -> str | None:
         return self._reason
@@ -439,10 +455,10 @@ def _answer(job: Job, control: _Control, idle: list[Any] | None = None) -> Outco
     system.create_dir(path, recursive=True)
     try:
         outcome = Answering(job, control.reason, _tell, control.confirmed, idle).run()
-    except (RayTaskError, RuntimeError, OSError) as error:
+    except (RayError, RuntimeError, OSError) as error:
         _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
         raise
-    _tell({"event": "done", "stage": job.stage.name, **asdict(outcome)})
+    _tell({"event": "done", "stage": job.stage.name, "total": outcome.tally.taken, **asdict(outcome)})
     return outcome
 
 
@@ -459,6 +475,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("give --requests, --store and --settings, or --serve")
     control = _Control(given.serve)
     start_ray(given.ray_address)
+    control.take_signals()
     _tell({"event": "ready"})
     if given.serve:
         idle: list[Any] = []

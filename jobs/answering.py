@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from jobs.answer import Job, job_to_json
@@ -20,7 +21,7 @@ END_SECONDS = 30.0
 
 
 class AnsweringError(RuntimeError):
-    """The answering process ended or broke. The message says why and where its log is."""
+    """The answering process ended or broke. The message says why."""
 
 
 class AnsweringProcess:
@@ -53,6 +54,7 @@ class AnsweringProcess:
         job: Job,
         show: Callable[[Mapping[str, Any]], None],
         read_probes: Callable[[list[str]], None],
+        lost_lock: Callable[[], bool],
     ) -> dict[str, Any]:
         """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
 
@@ -61,7 +63,7 @@ class AnsweringProcess:
         self._send(json.dumps(job_to_json(job)))
         told = False
         while True:
-            if self._interrupts.requested and not told:
+            if not told and (self._interrupts.requested or lost_lock()):
                 told = True
                 self._send("stop")
             try:
@@ -76,15 +78,22 @@ class AnsweringProcess:
                 read_probes(event["uris"])
                 self._send("go")
             elif event["event"] == "done":
+                if lost_lock():
+                    raise AnsweringError(f"another run took over {job.directory} while this one stood still")
                 return event
 
+    def leave(self) -> None:
+        """Tells the process that nothing more comes; it ends by itself."""
+        with suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
     def close(self) -> None:
-        """Ends the process and its Ray."""
+        """Ends the process and its Ray, and waits for that."""
         try:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            self.leave()
             self._process.wait(timeout=END_SECONDS)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._log.close()

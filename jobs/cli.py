@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs.commands import COMMANDS, USER_ERRORS
 from jobs.locks import LockedError
+from jobs.session import SHOW_JVM
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.command_line = shlex.join(["untold", *given])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if options.debug:
+        SHOW_JVM.set()
     return _guarded(options.run, options)
 
 

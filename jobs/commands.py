@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 
@@ -18,8 +19,8 @@ from jobs.progress import Display
 from jobs.prompts import SUFFIXES, find_template
 from jobs.samples import SampleError
 from jobs.session import JavaError
-from jobs.settings import SettingsError
-from jobs.settings_loading import Resolved, load_settings
+from jobs.settings import SettingsError, decoding_for
+from jobs.settings_loading import NoEndpointError, Resolved, load_settings
 from jobs.tables import TABLES
 from udfs.llm.templates import PromptError
 from udfs.stages import STAGES
@@ -96,13 +97,13 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from jobs.score import ScoreRequest
+    from jobs.score import ScoreRequest, absolute
 
     resolved = load(options)
     return _run_score(
         ScoreRequest(
             input=options.input,
-            output=_absolute(options.output),
+            output=absolute(options.output),
             metrics=options.metric,
             settings=resolved.settings,
             embedded=resolved.embedded,
@@ -121,14 +122,12 @@ def _run_score(request: object) -> int:
 
     assert isinstance(request, ScoreRequest)
     outcome = score(request, Display())
-    show_summary(outcome, request.output)
-    if outcome.message:
-        print(f"untold: {outcome.message}", file=sys.stderr)
+    # The run is over and written: a closed pipe changes nothing of how it ended
+    with suppress(BrokenPipeError):
+        show_summary(outcome, request.output)
+        if outcome.message:
+            print(f"untold: {outcome.message}", file=sys.stderr)
     return outcome.exit_code
-
-
-def _absolute(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -139,13 +138,13 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     from jobs.demo import show_expected
-    from jobs.score import ScoreRequest
+    from jobs.score import ScoreRequest, absolute
 
     resolved = load(options, demo=True)
     with as_file(files("conf").joinpath("demo")) as folder:
         request = ScoreRequest(
             input=str(folder / "samples.jsonl"),
-            output=_absolute(options.output),
+            output=absolute(options.output),
             metrics=("e2e",),
             settings=resolved.settings,
             embedded=resolved.embedded,
@@ -168,12 +167,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     from jobs.plan import PlanRequest, plan, show_plan
+    from jobs.score import absolute
 
     resolved = load(options, asks=False)
     rows = plan(
         PlanRequest(
             input=options.input,
-            output=_absolute(options.output) if options.output else None,
+            output=absolute(options.output) if options.output else None,
             metrics=options.metric,
             settings=resolved.settings,
             embedded=resolved.embedded,
@@ -231,12 +231,12 @@ def _prompts(options: argparse.Namespace) -> int:
 
 
 def _template_of(options: argparse.Namespace) -> str:
-    chosen = options.config or options.overrides or options.endpoint
-    if not chosen:
-        return find_template(options.stage, "chat", None).source
-    from jobs.settings import decoding_for
-
-    settings = load(options, asks=False).settings
+    """The template that a run with these settings would use; a template needs no endpoint."""
+    try:
+        settings = load(options, asks=False).settings
+    except NoEndpointError:
+        overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
+        settings = load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False).settings
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,3 +36,4 @@ class Interrupts:
         again, self.requested = self.requested, True
         if again or self._waiting:
             raise KeyboardInterrupt
+        print("untold: ending in order; again to end at once", file=sys.stderr)

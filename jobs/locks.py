@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep, time
@@ -39,7 +39,10 @@ class Holder:
 
 
 class FolderLock:
-    """An exclusive lock on a folder, kept alive by a heartbeat. Use it as a context manager."""
+    """An exclusive lock on a folder, kept alive by a heartbeat. Use it as a context manager.
+
+    `lost` is set where another run took over, which happens to one that stood still for five minutes.
+    """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
         self._path = Path(folder) / "_lock"
@@ -47,6 +50,7 @@ class FolderLock:
         self._pids: tuple[int, ...] = (os.getpid(),)
         self._ended = threading.Event()
         self.waited = False
+        self.lost = False
 
     def __enter__(self) -> FolderLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,8 +89,11 @@ class FolderLock:
             self._renew()
 
     def _renew(self) -> None:
-        with self._guard():
-            if not self._ended.is_set() and self._is_own():
+        with suppress(OSError), self._guard():
+            if self._ended.is_set():
+                return
+            self.lost = not self._is_own()
+            if not self.lost:
                 self._write()
 
     def _is_own(self) -> bool:

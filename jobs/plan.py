@@ -17,11 +17,11 @@ from jobs import local_model, store
 from jobs.metrics import METRICS
 from jobs.progress import Display
 from jobs.prompts import bind_stage
-from jobs.samples import Samples, read_samples
-from jobs.score import stages_of
+from jobs.samples import read_samples
+from jobs.score import absolute, show_invalid, stages_of
 from jobs.session import open_session, spark_schema
 from jobs.settings import LlmSettings, Settings
-from jobs.stages import add_ids, call_settings, carried_columns, result_schema
+from jobs.stages import add_ids, carried_columns, cost_of, result_schema
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
 from udfs.stages.arrow import measure_prompts, parse_completions
@@ -56,7 +56,9 @@ class PlanRequest:
     @property
     def store(self) -> str | None:
         """Where completions are looked for; None where no store and no output is named."""
-        return self.settings.store or (f"{self.output}/completions" if self.output else None)
+        if self.settings.store:
+            return absolute(self.settings.store)
+        return f"{self.output}/completions" if self.output else None
 
 
 def plan(request: PlanRequest) -> list[dict[str, Any]]:
@@ -74,7 +76,7 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
     spark = open_session(settings)
     found = read_samples(spark, request.input, format=request.format, limit=request.limit)
-    _show_invalid(found)
+    show_invalid(found, Display())
     planner = Planner(spark, settings, stages, request.store, retry_failed=request.retry_failed)
     try:
         valid = planner.keep(found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti"))
@@ -98,14 +100,6 @@ def _embedded_sha256(settings: Settings) -> str:
         raise local_model.LocalModelError(
             f"llm.local_model: cannot read {path}: {error.strerror or error}; give the path of a GGUF file"
         ) from error
-
-
-def _show_invalid(found: Samples) -> None:
-    if found.invalid_count:
-        display = Display()
-        display.note(f"{found.invalid_count:,} rows cannot be scored and are left out of the plan; the first:")
-        for line in found.first_invalid:
-            display.note(f"  {line}")
 
 
 class Planner:
@@ -181,7 +175,9 @@ class Planner:
                 "reused": requests - to_ask,
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
-                "cost": cost_of(self._settings, prompt_tokens, completion_tokens),
+                "cost": cost_of(
+                    self._settings, {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+                ),
                 "hours": hours_of(self._settings.llm, to_ask, prompt_tokens + completion_tokens),
             }
         )
@@ -218,14 +214,6 @@ def completion_limit(stage: Stage) -> int:
     """The most tokens that a completion of the stage may have, as it is asked for."""
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
-
-
-def cost_of(settings: Settings, prompt_tokens: int, completion_tokens: int) -> float | None:
-    """The price of these tokens; None where no price is set."""
-    prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
-    if prices == (None, None):
-        return None
-    return call_settings(settings, "", "").cost(prompt_tokens, completion_tokens)
 
 
 def hours_of(llm: LlmSettings, requests: int, tokens: int) -> float | None:

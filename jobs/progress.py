@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any, TextIO
 
@@ -50,25 +51,27 @@ class Display:
 
     def _print(self, text: str) -> None:
         before = "\r\x1b[2K" if self._terminal else ""
-        self._stream.write(f"{before}{text}\n")
-        self._stream.flush()
+        with suppress(BrokenPipeError):
+            self._stream.write(f"{before}{text}\n")
+            self._stream.flush()
 
 
 def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -> str:
     """The line for a progress event after so many seconds of the stage."""
-    done, total, calls = event["done"], event["total"], event["calls"]
-    tokens = event["prompt_tokens"] + event["completion_tokens"]
+    tally, total = event["tally"], event["total"]
+    done, calls = tally["done"], tally["calls"]
+    tokens = tally["prompt_tokens"] + tally["completion_tokens"]
     parts = [
         f"{event['stage']}: {done:,} / {total:,}",
         f"{calls / max(seconds, 0.1):,.1f} calls/s",
         f"{tokens:,} tokens",
     ]
     if settings.prompt_price or settings.completion_price:
-        parts.append(f"cost {settings.cost(event['prompt_tokens'], event['completion_tokens']):.4f}")
-    if event["failed"]:
-        parts.append(f"{event['failed']:,} failed")
-    if event["rate_limited"]:
-        parts.append(f"{event['rate_limited']:,} rate limited")
+        parts.append(f"cost {settings.cost(tally['prompt_tokens'], tally['completion_tokens']):.4f}")
+    if tally["failed"]:
+        parts.append(f"{tally['failed']:,} failed")
+    if tally["rate_limited"]:
+        parts.append(f"{tally['rate_limited']:,} rate limited")
     if 0 < done < total:
         parts.append(f"{_clock(seconds * (total - done) / done)} left")
     return ", ".join(parts)

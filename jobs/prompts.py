@@ -73,6 +73,6 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"prompts_dir: {file} cannot be read as UTF-8 text ({type(error).__name__})") from error

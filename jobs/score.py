@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,9 +26,10 @@ from jobs.metrics import METRICS
 from jobs.metrics.e2e import MetricResult, score_columns
 from jobs.progress import Display
 from jobs.prompts import bind_stage
-from jobs.samples import Samples, fingerprint, read_samples
+from jobs.samples import SampleError, Samples, fingerprint, read_samples
 from jobs.session import open_session, spark_schema
 from jobs.settings import Settings
+from jobs.settings_layers import without_secrets
 from jobs.stages import StageRunner
 from jobs.store import is_transient
 from jobs.tables import FAILURES, RESULT_TABLES, SCORES, STATEMENTS, SUMMARY, USAGE
@@ -59,7 +61,12 @@ class ScoreRequest:
     @property
     def store(self) -> str:
         """Where completions are kept."""
-        return self.settings.store or f"{self.output}/completions"
+        return absolute(self.settings.store) if self.settings.store else f"{self.output}/completions"
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in every process; URIs stay as they are."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
 def _score(run: _Run) -> ScoreOutcome:
     request = run.request
     found = read_samples(run.spark, request.input, format=request.format, limit=request.limit)
-    _show_invalid(found, run.display)
+    show_invalid(found, run.display)
     identity = manifest.identify(fingerprint(found.samples), request.metrics, request.settings, run.stages)
     earlier = _check_output(request, identity)
     if earlier is not None and _has_nothing_to_do(request, earlier):
@@ -138,17 +145,25 @@ def _score(run: _Run) -> ScoreOutcome:
         return ScoreOutcome(code, earlier["summary"], counts, None, request.embedded, unchanged=True)
     current = _begin(run, identity, found, earlier)
     try:
+        # It takes as long to start as Spark takes to prepare what it will be asked
+        run.open_process()
         samples = _write_samples(run, found)
+        if fingerprint(samples) != identity.fingerprint:
+            raise SampleError(f"{request.input} changed while it was read; start again")
         runner = _runner(run, bool(_sum_starts(current, "answered")))
         tables = _score_metrics(run, runner, samples, found.invalid)
+        if run.process is not None:
+            run.process.leave()
         return _finish(run, runner, current, tables)
     except BaseException as error:
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _remove(request.output, [name for name in RESULT_TABLES if name != "samples"])
         manifest.write_manifest(request.output, {**current, "status": ended})
         raise
 
 
-def _show_invalid(found: Samples, display: Display) -> None:
+def show_invalid(found: Samples, display: Display) -> None:
+    """Says how many rows cannot be scored, and why the first of them."""
     if found.invalid_count:
         display.note(f"{found.invalid_count:,} rows cannot be scored and are in the table failures; the first:")
         for line in found.first_invalid:
@@ -199,7 +214,7 @@ def _begin(run: _Run, identity: Identity, found: Samples, earlier: Mapping[str, 
             "fingerprint": identity.fingerprint,
         },
         "identity": identity.to_json(),
-        "settings": request.settings.model_dump(mode="json"),
+        "settings": without_secrets(request.settings.model_dump(mode="json")),
         "template_digests": manifest.template_digests(run.stages),
         "versions": manifest.versions(),
         "embedded_model": run.endpoint.model_sha256,
@@ -288,12 +303,12 @@ def _finish(run: _Run, runner: StageRunner, current: dict[str, Any], tables: Map
     current["counts"] |= _count(written["scores"], written["failures"])
     current["status"] = MANIFEST_STATUS.get(ended, ended)
     current["summary"] = summary
-    current["models"] = sorted({*current["models"], *runner.models})
+    current["models"] = sorted({*current["models"], *runner.models} - {None})
     if runner.damaged_files:
         run.display.note(f"{runner.damaged_files} damaged files of the store were skipped: {request.store}")
     code = exit_code(ended, current["counts"], request.settings.fail_on_error)
     _add_start(run, runner, current, code)
-    _remove_work(request.output)
+    _remove(request.output, [WORK])
     manifest.write_manifest(request.output, current)
     message = _explain(runner, request)
     return ScoreOutcome(code, summary, current["counts"], message, request.embedded)
@@ -348,10 +363,11 @@ def _sum_starts(current: Mapping[str, Any], name: str) -> Any:
     return sum(known) if known or not values else None
 
 
-def _remove_work(output: str) -> None:
-    system, path = open_filesystem(f"{output}/{WORK}")
-    if system.get_file_info(path).type == fs.FileType.Directory:
-        system.delete_dir(path)
+def _remove(output: str, folders: Sequence[str]) -> None:
+    for folder in folders:
+        if _exists(f"{output}/{folder}"):
+            system, path = open_filesystem(f"{output}/{folder}")
+            system.delete_dir(path)
 
 
 def exit_code(ended: str, counts: Mapping[str, Any], fail_on_error: bool | int | float) -> int:
@@ -364,7 +380,7 @@ def exit_code(ended: str, counts: Mapping[str, Any], fail_on_error: bool | int |
     elif isinstance(fail_on_error, int):
         exceeded = bad > fail_on_error
     else:
-        exceeded = bad > fail_on_error * counts["scores"]
+        exceeded = bad / max(counts["scores"], 1) > fail_on_error
     return FAILED_TOO_MANY if exceeded else 0
 
 

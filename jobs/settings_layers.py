@@ -164,6 +164,16 @@ def _shown(name: str, value: object) -> str:
     return f"={text[:_LONGEST_SHOWN]}…" if len(text) > _LONGEST_SHOWN else f"={text}"
 
 
+def without_secrets(values: Any, name: str = "") -> Any:
+    """The values, with texts left out whose names say that they are secrets."""
+    if isinstance(values, Mapping):
+        return {key: without_secrets(item, key) for key, item in values.items()}
+    if isinstance(values, list):
+        return [without_secrets(item, name) for item in values]
+    hidden = isinstance(values, str) and _SECRET_NAME.search(name) and name != "api_key_env"
+    return "(not shown)" if hidden else values
+
+
 def problem_line(name: str, value: object, where: str, problem: str) -> str:
     """One line: the key, its value unless it may be a secret, the layer it is from, and what is wrong."""
     named = "(a name not shown)" if _SECRET_VALUE.search(name) else " ".join(name.split()) + _shown(name, value)

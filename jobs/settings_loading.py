@@ -241,7 +241,8 @@ def _incomplete(
     from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
     if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env):
         yield f"{llm.api_key_env}: not set in the environment, and {whose} needs its key (llm.api_key_env)"
-    if budget.max_cost is not None and llm.price_per_million_prompt_tokens is None:
+    prices = (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
+    if budget.max_cost is not None and None in prices:
         where = merged.origins["budget.max_cost"].where
         need = "needs llm.price_per_million_prompt_tokens and llm.price_per_million_completion_tokens"
         yield problem_line("budget.max_cost", budget.max_cost, where, need)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +17,8 @@ from jobs import store
 from jobs.answer import Job
 from jobs.answering import AnsweringError, AnsweringProcess
 from jobs.interrupts import Interrupts
-from jobs.locks import FolderLock
+from jobs.local_model import LocalModelError
+from jobs.locks import FolderLock, LockedError
 from jobs.progress import Display
 from jobs.session import fields_of, spark_schema
 from jobs.settings import Settings
@@ -28,10 +28,11 @@ from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import is_local, open_filesystem
 from udfs.stages import STAGES
-from udfs.stages.arrow import add_request_ids, parse_completions
+from udfs.stages.arrow import UNASKED, add_request_ids, parse_completions
 
 UNIT_ROWS = 2000
 UNITS_OF_AN_ACTOR = 4
+MODELS_NAMED = 100
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 STRING = T.StringType()
 
@@ -53,6 +54,14 @@ def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSet
         limits=Limits(llm.requests_per_minute, llm.tokens_per_minute, llm.max_in_flight),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
     )
+
+
+def cost_of(settings: Settings, tokens: Mapping[str, int]) -> float | None:
+    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set."""
+    prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
+    if prices == (None, None):
+        return None
+    return (tokens["prompt_tokens"] * (prices[0] or 0.0) + tokens["completion_tokens"] * (prices[1] or 0.0)) / 1e6
 
 
 def count_actors(settings: Settings) -> int:
@@ -104,7 +113,7 @@ class StageRunner:
     error: str | None = None
     spent: Spent = field(default_factory=Spent)
     usage: list[dict[str, Any]] = field(default_factory=list)
-    models: set[str] = field(default_factory=set)
+    models: set[str | None] = field(default_factory=set)
     damaged_files: int = 0
 
     def ask(self, name: str, rows: DataFrame) -> DataFrame:
@@ -115,82 +124,86 @@ class StageRunner:
         """
         stage = self.stages[name]
         keys = carried_columns(stage, rows)
+        place = f"{self.work}/{len(self.usage):02d}-{stage.name}"
         with_ids = add_ids(stage, rows, keys).withColumn("request_row", F.monotonically_increasing_id())
-        keyed = self._write(with_ids, f"{stage.name}/keyed")
-        folder = store.stage_folder(self.store, stage)
-        ids = keyed.select("request_id").distinct().persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            before = self._write(self._states(ids, folder), f"{stage.name}/states")
-            outcome = self._answer_missing(stage, keyed, before, folder)
-            results = self._write_results(stage, keyed, keys, folder)
-            self._account(stage, ids, folder, outcome)
-        finally:
-            ids.unpersist()
+        asking = _Asking(
+            stage,
+            place,
+            store.stage_folder(self.store, stage),
+            self._write(with_ids, f"{place}/keyed"),
+        )
+        self._look_up(asking)
+        self._answer_missing(asking)
+        results = self._write_results(asking, keys)
+        self._account(asking, results)
         return results
 
-    def _states(self, ids: DataFrame, folder: str) -> DataFrame:
-        """Columns request_id, state: what the store has for each id, null where nothing."""
-        completions = store.read_completions(self.spark, folder).select("request_id", "error_type")
-        known = completions.join(ids, on="request_id", how="left_semi")
-        return ids.join(store.states_of_requests(known), on="request_id", how="left").select("request_id", "state")
+    def _look_up(self, asking: _Asking) -> None:
+        """What the store has for each request, written down: a frame that is kept would hide what is added later."""
+        asking.seen = store.names_of_segments(asking.folder)
+        ids = asking.keyed.select("request_id").distinct()
+        completions = store.read_completions(self.spark, asking.folder).select("request_id", "error_type")
+        known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
+        states = ids.join(known, on="request_id", how="left").select("request_id", "state")
+        asking.states = self._write(states, f"{asking.place}/states-{len(asking.seen)}")
+        counts = {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
+        asking.reused = counts.get("ok", 0)
+        asking.missing = counts.get(None, 0) + counts.get("passing", 0)
+        asking.missing += counts.get("lasting", 0) if self.retry_failed else 0
 
-    def _answer_missing(self, stage: Stage, keyed: DataFrame, states: DataFrame, folder: str) -> _Answered:
-        counts = {row["state"]: row["count"] for row in states.groupBy("state").count().collect()}
-        reused = counts.get("ok", 0)
-        missing = counts.get(None, 0) + counts.get("passing", 0)
-        missing += counts.get("lasting", 0) if self.retry_failed else 0
+    def _answer_missing(self, asking: _Asking) -> None:
         if self.interrupts.requested:
             self.ended = self.ended or "interrupted"
-        if not missing or self.ended:
-            return _Answered(reused)
+        if not asking.missing or self.ended:
+            return
         try:
-            return self._answer_locked(stage, keyed, states, folder, reused)
+            self._answer_locked(asking)
         except KeyboardInterrupt:
             if not self.interrupts.requested:
                 raise
             self.ended = "interrupted"
-        except AnsweringError as error:
+        except (AnsweringError, LockedError, LocalModelError) as error:
             self.ended, self.error = "broken", str(error)
-        return _Answered(reused)
 
-    def _answer_locked(self, stage: Stage, keyed: DataFrame, states: DataFrame, folder: str, reused: int) -> _Answered:
-        """Answers as the one spender of the stage's folder; where it had to wait, it looks again what is missing."""
+    def _answer_locked(self, asking: _Asking) -> None:
+        """Answers as the one spender of the stage's folder; where it changed meanwhile, it looks again."""
         with ExitStack() as stack:
-            lock = self._lock(folder)
+            lock = self._lock(asking.folder)
             with self.interrupts.waiting():
                 base_url = self.base_url()
                 if lock is not None:
                     stack.enter_context(lock)
-            if lock is not None and lock.waited:
-                ids = keyed.select("request_id").distinct()
-                states = self._write(self._states(ids, folder), f"{stage.name}/states-after-waiting")
-                reused = states.where(F.col("state") == "ok").count()
-            requests = self._write_requests(stage, keyed, store.needed(states, retry_failed=self.retry_failed))
-            if requests is None:
-                return _Answered(reused)
+            if store.names_of_segments(asking.folder) != asking.seen:
+                self._look_up(asking)
+            if not asking.missing:
+                return
+            requests = self._write_requests(asking)
             process = self.open_process()
             if lock is not None:
                 lock.add_process(process.pid)
-            event = self._answer(stage, requests, folder, process, base_url)
-        store.compact(self.spark, folder, self.run)
-        return _Answered(reused, event)
+            self._answer(asking, requests, process, base_url, lock)
+        try:
+            store.compact(self.spark, asking.folder, self.run)
+        except (PySparkException, OSError, ValueError) as error:
+            self.display.note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
 
     def _lock(self, folder: str) -> FolderLock | None:
         if not is_local(folder):
+            self.display.note("the store is no local disk, where runs do not see each other: start one at a time on it")
             return None
         return FolderLock(open_filesystem(folder)[1], self.run, wait=self.wait, notify=self.display.note)
 
-    def _write_requests(self, stage: Stage, keyed: DataFrame, missing: DataFrame) -> str | None:
-        """Writes one row a missing request, in files of one unit of work; None where nothing is missing."""
-        count = missing.count()
-        if not count:
-            return None
-        first = keyed.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
+    def _write_requests(self, asking: _Asking) -> str:
+        """Writes one row a missing request, in files of one unit of work."""
+        missing = store.needed(asking.states, retry_failed=self.retry_failed)
+        first = asking.keyed.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
         wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
-        rows = keyed.join(wanted, on="request_row", how="left_semi").select("request_id", *stage.variables)
-        path = f"{self.work}/{stage.name}/requests"
-        ordered = rows.orderBy(*stage.variables, "request_id")
-        ordered.write.mode("overwrite").option("maxRecordsPerFile", self._rows_of_a_unit(count)).parquet(path)
+        variables = asking.stage.variables
+        rows = asking.keyed.join(wanted, on="request_row", how="left_semi").select("request_id", *variables)
+        path = f"{asking.place}/requests"
+        unit = self._rows_of_a_unit(asking.missing)
+        ordered = rows.orderBy(*variables, "request_id")
+        ordered.write.mode("overwrite").option("maxRecordsPerFile", unit).parquet(path)
         return path
 
     def _rows_of_a_unit(self, requests: int) -> int:
@@ -198,30 +211,36 @@ class StageRunner:
         return max(1, min(UNIT_ROWS, -(-requests // (UNITS_OF_AN_ACTOR * count_actors(self.settings)))))
 
     def _answer(
-        self, stage: Stage, requests: str, folder: str, process: AnsweringProcess, base_url: str
-    ) -> dict[str, Any]:
+        self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
+    ) -> None:
+        settings = call_settings(self.settings, base_url, self.store)
         job = Job(
             requests=requests,
-            directory=folder,
+            directory=asking.folder,
             run=self.run,
-            stage=stage,
-            settings=call_settings(self.settings, base_url, self.store),
+            stage=asking.stage,
+            settings=settings,
             actors=count_actors(self.settings),
             spent=self.spent,
             answered_before=self.answered_before or bool(self.models),
             confirm_probes=self._spans_nodes(),
         )
-        self.display.start(stage.name)
-        event = process.answer(job, lambda progress: self.display.show(progress, job.settings), self._read_probes)
-        self.display.end()
-        tally = event["tally"]
-        tokens = tally["prompt_tokens"] + tally["completion_tokens"]
-        cost = job.settings.cost(tally["prompt_tokens"], tally["completion_tokens"])
-        self.spent += Spent(tally["calls"], tokens, cost)
-        self.models.update(event["models"])
-        if event["outcome"] != "finished":
-            self.ended, self.error = event["outcome"], event["error"]
-        return event
+
+        def show(progress: Mapping[str, Any]) -> None:
+            asking.tally, asking.seconds = progress["tally"], progress["seconds"]
+            self.display.show(progress, settings)
+
+        self.display.start(asking.stage.name)
+        try:
+            event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
+            show(event)
+            self.models.update(event["models"])
+            if event["outcome"] != "finished":
+                self.ended, self.error = event["outcome"], event["error"]
+        finally:
+            self.display.end()
+            tokens = asking.tally["prompt_tokens"] + asking.tally["completion_tokens"]
+            self.spent += Spent(asking.tally["calls"], tokens, cost_of(self.settings, asking.tally) or 0.0)
 
     def _spans_nodes(self) -> bool:
         """Whether Spark and Ray may run on machines with other disks."""
@@ -238,64 +257,65 @@ class StageRunner:
                 "set store (or --output) to a path that all machines share"
             ) from error
 
-    def _write_results(self, stage: Stage, keyed: DataFrame, keys: tuple[str, ...], folder: str) -> DataFrame:
-        rows = keyed.drop("request_row")
+    def _write_results(self, asking: _Asking, keys: tuple[str, ...]) -> DataFrame:
+        rows = asking.keyed.drop("request_row")
         ids = rows.select("request_id").distinct()
-        completions = store.read_completions(self.spark, folder).join(ids, on="request_id", how="left_semi")
-        best = store.one_a_request(completions).drop("model")
-        parsed = rows.join(best, on="request_id", how="left").mapInArrow(
-            partial(parse_completions, stage=stage.name, keys=keys), result_schema(stage, rows, keys)
+        completions = store.read_completions(self.spark, asking.folder).join(ids, on="request_id", how="left_semi")
+        best = store.one_a_request(completions)
+        self.models.update(row["model"] for row in best.select("model").distinct().limit(MODELS_NAMED).collect())
+        parsed = rows.join(best.drop("model"), on="request_id", how="left").mapInArrow(
+            partial(parse_completions, stage=asking.stage.name, keys=keys), result_schema(asking.stage, rows, keys)
         )
-        self.damaged_files += store.count_damaged(folder)
-        return self._write(parsed, f"{stage.name}/results")
+        self.damaged_files += store.count_damaged(asking.folder)
+        return self._write(parsed, f"{asking.place}/results")
 
-    def _account(self, stage: Stage, ids: DataFrame, folder: str, answered: _Answered) -> None:
-        after = self._states(ids, folder)
-        counts = {row["state"]: row["count"] for row in after.groupBy("state").count().collect()}
-        tally = answered.tally
-        priced = self.settings.llm.price_per_million_prompt_tokens is not None
-        priced = priced or self.settings.llm.price_per_million_completion_tokens is not None
-        cost = call_settings(self.settings, "", self.store).cost(tally["prompt_tokens"], tally["completion_tokens"])
+    def _account(self, asking: _Asking, results: DataFrame) -> None:
+        """Adds the stage's row of the table `usage`, from the results that the metric goes on with."""
+        outcome = F.when(F.col("error_type").isNull(), "ok").when(F.col("error_type") == UNASKED, UNASKED)
+        requests = results.select("request_id", outcome.otherwise("failed").alias("outcome")).distinct()
+        counts = {row["outcome"]: row["count"] for row in requests.groupBy("outcome").count().collect()}
+        tally = asking.tally
         self.usage.append(
             {
-                "stage": stage.name,
-                "model": stage.model,
+                "stage": asking.stage.name,
+                "model": asking.stage.model,
                 "requests": sum(counts.values()),
-                "reused": answered.reused,
-                "answered": counts.get("ok", 0) - answered.reused,
-                "failed": counts.get("lasting", 0) + counts.get("passing", 0),
-                "unasked": counts.get(None, 0),
+                "reused": min(asking.reused, counts.get("ok", 0)),
+                "answered": max(0, counts.get("ok", 0) - asking.reused),
+                "failed": counts.get("failed", 0),
+                "unasked": counts.get(UNASKED, 0),
                 "calls": tally["calls"],
                 "retries": tally["calls"] - tally["asked"] - tally["rate_limited"],
                 "rate_limited": tally["rate_limited"],
                 "prompt_tokens": tally["prompt_tokens"],
                 "completion_tokens": tally["completion_tokens"],
                 "tokens_estimated": bool(tally["tokens_estimated"]),
-                "cost": cost if priced else None,
-                "seconds": answered.seconds,
+                "cost": cost_of(self.settings, tally),
+                "seconds": asking.seconds,
             }
         )
+        if counts.get(UNASKED) and not self.ended:
+            self.ended = "broken"
+            self.error = (
+                f"{counts[UNASKED]:,} completions were written to {asking.folder} and cannot be read from there"
+            )
 
-    def _write(self, frame: DataFrame, name: str) -> DataFrame:
-        path = f"{self.work}/{name}"
+    def _write(self, frame: DataFrame, path: str) -> DataFrame:
         frame.write.mode("overwrite").parquet(path)
         return self.spark.read.schema(frame.schema).parquet(path)
 
 
-_NOTHING = asdict(Tally())
+@dataclass
+class _Asking:
+    """A stage while it is asked: its rows with request ids, what the store had before, what the asking came to."""
 
-
-@dataclass(frozen=True)
-class _Answered:
-    """How many requests the store had answered before, and what the answering process reported."""
-
-    reused: int
-    event: Mapping[str, Any] | None = None
-
-    @property
-    def tally(self) -> Mapping[str, int]:
-        return self.event["tally"] if self.event else _NOTHING
-
-    @property
-    def seconds(self) -> float:
-        return self.event["seconds"] if self.event else 0.0
+    stage: Stage
+    place: str
+    folder: str
+    keyed: DataFrame
+    states: DataFrame = field(init=False)
+    seen: frozenset[str] = frozenset()
+    reused: int = 0
+    missing: int = 0
+    tally: Mapping[str, int] = field(default_factory=lambda: asdict(Tally()))
+    seconds: float = 0.0

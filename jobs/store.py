@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from time import time
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from udfs.llm.segments import open_filesystem
 
 VERSION = "v1"
 COMPACT_FROM_FILES = 8
-COMPACTED_ROWS = 500_000
+COMPACTED_BYTES = 128 * 2**20
 KEEP_SEGMENTS_SECONDS = 7 * 24 * 3600
 TRANSIENT = ("timeout", "connection", "bad_body", "http_429")
 
@@ -50,7 +51,7 @@ def one_a_request(completions: DataFrame) -> DataFrame:
     Columns request_id, text_of_completion, error_type, error, model.
     """
     rank = (
-        F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 1).otherwise(2).alias("rank"),
+        _rank().alias("rank"),
         F.col("answered_at"),
         F.xxhash64("text", "error_type", "error").alias("content"),
     )
@@ -68,12 +69,16 @@ def one_a_request(completions: DataFrame) -> DataFrame:
     )
 
 
+def _rank() -> Column:
+    """0 for ok, 1 for a lasting failure, 2 for a passing one."""
+    return F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 1).otherwise(2)
+
+
 def states_of_requests(completions: DataFrame) -> DataFrame:
     """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has."""
-    worst_first = F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 1).otherwise(2)
     names = F.array(F.lit("ok"), F.lit("lasting"), F.lit("passing"))
     return (
-        completions.select("request_id", worst_first.alias("rank"))
+        completions.select("request_id", _rank().alias("rank"))
         .groupBy("request_id")
         .agg(F.min("rank").alias("rank"))
         .select("request_id", F.get(names, F.col("rank")).alias("state"))
@@ -93,6 +98,11 @@ def list_segments(folder: str) -> list[fs.FileInfo]:
     return [info for info in found if info.base_name.endswith(".parquet") and info.base_name[0] not in "._"]
 
 
+def names_of_segments(folder: str) -> frozenset[str]:
+    """The names of the files of a stage's folder."""
+    return frozenset(info.base_name for info in list_segments(folder))
+
+
 def count_damaged(folder: str) -> int:
     """How many files of a stage's folder have no readable footer; damage inside a file is skipped without a count."""
     system, _ = open_filesystem(folder)
@@ -102,42 +112,58 @@ def count_damaged(folder: str) -> int:
 def compact(spark: SparkSession, folder: str, run: str) -> None:
     """Rewrites a run's segments into large files; the segments stay for a week, for runs that are reading them."""
     system, _ = open_filesystem(folder)
-    own = [info.path for info in list_segments(folder) if info.base_name.startswith(f"{run}-")]
-    segments = [path for path in own if _is_readable(system, path)]
+    own = [info for info in list_segments(folder) if info.base_name.startswith(f"{run}-")]
+    segments = [info for info in own if _is_readable(system, info.path)]
     if len(segments) >= COMPACT_FROM_FILES:
         target = f"{folder}/_compact-{run}"
-        reader = spark.read.schema(spark_schema(COMPLETIONS)).option("ignoreCorruptFiles", True)
-        rows = reader.parquet(*[_with_scheme(folder, path) for path in segments])
-        few = max(1, rows.count() // COMPACTED_ROWS)
-        rows.coalesce(few).write.mode("overwrite").option("compression", "zstd").parquet(target)
-        _publish(folder, target, run, segments)
+        files = -(-sum(info.size for info in segments) // COMPACTED_BYTES)
+        reader = spark.read.schema(spark_schema(COMPLETIONS))
+        rows = reader.parquet(*[_with_scheme(folder, info.path) for info in segments])
+        rows.coalesce(max(1, files)).write.mode("overwrite").option("compression", "zstd").parquet(target)
+        _publish(folder, target, run, sorted(info.path for info in segments))
     _remove_old(folder)
 
 
-def _publish(folder: str, target: str, run: str, segments: Iterable[str]) -> None:
+def _publish(folder: str, target: str, run: str, segments: list[str]) -> None:
+    """Moves the large files into place and notes what they replace, if they hold every row of it."""
     system, path = open_filesystem(folder)
     aside = open_filesystem(target)[1]
-    written = [info for info in system.get_file_info(fs.FileSelector(aside)) if info.base_name.endswith(".parquet")]
-    for number, info in enumerate(sorted(written, key=lambda info: info.path)):
-        system.move(info.path, f"{path}/compact-{run}-{number:04d}.parquet")
+    found = system.get_file_info(fs.FileSelector(aside))
+    written = sorted(info.path for info in found if info.base_name.endswith(".parquet"))
+    if _count_rows(system, written) == _count_rows(system, segments):
+        names = [f"{path}/compact-{run}-{number:04d}.parquet" for number in range(len(written))]
+        for source, name in zip(written, names, strict=True):
+            system.move(source, name)
+        note = json.dumps({"at": time(), "segments": segments, "files": names}).encode()
+        with system.open_output_stream(f"{aside}/note") as stream:
+            stream.write(note)
+        system.move(f"{aside}/note", f"{path}/_compacted-{run}.json")
     system.delete_dir(aside)
-    note = {"at": time(), "segments": sorted(segments)}
-    with system.open_output_stream(f"{path}/_compacted-{run}.json") as stream:
-        stream.write(json.dumps(note).encode())
+
+
+def _count_rows(system: fs.FileSystem, paths: Iterable[str]) -> int:
+    return sum(pq.read_metadata(path, filesystem=system).num_rows for path in paths)
 
 
 def _remove_old(folder: str) -> None:
+    """Removes the segments that were compacted a week ago, where the compacted files are still there."""
     system, path = open_filesystem(folder)
     for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-        if not info.base_name.startswith("_compacted-"):
-            continue
-        with system.open_input_stream(info.path) as stream:
-            note = json.loads(stream.read())
-        if time() - note["at"] > KEEP_SEGMENTS_SECONDS:
-            for segment in system.get_file_info(note["segments"]):
-                if segment.type != fs.FileType.NotFound:
-                    system.delete_file(segment.path)
-            system.delete_file(info.path)
+        if info.base_name.startswith("_compacted-"):
+            # Another run may be removing the same, and a note that a crash cut short is no reason to end a run
+            with suppress(OSError, ValueError, KeyError):
+                _remove_compacted(system, info.path)
+
+
+def _remove_compacted(system: fs.FileSystem, note_path: str) -> None:
+    with system.open_input_stream(note_path) as stream:
+        note = json.loads(stream.read())
+    whole = all(_is_readable(system, name) for name in note["files"])
+    if whole and time() - note["at"] > KEEP_SEGMENTS_SECONDS:
+        for segment in note["segments"]:
+            with suppress(FileNotFoundError):
+                system.delete_file(segment)
+        system.delete_file(note_path)
 
 
 def _with_scheme(folder: str, path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -79,5 +78,6 @@ def test_a_command_of_the_readme_works(command: str, folder: Path, server: Model
 def test_the_python_of_the_readme_reads_what_the_commands_wrote(folder: Path) -> None:
     scores = open_run(str(folder / "results")).table("scores").to_pylist()
     assert [row["status"] for row in scores] == ["ok"]
-    nightly = json.loads((folder / "nightly" / "2026-11-20" / "manifest.json").read_text(encoding="utf-8"))
-    assert nightly["status"] == "finished"
+    nightly = open_run(str(folder / "nightly" / "2026-11-20")).table("scores").to_pylist()
+    assert [row["status"] for row in nightly] == ["ok"]
+    assert list((folder / "nightly" / "completions" / "v1").glob("evaluate_coverage-*/*.parquet"))

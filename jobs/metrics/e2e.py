@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from udfs.stages.arrow import UNASKED
+
 METRIC = "e2e"
 STAGES = ("summarise_context", "evaluate_coverage")
-UNASKED = "unasked"
 
 Ask = Callable[[str, DataFrame], DataFrame]
 
@@ -62,7 +63,7 @@ def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     """Columns sample_id, context_ids, query, contexts list of texts, response: the samples that can be judged."""
     ready = prepared.where((F.col("failed") == 0) & (F.col("unasked") == 0) & (F.size("kept") > 0))
     return (
-        samples.drop("contexts")
+        samples.select("sample_id", "query", "response")
         .join(ready, on="sample_id", how="inner")
         .select(
             "sample_id",

@@ -12,7 +12,7 @@ from tests.benchmarks.samples import write_samples
 from tests.benchmarks.watching import ACTOR, ANSWERING, DRIVER, JVM, PYTHON_WORKERS, Look, peak_bytes
 from tests.fakes.model_server import ModelServer
 
-# What still counts as flat: the peak of the largest input over that of the second largest, a tenth of it.
+# What still counts as flat: the peak at the largest input over the peak at the next smaller one.
 GOAL_FLAT = 1.2
 MEGABYTE = 2.0**20
 PARTS = {

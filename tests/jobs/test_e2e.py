@@ -132,6 +132,13 @@ def test_what_was_not_asked_is_no_failure(spark: SparkSession, stages: Stages) -
     assert score(spark, stages, samples).failures.count() == 0
 
 
+def test_columns_of_the_input_may_have_any_name(spark: SparkSession, stages: Stages) -> None:
+    frame = spark.createDataFrame([sample("s", "one")], spark_schema(SAMPLES))
+    for name in ("kept", "failed", "unasked", "request_id", "position", "verdict"):
+        frame = frame.withColumn(name, F.lit("of the user"))
+    assert only(e2e.score(frame, stages.ask, summarise_contexts=True).scores)["status"] == "ok"
+
+
 def test_statement_ids_are_unique_over_samples(spark: SparkSession, stages: Stages) -> None:
     statements = score(spark, stages, [sample(f"s{number}", "one") for number in range(5)]).statements
     assert statements.agg(F.count_distinct("statement_id")).first() == (15,)

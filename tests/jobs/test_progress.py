@@ -19,8 +19,10 @@ class Terminal(StringIO):
 
 
 def event(**fields: Any) -> dict[str, Any]:
-    plain = {"stage": "evaluate_coverage", "done": 1500, "total": 6000, "calls": 1600, "failed": 0, "rate_limited": 0}
-    return {**plain, "prompt_tokens": 1_000_000, "completion_tokens": 250_000, **fields}
+    tally = {"done": 1500, "calls": 1600, "failed": 0, "rate_limited": 0}
+    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 250_000}
+    total = fields.pop("total", 6000)
+    return {"stage": "evaluate_coverage", "total": total, "tally": {**tally, **tokens, **fields}}
 
 
 def test_a_line_says_how_far_a_stage_is() -> None:

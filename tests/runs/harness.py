@@ -28,6 +28,8 @@ SETTINGS: Mapping[str, Any] = {
     "llm.model": "fake-model",
     "prompts_dir": PROMPTS,
     "spark.conf.spark.sql.shuffle.partitions": 2,
+    "spark.conf.spark.sql.codegen.wholeStage": "false",
+    "spark.conf.spark.sql.adaptive.enabled": "false",
     "spark.conf.spark.driver.extraJavaOptions": _JVM,
 }
 Row = dict[str, Any]

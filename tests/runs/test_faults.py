@@ -264,6 +264,7 @@ def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(case:
     assert snapshot(case.output) == before
 
 
+@pytest.mark.slow
 def test_many_requests_that_always_fail_are_no_outage(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"share": 0.3}, "do": {"status": 500}}])
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(100)), tmp_path / "out"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import (
@@ -37,12 +40,23 @@ def _check_interrupted(ended: Ended, output: Path) -> None:
         assert row["requests"] == row["reused"] + row["answered"] + row["failed"] + row["unasked"]
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_pays_once(server: ModelServer, tmp_path: Path) -> None:
+Moment = tuple[int, signal.Signals, Callable[[int, int], None]]
+MOMENTS: list[Moment] = [
+    (40, signal.SIGINT, os.killpg),
+    (80, signal.SIGTERM, os.kill),
+    (100, signal.SIGINT, os.kill),
+]
+
+
+@pytest.mark.parametrize("moments", [MOMENTS[:1], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_an_interrupted_run_says_how_to_go_on_and_pays_once(
+    server: ModelServer, tmp_path: Path, moments: list[Moment]
+) -> None:
+    server.reset()
     samples = make_samples(100)
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     distinct = count_distinct(samples)
     server.configure(latency=0.4)
-    moments = [(40, signal.SIGINT, os.kill), (80, signal.SIGTERM, os.kill), (distinct - 50, signal.SIGINT, os.killpg)]
     for arrivals, number, send in moments:
         run = Run(server, path, output, settings=SETTINGS)
         run.wait_for(server, arrivals)
@@ -58,4 +72,4 @@ def test_an_interrupted_run_says_how_to_go_on_and_pays_once(server: ModelServer,
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
     manifest = read_manifest(output)
     assert manifest["status"] == "finished"
-    assert [start["status"] for start in manifest["starts"]] == ["interrupted"] * 3 + ["finished"]
+    assert [start["status"] for start in manifest["starts"]] == ["interrupted"] * len(moments) + ["finished"]

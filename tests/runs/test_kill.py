@@ -62,11 +62,17 @@ def _start(whole: Whole, output: Path) -> Run:
     return Run(whole.server, whole.samples, output, settings=SETTINGS)
 
 
-def test_a_killed_run_continues_without_paying_twice(whole: Whole, tmp_path: Path) -> None:
+MOMENTS = [(90, "summarise_context"), (40, "evaluate_coverage"), (60, "evaluate_coverage")]
+
+
+@pytest.mark.parametrize("moments", [MOMENTS[:2], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["two", "all"])
+def test_a_killed_run_continues_without_paying_twice(
+    whole: Whole, tmp_path: Path, moments: list[tuple[int, str]]
+) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
     at_risk = 0
-    for arrivals, stage in ((30, "summarise_context"), (90, "summarise_context"), (40, "evaluate_coverage")):
+    for arrivals, stage in moments:
         run = _start(whole, output)
         run.wait_for(server, arrivals, stage)
         killed_at = time()
@@ -79,6 +85,7 @@ def test_a_killed_run_continues_without_paying_twice(whole: Whole, tmp_path: Pat
     assert canonical(output) == whole.results
 
 
+@pytest.mark.slow
 def test_whatever_a_run_started_ends_with_it(whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()

@@ -42,7 +42,7 @@ def _check_rate(moments: Sequence[float], least_use: float = 0.9, per_minute: fl
     assert len(middle) / (moments[-1] - moments[0] - 4) >= least_use * PER_SECOND
 
 
-@pytest.mark.parametrize("actors", [1, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow)])
 def test_a_limit_of_requests_is_kept_and_used(server: ModelServer, tmp_path: Path, actors: int) -> None:
     path = write_samples(tmp_path / "samples.jsonl", make_samples(260))
     ended = score(server, path, tmp_path / "out", settings=_settings(actors, requests_per_minute=PER_MINUTE))
@@ -72,6 +72,7 @@ def test_four_actors_keep_a_limit_and_all_honour_retry_after(server: ModelServer
     assert (usage["calls"], usage["rate_limited"], usage["retries"]) == (301, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_limit_in_flight_is_shared_by_four_actors(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.1)
     path = write_samples(tmp_path / "samples.jsonl", make_samples(300))
@@ -82,6 +83,7 @@ def test_a_limit_in_flight_is_shared_by_four_actors(server: ModelServer, tmp_pat
     assert (moments[-1] - moments[0]) <= 2 * 300 / 8 * 0.1
 
 
+@pytest.mark.slow
 def test_a_limit_of_tokens_is_kept_and_used(server: ModelServer, tmp_path: Path) -> None:
     path, per_second = write_samples(tmp_path / "samples.jsonl", make_samples(200)), 1000.0
     settings = _settings(tokens_per_minute=60 * per_second)
@@ -140,6 +142,7 @@ def _halves(samples: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
     return samples[: len(samples) // 2], samples[len(samples) // 2 :]
 
 
+@pytest.mark.slow
 def test_two_jobs_on_one_cluster_share_a_limit(server: ModelServer, tmp_path: Path, cluster: str) -> None:
     settings = {**_settings(requests_per_minute=PER_MINUTE), "ray.address": cluster}
     moments = _score_together(server, tmp_path, 200, settings)

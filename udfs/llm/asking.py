@@ -16,13 +16,12 @@ from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
 
-from jinja2 import TemplateError
-
-from udfs.llm.client import Answer, Endpoint, Usage, estimate_tokens, request_body
+from udfs.llm.client import Answer, Endpoint, Usage, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Budget, Lease, Limits, Report, Spent
 from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
+from udfs.llm.tokens import estimate_tokens
 from udfs.stages.base import Unparsable
 
 LATE_SECONDS = 0.05
@@ -132,7 +131,7 @@ class Asker:
         self._name, self._run, self._stage, self._parse = name, run, stage, parse
         self._settings, self._endpoint, self._lease, self._writer = settings, endpoint, lease, writer
         self._spent_before = spent_before
-        self._answered_ever = answered_before
+        self._answered_ever = self._succeeded_ever = answered_before
         self._answered_at = 0.0
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         self._counts_tokens = (
@@ -282,7 +281,7 @@ class Asker:
     async def _ask(self, request: _Request) -> None:
         try:
             body = request.body or request_body(self._stage, self._prompt, request.variables)
-        except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        except Exception as error:
             self._give_back(request, 0)
             failure = Answer(error_type="template", error=f"the template cannot be filled in ({type(error).__name__})")
             self._record(request, failure)
@@ -359,23 +358,28 @@ class Asker:
         """Notes that the endpoint answers."""
         self._news.hear(success=success)
         self._answered_ever, self._answered_at = True, time()
+        self._succeeded_ever |= success
 
     def _settle_limited(self, request: _Request, answer: Answer) -> None:
         self._tally.rate_limited += 1
         request.limited += 1
         self._hear(success=False)
         self._news.limited = True
-        if answer.retry_after is not None:
-            self._news.retry_after = max(self._news.retry_after or 0.0, answer.retry_after)
-            until = time() + (self._offset or 0.0) + answer.retry_after
-            self._paused_until = max(self._paused_until, until)
-        self._need_lease.set()
+        self._pause(answer.retry_after)
         wait = answer.retry_after if answer.retry_after is not None else _backoff(request.limited)
         self._ask_again(request, answer, wait)
+
+    def _pause(self, seconds: float | None) -> None:
+        """Stops sending for so long, here at once and everywhere with the next lease."""
+        if seconds is not None:
+            self._news.retry_after = max(self._news.retry_after or 0.0, seconds)
+            self._paused_until = max(self._paused_until, time() + (self._offset or 0.0) + seconds)
+        self._need_lease.set()
 
     def _settle_fault(self, request: _Request, answer: Answer) -> None:
         never_reached = answer.unconnected and not self._answered_ever
         request.first_fault = request.first_fault or time()
+        self._pause(answer.retry_after)
         if never_reached:
             self._news.faults += OUTAGE_FAULTS
         elif self._answered_at <= request.first_fault:
@@ -507,7 +511,7 @@ class Asker:
             retry_after=news.retry_after,
             until=self._until,
             places=self._places,
-            outage_seconds=settings.outage if self._answered_ever else min(60.0, settings.outage),
+            outage_seconds=settings.outage if self._succeeded_ever else min(60.0, settings.outage),
             limits=settings.limits,
             budget=settings.budget,
         )

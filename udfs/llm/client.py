@@ -21,6 +21,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHt
 
 from udfs.llm.keys import Stage
 from udfs.llm.templates import Prompt
+from udfs.llm.tokens import estimate_tokens
 
 TOP_LOGPROBS = 10
 MOST_TOKENS = 2**40
@@ -146,11 +147,6 @@ def request_body(stage: Stage, prompt: Prompt, variables: Mapping[str, Any]) -> 
     if stage.tools:
         body["tools"] = list(stage.tools)
     return json.dumps(body | stage.decoding, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-
-
-def estimate_tokens(size: int) -> int:
-    """A rough count of tokens for so many UTF-8 bytes, used before the endpoint has counted them."""
-    return size // 4 + 1
 
 
 def read_completion(content: bytes, api: str, sent: int) -> Answer:

@@ -64,8 +64,8 @@ class Report:
     slots it keeps, with `held_tokens`. `spent`: since the client started; `spent_before`: of the run before this client
     existed. `unused_tokens`: leased minus used of what ended or was dropped (negative where more was used). `faults`:
     failures to reach the endpoint since its last other answer; `answered`: whether there was another answer.
-    `retry_after`: the longest wait asked for by a 429, None without any. `until`: the latest slot that it ever got.
-    `places`: what it may have in flight by the last lease that it knows.
+    `retry_after`: the longest wait that the endpoint asked for, None without any. `until`: the latest slot that it ever
+    got. `places`: what it may have in flight by the last lease that it knows.
     """
 
     client: str
@@ -192,14 +192,14 @@ class Limiter:
             self._fault_since = self._fault_since or now
             self._faults += report.faults
         self._successes += report.successes
+        if report.retry_after is not None:
+            self._paused_until = max(self._paused_until, now + report.retry_after)
         if report.limited:
             self._slow_down(report, now)
         elif now - self._stepped >= STEP_SECONDS:
             self._speed_up(report.limits, now)
 
     def _slow_down(self, report: Report, now: float) -> None:
-        if report.retry_after is not None:
-            self._paused_until = max(self._paused_until, now + report.retry_after)
         if now - self._stepped < STEP_SECONDS:
             return
         observed = self._successes / max(now - self._counted, STEP_SECONDS)

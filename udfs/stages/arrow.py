@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.llm.client import estimate_tokens
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
+from udfs.llm.tokens import estimate_tokens
 from udfs.stages import STAGES
 from udfs.stages.base import Unparsable
 

@@ -47,6 +47,8 @@ _HEADINGS = {
 _BRACKETED_HEADING = re.compile(r"[\[【［][\s*_]*(uncovered|covered)\s+statements[\s*_:]*[\]】］]", re.IGNORECASE)
 _NO_STATEMENTS = re.compile(
     r"(?:there (?:are|were) )?no (?:(?:un)?covered )?(?:atomic )?statements(?: (?:were )?(?:found|identified))?"
+    r"|(?:all|every) (?:of )?(?:the )?(?:atomic )?statements?(?: of the contexts)? (?:are|is|were|was) (?:un)?covered"
+    r"|no statements? (?:is|are|was|were) (?:left out|missing|(?:un)?covered)"
 )
 _NOTE = re.compile(
     r"[\W_]{0,10}(?:notes?|nb|n\.b\.|p\.s\.|explanation|reasoning|rationale)[*_ ]{0,5}[:.：]", re.IGNORECASE
@@ -115,7 +117,7 @@ def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, l
     contexts = len(variables["contexts"])
     covered, covered_readable = _read_list(sections[_COVERED], contexts)
     uncovered, uncovered_readable = _read_list(sections[_UNCOVERED], contexts)
-    if not (covered or uncovered or (covered_readable and uncovered_readable)):
+    if not (covered_readable and uncovered_readable):
         raise Unparsable("the text under the headings is neither a list nor None")
     return {"statements": _distinct(covered, uncovered)}
 
