@@ -13,21 +13,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from time import monotonic, sleep
 from typing import Any
 
 import pyarrow.parquet as pq
 import ray
-from pyarrow import fs
+from pyarrow import dataset, fs
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
+from jobs.answer_job import Job, job_from_json
 from jobs.tables import COMPLETIONS
+from udfs.llm.accounts import Progress, Tally
 from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter, read_requests
-from udfs.llm.asking import CallSettings, Progress, Tally
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import open_filesystem, read_ids, rows_to_table, write_file
 
 LOOK_SECONDS = 0.2
@@ -39,21 +38,6 @@ STOP_GRACE_SECONDS = 3.0
 ORPHAN_GRACE_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
 OBJECT_STORE_BYTES = 100 * 2**20
-
-
-@dataclass(frozen=True)
-class Job:
-    """One stage to answer: where its requests and its completions are, and how to ask."""
-
-    requests: str
-    directory: str
-    run: str
-    stage: Stage
-    settings: CallSettings
-    actors: int = 1
-    spent: Spent = field(default_factory=Spent)
-    answered_before: bool = False
-    confirm_probes: bool = False
 
 
 @dataclass
@@ -78,7 +62,10 @@ class Outcome:
 
 
 class Answering:
-    """Hands the units of a job to actors, replaces actors that die, and says how the job ended."""
+    """Hands the units of a job to actors, replaces actors that die, and says how the job ended.
+
+    `answered`: requests of the units that need no asking.
+    """
 
     def __init__(
         self,
@@ -87,12 +74,13 @@ class Answering:
         tell: Callable[[Mapping[str, Any]], None],
         confirmed: Callable[[], bool] = lambda: True,
         idle: list[Any] | None = None,
+        answered: frozenset[str] = frozenset(),
     ) -> None:
         self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
         self._idle = [] if idle is None else idle
         self._waiting = list_units(job.requests)
         self._total = sum(_rows_of(unit) for unit in self._waiting)
-        self._skip: dict[str, frozenset[str]] = {}
+        self._skip: dict[str, frozenset[str]] = dict.fromkeys(self._waiting, answered)
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
         self._workers: list[_Worker] = []
@@ -363,30 +351,6 @@ def start_ray(address: str | None) -> None:
     )
 
 
-def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as plain JSON values."""
-    plain = asdict(job)
-    plain["stage"] = {item.name: _plain(getattr(job.stage, item.name)) for item in fields(Stage)}
-    return plain
-
-
-def job_from_json(plain: Mapping[str, Any]) -> Job:
-    """The job of `job_to_json`. Raises TypeError or KeyError for a field that is not known or missing."""
-    stage = dict(plain["stage"])
-    stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
-    settings = dict(plain["settings"])
-    settings["limits"] = Limits(**settings.get("limits", {}))
-    settings["budget"] = Budget(**settings.get("budget", {}))
-    rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
-    return Job(**{**rest, "spent": Spent(**plain.get("spent", {}))})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 class _Control:
     """What may end this process: a signal, a `stop` line on standard input, or the end of standard input."""
 
@@ -450,11 +414,21 @@ def _tell(event: Mapping[str, Any]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _answer(job: Job, control: _Control, idle: list[Any] | None = None) -> Outcome:
+def answered_ids(directory: str) -> frozenset[str]:
+    """The requests that a stage's folder has a completion for."""
+    system, path = open_filesystem(directory)
+    rows = dataset.dataset(path, schema=COMPLETIONS, filesystem=system, format="parquet")
+    found = rows.to_table(columns=["request_id"], filter=dataset.field("error_type").is_null())
+    return frozenset(found["request_id"].to_pylist())
+
+
+def _answer(
+    job: Job, control: _Control, idle: list[Any] | None = None, answered: frozenset[str] = frozenset()
+) -> Outcome:
     system, path = open_filesystem(job.directory)
     system.create_dir(path, recursive=True)
     try:
-        outcome = Answering(job, control.reason, _tell, control.confirmed, idle).run()
+        outcome = Answering(job, control.reason, _tell, control.confirmed, idle, answered).run()
     except (RayError, RuntimeError, OSError) as error:
         _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
         raise
@@ -466,7 +440,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Answers one job, or one after the other with `--serve`. 0 where all of it was answered."""
     parser = argparse.ArgumentParser(prog="python -m jobs.answer", description="Answers requests by Ray actors.")
     parser.add_argument("--requests", help="folder of requests files (Parquet)")
-    parser.add_argument("--store", help="folder of this stage's completions")
+    parser.add_argument("--store", help="folder of this stage's completions; what it holds is not asked again")
     parser.add_argument("--settings", help="JSON file of a job: run, stage, settings, actors")
     parser.add_argument("--ray-address", help="the Ray cluster; without it one is started on this machine")
     parser.add_argument("--serve", action="store_true", help="read one job a line from standard input")
@@ -485,7 +459,8 @@ def main(arguments: list[str] | None = None) -> int:
     with open(given.settings, encoding="utf-8") as file:
         plain = json.load(file)
     job = job_from_json({**plain, "requests": given.requests, "directory": given.store})
-    return 0 if _answer(job, control).outcome == "finished" else 1
+    open_filesystem(job.directory)[0].create_dir(open_filesystem(job.directory)[1], recursive=True)
+    return 0 if _answer(job, control, answered=answered_ids(job.directory)).outcome == "finished" else 1
 
 
 if __name__ == "__main__":

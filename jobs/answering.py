@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from jobs.answer import Job, job_to_json
+from jobs.answer_job import Job, job_to_json
 from jobs.interrupts import Interrupts
 
 LOOK_SECONDS = 0.2

@@ -8,7 +8,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TextIO
 
-from udfs.llm.asking import CallSettings
+from udfs.llm.accounts import CallSettings
 
 PLAIN_SECONDS = 10.0
 

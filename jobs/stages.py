@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from jobs import store
-from jobs.answer import Job
+from jobs.answer_job import Job
 from jobs.answering import AnsweringError, AnsweringProcess
 from jobs.interrupts import Interrupts
 from jobs.local_model import LocalModelError
@@ -23,7 +23,7 @@ from jobs.progress import Display
 from jobs.session import fields_of, spark_schema
 from jobs.settings import Settings
 from jobs.tables import COMPLETIONS
-from udfs.llm.asking import CallSettings, Tally
+from udfs.llm.accounts import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import is_local, open_filesystem

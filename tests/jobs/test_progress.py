@@ -7,7 +7,7 @@ import pytest
 
 from jobs import progress
 from jobs.progress import Display, describe
-from udfs.llm.asking import CallSettings
+from udfs.llm.accounts import CallSettings
 
 SETTINGS = CallSettings(base_url="http://127.0.0.1:9/v1")
 PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prompt_price=2.0, completion_price=8.0)

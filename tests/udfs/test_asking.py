@@ -14,7 +14,8 @@ import pytest
 from jobs.tables import COMPLETIONS
 from tests.fakes.model_server import ModelServer
 from udfs.llm import segments
-from udfs.llm.asking import Asker, CallSettings, Progress
+from udfs.llm.accounts import CallSettings, Progress
+from udfs.llm.asking import Asker
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Lease, Limiter, Limits, Report

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import ray
 from ray.exceptions import RayActorError
 
-from udfs.llm.asking import Asker, CallSettings, Progress
+from udfs.llm.accounts import CallSettings, Progress
+from udfs.llm.asking import Asker
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, Lease, Limiter, Report, Spent

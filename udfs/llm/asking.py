@@ -11,14 +11,14 @@ from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
 
+from udfs.llm.accounts import CallSettings, News, Progress, Request, Tally
 from udfs.llm.client import Answer, Endpoint, Usage, request_body
 from udfs.llm.keys import Stage
-from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Budget, Lease, Limits, Report, Spent
+from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Lease, Report, Spent
 from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
@@ -36,79 +36,6 @@ COMPLETIONS_REMEMBERED = 1000
 FIRST_COMPLETION_TOKENS = 512
 FAULTS = frozenset({"timeout", "connection"})
 ASK_AGAIN = frozenset({"unparsable", "empty", "truncated", "bad_body"})
-
-
-@dataclass(frozen=True)
-class CallSettings:
-    """How the endpoint is called: everything that does not change a completion. Times in seconds."""
-
-    base_url: str
-    api_key_env: str | None = None
-    timeout: float = 120.0
-    deadline: float = 600.0
-    outage: float = 600.0
-    max_attempts: int = 4
-    flush: float = 1.0
-    prompt_price: float = 0.0
-    completion_price: float = 0.0
-    limits: Limits = field(default_factory=Limits)
-    budget: Budget = field(default_factory=Budget)
-
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """The price of these tokens; prices are per million."""
-        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
-
-
-@dataclass
-class Tally:
-    """What one asker did so far. Counts only grow."""
-
-    taken: int = 0
-    done: int = 0
-    failed: int = 0
-    asked: int = 0
-    calls: int = 0
-    rate_limited: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    tokens_estimated: bool = False
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(Tally)})
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A snapshot of an asker: its tally, what waits and is in flight, which units are written, why it stands still."""
-
-    tally: Tally
-    queued: int
-    in_flight: int
-    finished_units: tuple[str, ...]
-    refusal: str | None
-    refused: str | None
-    models: tuple[str, ...]
-    answered_ever: bool
-
-
-@dataclass(slots=True)
-class _Request:
-    request_id: str
-    variables: Mapping[str, Any]
-    unit: str
-    body: bytes | None = None
-    tokens: int = 0
-    reserved: int = 0
-    attempts: int = 0
-    calls: int = 0
-    limited: int = 0
-    first_sent: float | None = None
-    first_fault: float | None = None
-    last: Answer | None = None
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    completion_tokens: int = 0
-    estimated: bool = False
 
 
 class Asker:
@@ -140,7 +67,7 @@ class Asker:
             or settings.budget.max_cost is not None
         )
         self._tally = Tally()
-        self._ready: deque[_Request] = deque()
+        self._ready: deque[Request] = deque()
         self._slots: deque[tuple[float, int]] = deque()
         self._units: dict[str, int] = {}
         self._recorded: list[str] = []
@@ -163,7 +90,7 @@ class Asker:
         self._models: set[str] = set()
         self._completions: deque[int] = deque(maxlen=COMPLETIONS_REMEMBERED)
         self._sorted_completions: list[int] = []
-        self._news = _News()
+        self._news = News()
 
     def start(self) -> None:
         """Starts the workers; call it inside the event loop."""
@@ -174,7 +101,7 @@ class Asker:
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Takes the requests of a unit of work: (request id, variables) each."""
         before = len(self._ready)
-        self._ready.extend(_Request(request_id, variables, unit) for request_id, variables in requests)
+        self._ready.extend(Request(request_id, variables, unit) for request_id, variables in requests)
         fed = len(self._ready) - before
         self._units[unit] = fed
         self._tally.taken += fed
@@ -221,7 +148,7 @@ class Asker:
             finally:
                 self._in_flight -= 1
 
-    async def _take(self) -> _Request:
+    async def _take(self) -> Request:
         """The next request together with the right to send it now."""
         while True:
             request = self._pop() if self._may_send() else None
@@ -244,7 +171,7 @@ class Asker:
             and self._refused is None
         )
 
-    def _pop(self) -> _Request | None:
+    def _pop(self) -> Request | None:
         """Takes a slot and a request if the slot's time has come; arranges to be woken if it has not."""
         now = time() + (self._offset or 0.0)
         while self._slots:
@@ -278,7 +205,7 @@ class Asker:
                 sleeper.set_result(None)
                 return
 
-    async def _ask(self, request: _Request) -> None:
+    async def _ask(self, request: Request) -> None:
         try:
             body = request.body or request_body(self._stage, self._prompt, request.variables)
         except Exception as error:
@@ -301,7 +228,7 @@ class Asker:
         self._count(request, answer)
         self._settle(request, self._read(request, answer))
 
-    def _read(self, request: _Request, answer: Answer) -> Answer:
+    def _read(self, request: Request, answer: Answer) -> Answer:
         """The answer, with the error `unparsable` where the stage's parser cannot read it."""
         if answer.error_type is not None or answer.text is None:
             return answer
@@ -313,7 +240,7 @@ class Asker:
             return _failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
         return answer
 
-    def _count(self, request: _Request, answer: Answer) -> None:
+    def _count(self, request: Request, answer: Answer) -> None:
         usage: Usage = answer.usage
         request.prompt_tokens += usage.prompt_tokens
         request.cached_prompt_tokens += usage.cached_prompt_tokens
@@ -329,13 +256,13 @@ class Asker:
         if answer.text is not None and self._counts_tokens:
             self._remember_completion(usage.completion_tokens)
 
-    def _give_back(self, request: _Request, used: int) -> None:
+    def _give_back(self, request: Request, used: int) -> None:
         """Ends a reservation; a call without an answer counts as if it had used all of it."""
         self._news.unused_tokens += request.reserved - used
         self._news.reserved -= request.reserved
         request.reserved = 0
 
-    def _settle(self, request: _Request, answer: Answer) -> None:
+    def _settle(self, request: Request, answer: Answer) -> None:
         """Records the answer, or arranges for the request to be asked again."""
         error_type = answer.error_type
         if answer.refused:
@@ -360,7 +287,7 @@ class Asker:
         self._answered_ever, self._answered_at = True, time()
         self._succeeded_ever |= success
 
-    def _settle_limited(self, request: _Request, answer: Answer) -> None:
+    def _settle_limited(self, request: Request, answer: Answer) -> None:
         self._tally.rate_limited += 1
         request.limited += 1
         self._hear(success=False)
@@ -376,7 +303,7 @@ class Asker:
             self._paused_until = max(self._paused_until, time() + (self._offset or 0.0) + seconds)
         self._need_lease.set()
 
-    def _settle_fault(self, request: _Request, answer: Answer) -> None:
+    def _settle_fault(self, request: Request, answer: Answer) -> None:
         never_reached = answer.unconnected and not self._answered_ever
         request.first_fault = request.first_fault or time()
         self._pause(answer.retry_after)
@@ -395,7 +322,7 @@ class Asker:
         else:
             self._ask_again(request, answer, max(_backoff(request.attempts), answer.retry_after or 0.0))
 
-    def _ask_again(self, request: _Request, answer: Answer, wait: float) -> None:
+    def _ask_again(self, request: Request, answer: Answer, wait: float) -> None:
         request.last = answer
         sent = request.first_sent
         if sent is not None and monotonic() + wait - sent > self._settings.deadline:
@@ -405,12 +332,12 @@ class Asker:
         else:
             asyncio.get_running_loop().call_later(wait, self._return, request)
 
-    def _return(self, request: _Request) -> None:
+    def _return(self, request: Request) -> None:
         self._ready.appendleft(request)
         self._need_lease.set()
         self._wake()
 
-    def _record(self, request: _Request, answer: Answer) -> None:
+    def _record(self, request: Request, answer: Answer) -> None:
         size = len(answer.text or "") + len(request.request_id) + 200
         self._writer.add(self._row(request, answer), size)
         self._tally.done += 1
@@ -419,7 +346,7 @@ class Asker:
         if not self._units[request.unit]:
             self._recorded.append(request.unit)
 
-    def _row(self, request: _Request, answer: Answer) -> tuple[Any, ...]:
+    def _row(self, request: Request, answer: Answer) -> tuple[Any, ...]:
         """A row of the table `completions`, in the order of its schema."""
         return (
             request.request_id,
@@ -486,7 +413,7 @@ class Asker:
         return bool(lease.times)
 
     def _report(self) -> Report:
-        news, self._news = self._news, _News()
+        news, self._news = self._news, News()
         self._news.reserved = news.reserved
         tally, settings = self._tally, self._settings
         tokens = tally.prompt_tokens + tally.completion_tokens
@@ -527,7 +454,7 @@ class Asker:
         first = len(self._slots)
         return tuple(self._request_tokens(self._ready[first + index]) for index in range(count))
 
-    def _request_tokens(self, request: _Request) -> int:
+    def _request_tokens(self, request: Request) -> int:
         if not request.tokens:
             try:
                 request.body = request_body(self._stage, self._prompt, request.variables)
@@ -547,24 +474,6 @@ class Asker:
         if self._sorted_completions:
             return self._sorted_completions[int(COMPLETION_QUANTILE * (len(self._sorted_completions) - 1))]
         return min(FIRST_COMPLETION_TOKENS, self._stage.max_tokens or FIRST_COMPLETION_TOKENS)
-
-
-@dataclass
-class _News:
-    """What is to be told to the limiter with the next lease."""
-
-    successes: int = 0
-    answered: bool = False
-    faults: int = 0
-    limited: bool = False
-    retry_after: float | None = None
-    unused_tokens: int = 0
-    reserved: int = 0
-
-    def hear(self, *, success: bool) -> None:
-        self.successes += success
-        self.answered = True
-        self.faults = 0
 
 
 def _failed(answer: Answer, error_type: str, error: str) -> Answer:

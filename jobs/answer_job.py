@@ -1,0 +1,50 @@
+"""A stage to answer, as plain JSON between the processes. Imports no pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from udfs.llm.accounts import CallSettings
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Budget, Limits, Spent
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage to answer: where its requests and its completions are, and how to ask."""
+
+    requests: str
+    directory: str
+    run: str
+    stage: Stage
+    settings: CallSettings
+    actors: int = 1
+    spent: Spent = field(default_factory=Spent)
+    answered_before: bool = False
+    confirm_probes: bool = False
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job as plain JSON values."""
+    plain = asdict(job)
+    plain["stage"] = {item.name: _plain(getattr(job.stage, item.name)) for item in fields(Stage)}
+    return plain
+
+
+def job_from_json(plain: Mapping[str, Any]) -> Job:
+    """The job of `job_to_json`. Raises TypeError or KeyError for a field that is not known or missing."""
+    stage = dict(plain["stage"])
+    stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
+    settings = dict(plain["settings"])
+    settings["limits"] = Limits(**settings.get("limits", {}))
+    settings["budget"] = Budget(**settings.get("budget", {}))
+    rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
+    return Job(**{**rest, "spent": Spent(**plain.get("spent", {}))})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
