@@ -17,6 +17,7 @@ from tests.fakes.model_server import ModelServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
+SPARK = '{"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'
 RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py, marked slow",
     "pip install -e '.[test]' && pytest": ".ci/run",
@@ -57,9 +58,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_readme_works(command: str, folder: Path, server: ModelServer) -> None:
     words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
     assert words[0] == "untold"
-    environment = {**os.environ, "UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
+    environment = {
+        **os.environ,
+        "UNTOLD_SPARK__CONF": SPARK,
+        "UNTOLD_PROMPTS_DIR": str(PROMPTS),
+        "OPENAI_API_KEY": "not-a-real-key",
+    }
     if server.base_url not in command:
         environment["UNTOLD_LLM__BASE_URL"] = server.base_url
+        environment["UNTOLD_LLM__MODEL"] = "fake-model"
     if words[1] in ("schema", "prompts"):
         environment.pop("UNTOLD_PROMPTS_DIR")
     run = subprocess.run(

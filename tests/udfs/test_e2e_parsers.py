@@ -160,8 +160,16 @@ def test_none_beside_its_heading_is_an_empty_list() -> None:
     )
 
 
-def test_a_sentence_under_an_empty_list_is_a_note_where_the_other_list_has_items() -> None:
-    assert coverage(lists("- A [1]", "The response covers all facts.")) == [("A", True, [1])]
+def test_bare_sentences_are_no_empty_list_though_the_other_list_has_items() -> None:
+    with pytest.raises(Unparsable, match="neither a list nor None"):
+        coverage(lists("- A [1]", "The sun is hot.\nThe moon is cold."))
+
+
+@pytest.mark.parametrize(
+    "nothing", ["No statements are left out.", "None.\n\nI hope this helps.", "Note: all is said."]
+)
+def test_what_says_that_a_list_is_empty_makes_it_empty(nothing: str) -> None:
+    assert coverage(lists("- A [1]", nothing)) == [("A", True, [1])]
 
 
 def test_prose_without_any_item_is_unparsable() -> None:
