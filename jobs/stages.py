@@ -163,7 +163,9 @@ class StageRunner:
                 raise
             self.ended = "interrupted"
         except (AnsweringError, LockedError, LocalModelError) as error:
-            self.ended, self.error = "broken", str(error)
+            # A process that is told to stop before it took its job up ends without a word
+            self.ended = "interrupted" if self.interrupts.requested else "broken"
+            self.error = str(error)
 
     def _answer_locked(self, asking: _Asking) -> None:
         """Answers as the one spender of the stage's folder; where it changed meanwhile, it looks again."""

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from jobs.store import COMPACTED_ROWS, stage_folder
+from jobs.store import stage_folder
 from jobs.tables import COMPLETIONS
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import Ran, run_job
@@ -20,6 +20,7 @@ from udfs.llm.segments import write_file
 
 REQUESTS = 1_000
 PAIRS = 3
+ROWS_OF_A_FILE = 500_000
 
 
 def measure(options: Options) -> list[Figure]:
@@ -49,8 +50,8 @@ def fill_store(store: Path, count: int, base_url: str) -> None:
     """Writes completions of made-up requests to the stage's folder, in files of the size that compaction gives."""
     directory = Path(stage_folder(str(store), bound_stage(base_url)))
     directory.mkdir(parents=True)
-    for number, first in enumerate(range(0, count, COMPACTED_ROWS)):
-        table = make_completions(range(first, min(first + COMPACTED_ROWS, count)))
+    for number, first in enumerate(range(0, count, ROWS_OF_A_FILE)):
+        table = make_completions(range(first, min(first + ROWS_OF_A_FILE, count)))
         write_file(str(directory / f"compact-earlier-{number:04d}.parquet"), table)
 
 
