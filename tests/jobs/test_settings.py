@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +22,8 @@ from jobs.settings import (
     spark_defaults,
 )
 from jobs.settings_layers import KNOWN, read_yaml
-from jobs.settings_loading import Resolved, describe, load_settings
-
-SERVER = ("llm.base_url=http://h/v1", "llm.model=m")
-KEY = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789"
-
-
-def load(
-    *overrides: str,
-    environ: Mapping[str, str] | None = None,
-    config: Path | None = None,
-    endpoint: str | None = None,
-    demo: bool = False,
-    installed: bool = True,
-) -> Resolved:
-    path = None if config is None else str(config)
-    return load_settings(path, overrides, endpoint, environ or {}, demo=demo, local_installed=lambda: installed)
-
-
-def problems(*overrides: str, **options: Any) -> list[str]:
-    with pytest.raises(SettingsError) as raised:
-        load(*overrides, **options)
-    return str(raised.value).splitlines()
-
-
-def value_of(settings: Settings, key: str) -> Any:
-    found: Any = settings
-    for name in key.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return found
-
-
-def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
+from jobs.settings_loading import describe
+from tests.jobs.settings_cases import KEY, SERVER, load, problems, value_of, write
 
 
 def test_default_file_states_every_default_of_the_models() -> None:
