@@ -1,0 +1,256 @@
+"""The fact graph condensed by SciPy: a whole Arrow batch of graphs as one block-diagonal matrix.
+
+Dejl et al. 2025; methods, section 5. Strongly connected components that hold a context node are the statements; those
+that a response node reaches are covered; the basis are the uncovered ones that no other uncovered one reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of many graphs, graph by graph, each in order of first appearance.
+
+    `graph` int64[n] ascending: the number of a node's graph; `context`, `response` bool[n]: where it occurs (both, one
+    or neither); `frequency` int64[n]: how often; `graphs`: how many graphs there are, those without nodes included.
+    """
+
+    graph: Indices
+    context: Flags
+    response: Flags
+    frequency: Indices
+    graphs: int
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What became of n nodes: arrays of length n.
+
+    `component` int64: the first node of its strongly connected component. `statement` bool: whether that holds a
+    context node. `representative` bool: one context node of each statement, the most frequent, then the first.
+    `covered` bool: whether a response node reaches it. `in_basis` bool: whether it is uncovered and no other uncovered
+    one reaches it.
+    """
+
+    component: Indices
+    statement: Flags
+    representative: Flags
+    covered: Flags
+    in_basis: Flags
+
+
+def find_classes(nodes: Nodes, source: Indices, target: Indices) -> Classes:
+    """Condenses graphs with edges from node `source[i]` to node `target[i]`; loops and repetitions change nothing."""
+    component, reached = _solve(nodes, source, target)
+    statement = _any_of(component, nodes.context)
+    covered = statement & reached
+    across = component[source] != component[target]
+    entered = np.zeros(len(nodes), dtype=bool)
+    entered[component[target[across]]] = True
+    in_basis = statement & ~reached & ~entered[component]
+    return Classes(component, statement, _representatives(nodes, component), covered, in_basis)
+
+
+def count_statements(nodes: Nodes, classes: Classes) -> tuple[Indices, Indices]:
+    """The numbers of covered and of uncovered statements of each graph."""
+    heads = classes.statement & (classes.component == np.arange(len(nodes)))
+    return _count(nodes, heads & classes.covered), _count(nodes, heads & ~classes.covered)
+
+
+def find_bounds(nodes: Nodes, judged: Classes, source: Indices, target: Indices) -> tuple[Numbers, Numbers]:
+    """The lowest and highest score of each graph, NaN without statements; `source`, `target` hold all pairs.
+
+    `judged` is the graph L of the judged edges; U has the unjudged pairs as edges too. With a: components of U with a
+    context node covered in L; b: components of L with one covered in U; c: components of U with one uncovered in U; d:
+    components of L with one uncovered in L, every graph between L and U scores from a / (a + d) to b / (b + c).
+    """
+    component, reached = _solve(nodes, source, target)
+    context, covered = nodes.context, judged.covered
+    a = _count_components(nodes, component, context & covered)
+    b = _count_components(nodes, judged.component, context & reached)
+    c = _count_components(nodes, component, context & ~reached)
+    d = _count_components(nodes, judged.component, context & ~covered)
+    return _share(a, d), _share(b, c)
+
+
+def _solve(nodes: Nodes, source: Indices, target: Indices) -> tuple[Indices, Flags]:
+    """The component of each node, named by its first node, and whether a response node reaches it."""
+    size = len(nodes)
+    responses = np.flatnonzero(nodes.response)
+    rows = np.concatenate([source, np.full(len(responses), size)])
+    columns = np.concatenate([target, responses])
+    matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size + 1, size + 1))
+    _, labels = connected_components(matrix, directed=True, connection="strong")
+    first = np.empty(size + 1, dtype=np.int64)
+    first[labels[::-1]] = np.arange(size, -1, -1)
+    reached = np.zeros(size + 1, dtype=bool)
+    reached[breadth_first_order(matrix, size, directed=True, return_predecessors=False)] = True
+    return first[labels[:size]], reached[:size]
+
+
+def _representatives(nodes: Nodes, component: Indices) -> Flags:
+    members = np.flatnonzero(nodes.context)
+    most = np.zeros(len(nodes), dtype=np.int64)
+    np.maximum.at(most, component[members], nodes.frequency[members])
+    candidates = members[nodes.frequency[members] == most[component[members]]][::-1]
+    chosen = np.full(len(nodes), -1, dtype=np.int64)
+    chosen[component[candidates]] = candidates
+    flags = np.zeros(len(nodes), dtype=bool)
+    flags[chosen[chosen >= 0]] = True
+    return flags
+
+
+def _any_of(component: Indices, flags: Flags) -> Flags:
+    """Whether any node of each node's component has the flag."""
+    found = np.zeros(len(component), dtype=bool)
+    found[component[flags]] = True
+    return found[component]
+
+
+def _count_components(nodes: Nodes, component: Indices, flags: Flags) -> Indices:
+    """How many components of each graph hold a node with the flag."""
+    heads = np.zeros(len(nodes), dtype=bool)
+    heads[component[flags]] = True
+    return _count(nodes, heads)
+
+
+def _count(nodes: Nodes, flags: Flags) -> Indices:
+    return np.bincount(nodes.graph[flags], minlength=nodes.graphs)
+
+
+def _share(part: Indices, rest: Indices) -> Numbers:
+    whole = part + rest
+    share: Numbers = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return share
+
+
+def condense_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Condenses graphs, one row a graph, for `mapInArrow`.
+
+    In: graph string; nodes list<struct<node, context bool, response bool, frequency int64>> sorted by node (int64 or
+    string); edges list<struct<source, target, judged bool>>, null or empty where there are none. A judged edge is an
+    entailment, premise to hypothesis; any other is a pair that was not judged and only widens the bounds.
+    Out: graph; classes list<struct<node, statement, representative, covered, in_basis>>, one a node in their order,
+    with the first node of its class as `statement`, null where that is none; covered, uncovered int64; low, high
+    double, null without statements. Raises ValueError for an edge to a node that its graph does not have.
+    """
+    for batch in batches:
+        yield condense_batch(batch)
+
+
+def condense_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One batch of `condense_batches`."""
+    rows, sizes = _flatten(batch.column("nodes"))
+    nodes = _read_nodes(rows, sizes)
+    source, target, judged = _read_edges(batch.column("edges"), rows.field("node"), nodes)
+    classes = find_classes(nodes, source[judged], target[judged])
+    covered, uncovered = count_statements(nodes, classes)
+    if judged.all():
+        low = high = _share(covered, uncovered)
+    else:
+        low, high = find_bounds(nodes, classes, source, target)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+    return pa.RecordBatch.from_pydict(
+        {
+            "graph": batch.column("graph"),
+            "classes": pa.ListArray.from_arrays(offsets, _class_rows(rows.field("node"), classes)),
+            "covered": pa.array(covered, pa.int64()),
+            "uncovered": pa.array(uncovered, pa.int64()),
+            "low": pa.array(low, pa.float64(), from_pandas=True),
+            "high": pa.array(high, pa.float64(), from_pandas=True),
+        }
+    )
+
+
+def _flatten(lists: Any) -> tuple[pa.StructArray, Indices]:
+    """The values of a list column without gaps, and the number of values of each row."""
+    return lists.flatten(), _numpy(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
+
+
+def _numpy(array: Any) -> NDArray[Any]:
+    result: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _read_nodes(rows: pa.StructArray, sizes: Indices) -> Nodes:
+    return Nodes(
+        graph=np.repeat(np.arange(len(sizes)), sizes),
+        context=_flags(rows.field("context")),
+        response=_flags(rows.field("response")),
+        frequency=_numpy(pc.fill_null(rows.field("frequency").cast(pa.int64()), 1)),
+        graphs=len(sizes),
+    )
+
+
+def _flags(column: Any) -> Flags:
+    return _numpy(pc.fill_null(column, False)).astype(bool)
+
+
+def _read_edges(lists: Any, node: Any, nodes: Nodes) -> tuple[Indices, Indices, Flags]:
+    """The numbers of the nodes that edges run between, and whether each was judged."""
+    rows, sizes = _flatten(lists)
+    graph = np.repeat(np.arange(len(sizes)), sizes)
+    find = _number_integers if pa.types.is_integer(node.type) else _number_texts
+    ends = [find(node, nodes, rows.field(name), graph) for name in ("source", "target")]
+    return ends[0], ends[1], _flags(rows.field("judged"))
+
+
+def _number_integers(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
+    """Positions count from the graph's first node where nodes are numbered from 0; else they are looked up."""
+    values, sought = _numpy(node).astype(np.int64), _numpy(wanted).astype(np.int64)
+    sizes = np.bincount(nodes.graph, minlength=nodes.graphs)
+    starts = np.cumsum(sizes) - sizes
+    if np.array_equal(values, np.arange(len(nodes)) - starts[nodes.graph]):
+        found = starts[graph] + sought
+        outside = (sought < 0) | (sought >= sizes[graph])
+    else:
+        prefixed = pc.index_in(_prefixed(pa.array(sought), graph), value_set=_prefixed(node, nodes.graph))
+        return _checked(prefixed)
+    if outside.any():
+        raise ValueError(f"{int(outside.sum()):,} ends of edges are no nodes of their graph")
+    return found
+
+
+def _number_texts(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
+    return _checked(pc.index_in(_prefixed(wanted, graph), value_set=_prefixed(node, nodes.graph)))
+
+
+def _prefixed(values: Any, graph: Indices) -> Any:
+    """Values that differ between graphs."""
+    return pc.binary_join_element_wise(pa.array(graph).cast(pa.string()), values.cast(pa.string()), ":")
+
+
+def _checked(found: Any) -> Indices:
+    if found.null_count:
+        raise ValueError(f"{found.null_count:,} ends of edges are no nodes of their graph")
+    return _numpy(found).astype(np.int64)
+
+
+def _class_rows(node: Any, classes: Classes) -> pa.StructArray:
+    first = pa.array(classes.component, mask=~classes.statement)
+    columns = {
+        "node": node,
+        "statement": node.take(first),
+        "representative": pa.array(classes.representative),
+        "covered": pa.array(classes.covered),
+        "in_basis": pa.array(classes.in_basis),
+    }
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
