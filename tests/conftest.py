@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from pyspark.sql import SparkSession
 
 from jobs.session import open_session
 from jobs.settings import Settings, SparkSettings
 
+settings.register_profile("untold", deadline=None)
+settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
 
 

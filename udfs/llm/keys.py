@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -78,3 +78,25 @@ def _canonical(value: Any) -> Any:
 
 def _hash(text: str) -> str:
     return blake2b(text.encode("utf-8"), digest_size=_ID_BYTES).hexdigest()
+
+
+class PairKeys:
+    """The keys of requests for ordered pairs of some texts, by a stage of two variables: `Stage.request_id`, but quick.
+
+    Each text is written as JSON and hashed as the beginning of a key once, not once a pair.
+    """
+
+    def __init__(self, stage: Stage, texts: Sequence[str]) -> None:
+        low, high = sorted(stage.variables)
+        self._turned = (low, high) != stage.variables
+        values = [canonical_json(text) for text in texts]
+        beginnings = (f'{stage.digest}{{"{low}":{value},"{high}":' for value in values)
+        self._states = [blake2b(beginning.encode("utf-8"), digest_size=_ID_BYTES) for beginning in beginnings]
+        self._ends = [f"{value}}}".encode() for value in values]
+
+    def request_id(self, first: int, second: int) -> str:
+        """The key for two of the texts by their places, as the stage's first and second variable."""
+        low, high = (second, first) if self._turned else (first, second)
+        state = self._states[low].copy()
+        state.update(self._ends[high])
+        return state.hexdigest()

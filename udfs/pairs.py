@@ -1,0 +1,144 @@
+"""Pairs of a sample's atoms and the keys of their requests, made on workers in bounded batches.
+
+2 * R * C + C * (C - 1) ordered pairs a sample (methods, section 2): response -> context, context -> response and
+context -> context, never response -> response. Those of contexts alone belong to a distinct set of context atoms and
+are made once for it, however many samples share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from udfs.llm.keys import PairKeys, Stage
+
+BATCH_ROWS = 20_000
+PAIRS = pa.schema(
+    [
+        pa.field("owner", pa.string()),
+        pa.field("source", pa.int64()),
+        pa.field("target", pa.int64()),
+        pa.field("request_id", pa.string()),
+    ]
+)
+Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Choice = Callable[[Places, Places], tuple[Flags, Flags]]
+
+
+def ask_all(owner: Mapping[str, Any]) -> Choice:
+    """The choice of a run that asks every pair."""
+    return lambda source, target: (np.ones(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
+
+
+def generate_pairs(
+    batches: Iterator[pa.RecordBatch], stage: Stage, choose: Callable[[Mapping[str, Any]], Choice]
+) -> Iterator[pa.RecordBatch]:
+    """The pairs of owners, for `mapInArrow`: rows of `PAIRS`.
+
+    In: owner; texts list<string>, the context atoms first; contexts int64, how many those are; between_contexts,
+    to_contexts, to_responses int64: how many pairs of each kind to make, in their order; and what `choose` reads.
+    `choose(owner)(source, target)` says which of these pairs are asked now and which are implied by what is known. The
+    rows of implied pairs have no request_id; what is neither asked nor implied has no row.
+    """
+    for batch in batches:
+        waiting: list[pa.RecordBatch] = []
+        for owner in batch.to_pylist():
+            for rows in _pairs_of(owner, stage, choose(owner)):
+                waiting.append(rows)
+                if sum(map(len, waiting)) >= BATCH_ROWS:
+                    yield _joined(waiting)
+                    waiting = []
+        if waiting:
+            yield _joined(waiting)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    return table.to_batches()[0] if table.num_rows else PAIRS.empty_table().to_batches()[0]
+
+
+def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice) -> Iterator[pa.RecordBatch]:
+    keys = PairKeys(stage, owner["texts"])
+    contexts, responses = owner["contexts"], len(owner["texts"]) - owner["contexts"]
+    kinds = (
+        (owner["to_contexts"], lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
+        (owner["between_contexts"], lambda ranks: between(ranks, contexts)),
+        (owner["to_responses"], lambda ranks: (ranks // responses, contexts + ranks % responses)),
+    )
+    for count, place in kinds:
+        for start in range(0, count, BATCH_ROWS):
+            source, target = place(np.arange(start, min(start + BATCH_ROWS, count)))
+            asked, implied = choose(source, target)
+            shown = asked | implied
+            if shown.any():
+                yield _rows(owner["owner"], source[shown], target[shown], asked[shown], keys)
+
+
+def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
+    """The ordered pairs of different context atoms with these numbers: by first, then by second."""
+    source, other = np.divmod(ranks, contexts - 1)
+    return source, other + (other >= source)
+
+
+def _rows(owner: str, source: Places, target: Places, asked: Flags, keys: PairKeys) -> pa.RecordBatch:
+    places = zip(source.tolist(), target.tolist(), asked.tolist(), strict=True)
+    ids = [keys.request_id(premise, hypothesis) if wanted else None for premise, hypothesis, wanted in places]
+    columns = [
+        pa.array([owner] * len(ids), pa.string()),
+        pa.array(source),
+        pa.array(target),
+        pa.array(ids, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PAIRS)
+
+
+LEFT_OUT = pa.schema(
+    [
+        pa.field("graph", pa.string()),
+        pa.field("node", pa.int64()),
+        pa.field("source", pa.int64()),
+        pa.field("target", pa.int64()),
+    ]
+)
+
+
+def leave_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The pairs that a cap leaves out, for `mapInArrow`, as edges that cost no more than there are atoms.
+
+    In: graph; contexts, responses; to_contexts, between_contexts, to_responses: how many pairs of each kind are judged.
+    Out: rows of `LEFT_OUT`, either a `node` or an edge. Where a kind's pairs are left out for whole rows of premises, a
+    node of its own stands between these and all hypotheses: the same paths, without an edge a pair.
+    """
+    for batch in batches:
+        for owner in batch.to_pylist():
+            rows = [(owner["graph"], *row) for row in _left_out(owner)]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, kind.type) for column, kind in zip(zip(*rows, strict=True), LEFT_OUT, strict=True)],
+                schema=LEFT_OUT,
+            )
+
+
+def _left_out(owner: Mapping[str, Any]) -> Iterator[tuple[int | None, int | None, int | None]]:
+    """(node, source, target) of each row."""
+    contexts, responses = owner["contexts"], owner["responses"]
+    from_contexts, from_responses = range(contexts), range(contexts, contexts + responses)
+    kinds = (
+        (owner["to_contexts"], from_responses, from_contexts, contexts),
+        (owner["between_contexts"], from_contexts, from_contexts, contexts - 1),
+        (owner["to_responses"], from_contexts, from_responses, responses),
+    )
+    for joint, (judged, premises, hypotheses, width) in enumerate(kinds, start=contexts + responses):
+        if judged >= len(premises) * width:
+            continue
+        row, places = divmod(judged, width)
+        others = [target for target in hypotheses if target != premises[row]]
+        yield from ((None, premises[row], target) for target in others[places:])
+        if row + 1 < len(premises):
+            yield joint, None, None
+            yield from ((None, source, joint) for source in premises[row + 1 :])
+            yield from ((None, joint, target) for target in hypotheses)
