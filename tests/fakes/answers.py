@@ -1,6 +1,6 @@
 """What the model server says, and the rules by which it misbehaves.
 
-An answer is a function from the variables of a prompt to the text of a completion. A rule is
+An answer is a function from the variables of a prompt to a completion. A rule is
 `{"when": {...}, "do": {...}}`, the first that matches wins; `_CONDITIONS` and `_DEEDS` list what may stand there.
 """
 
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from hashlib import blake2b, sha256
 from http.client import responses
 from itertools import accumulate
@@ -18,11 +19,11 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
+
 Payload = dict[str, Any]
-Answer = Callable[[Payload], str]
 Statement = tuple[str, tuple[int, ...]]
 
-IRRELEVANT = "IRRELEVANT"
 COVERED = "[Covered statements]"
 UNCOVERED = "[Uncovered statements]"
 GARBAGE = "lorem ipsum dolor sit amet, consectetur adipiscing elit; sed do eiusmod tempor"
@@ -30,11 +31,23 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
 _TOKEN = re.compile(r"\s*[^\s\d]+|\s*\d|\s+")
 _SAID = 0.7
+_RATINGS = tuple("12345")
 _HTML = b"<!DOCTYPE html>\n<html><head><title>Bad gateway</title></head><body><h1>Bad gateway</h1></body></html>\n"
 _THOUGHT = "<think>\nThe statements are compared one by one.\n</think>\n\n"
 _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "text", "think"}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A completion, and by offset the probabilities of what could stand at some places of it, what stands there too."""
+
+    text: str
+    odds: Mapping[int, Odds] = field(default_factory=dict)
+
+
+Answer = Callable[[Payload], str | Said]
 
 
 def collapse(text: str) -> str:
@@ -110,6 +123,12 @@ def echo(payload: Payload) -> str:
     return json.dumps(payload, ensure_ascii=False, sort_keys=True)
 
 
+def world(payload: Payload, judge: str) -> str | Said:
+    """The truth of the symbolic world of `tests.fakes.facts`, by that judge; for stages unknown there, as `e2e`."""
+    said = say(payload, judge)
+    return e2e(payload) if said is None else Said(*said)
+
+
 def garbage(payload: Payload) -> str:
     """Text that has the form of no stage (for a summary, any text has)."""
     return GARBAGE
@@ -151,12 +170,13 @@ def count_tokens(text: str) -> int:
 
 
 def completion_body(
-    request: Mapping[str, Any], chat: bool, text: str | None, finish_reason: str, usage: tuple[int, int] | None
+    request: Mapping[str, Any], chat: bool, said: Said | None, finish_reason: str, usage: tuple[int, int] | None
 ) -> Payload:
     """The object that answers a request: a chat completion or a plain one, with log-probabilities where asked for.
 
     `usage` is (prompt tokens, completion tokens), None to leave it out.
     """
+    text = None if said is None else said.text
     body: Payload = {
         "id": "cmpl-0",
         "object": "chat.completion" if chat else "text_completion",
@@ -168,10 +188,10 @@ def completion_body(
         choice["message"] = {"role": "assistant", "content": text}
     else:
         choice["text"] = text
-    if text is not None and request.get("logprobs"):
-        choice["logprobs"] = chat_logprobs(text, int(request.get("top_logprobs") or 0)) if chat else None
+    if said is not None and request.get("logprobs"):
+        choice["logprobs"] = chat_logprobs(said, int(request.get("top_logprobs") or 0)) if chat else None
         if not chat:
-            choice["logprobs"] = plain_logprobs(text, int(request["logprobs"]))
+            choice["logprobs"] = plain_logprobs(said, int(request["logprobs"]))
     body["choices"] = [choice]
     if usage is not None:
         prompt, completion = usage
@@ -180,38 +200,66 @@ def completion_body(
     return body
 
 
-def chat_logprobs(text: str, top: int) -> Payload:
-    """Log-probabilities as chat completions have them: a token a word, digits their own; 0.7 on what was said."""
-    return {"content": [_logprob(token) | {"top_logprobs": _alternatives(token, top)} for token in _tokens(text)]}
-
-
-def plain_logprobs(text: str, top: int) -> Payload:
-    """The same as plain completions have them: parallel lists, alternatives as a mapping."""
-    tokens = _tokens(text)
+def chat_logprobs(said: Said, top: int) -> Payload:
+    """Log-probabilities as chat completions have them: a token a word, digits their own; 0.7 on it without odds."""
     return {
-        "tokens": tokens,
-        "token_logprobs": [log(_SAID)] * len(tokens),
-        "top_logprobs": [{entry["token"]: entry["logprob"] for entry in _alternatives(token, top)} for token in tokens],
-        "text_offset": [0, *accumulate(map(len, tokens))][: len(tokens)],
+        "content": [
+            _logprob(token, odds[token])
+            | {"top_logprobs": [_logprob(other, odds[other]) for other in likeliest(odds, token, top)]}
+            for token, odds in _tokens(said)
+        ]
     }
 
 
-def _tokens(text: str) -> list[str]:
-    return _TOKEN.findall(text)
+def plain_logprobs(said: Said, top: int) -> Payload:
+    """The same as plain completions have them: parallel lists, alternatives as a mapping."""
+    tokens = _tokens(said)
+    lengths = (len(token) for token, _ in tokens)
+    return {
+        "tokens": [token for token, _ in tokens],
+        "token_logprobs": [log(odds[token]) for token, odds in tokens],
+        "top_logprobs": [{other: log(odds[other]) for other in likeliest(odds, token, top)} for token, odds in tokens],
+        "text_offset": [0, *accumulate(lengths)][: len(tokens)],
+    }
 
 
-def _logprob(token: str, probability: float = _SAID) -> Payload:
-    return {"token": token, "logprob": log(probability), "bytes": list(token.encode("utf-8", "replace"))}
-
-
-def _alternatives(token: str, top: int) -> list[Payload]:
-    """The token itself, then others with half of what is left each; those of a digit are the other ones of 1 to 5."""
+def spread(token: str) -> Odds:
+    """0.7 on the token, half of what is left on each of the others; those of a digit are the other ones of 1 to 5."""
     space, word = token[: len(token) - len(token.lstrip())], token.strip()
     others = (
-        [space + digit for digit in "12345" if digit != word] if word.isdigit() else [f"{token}~{i}" for i in range(9)]
+        [space + digit for digit in _RATINGS if digit != word] if word.isdigit() else [f"{token}~{i}" for i in range(9)]
     )
-    rest = [_logprob(other, (1 - _SAID) / 2**rank) for rank, other in enumerate(others[: max(0, top - 1)], start=1)]
-    return [_logprob(token), *rest][:top]
+    return {token: _SAID} | {other: (1 - _SAID) / 2**rank for rank, other in enumerate(others, start=1)}
+
+
+def likeliest(odds: Odds, said: str, top: int) -> list[str]:
+    """The alternatives that are shown: as many as asked for, what was said first, then by probability."""
+    return sorted(odds, key=lambda token: (token != said, -odds[token]))[:top]
+
+
+def expected_score(odds: Odds, said: str, top: int | None) -> float:
+    """The rating that must come of a digit said with these odds where `top` alternatives are asked for.
+
+    E = sum of s p(s) / sum of p(s) over the digits 1 to 5 shown; the digit itself where none is asked for (None).
+    """
+    shown = {} if top is None else {token: odds[token] for token in likeliest(odds, said, top) if token in _RATINGS}
+    total = sum(shown.values())
+    return sum(int(digit) * share for digit, share in shown.items()) / total if total else float(said)
+
+
+def _tokens(said: Said) -> list[tuple[str, Odds]]:
+    """The tokens of a completion in order, each with its odds."""
+    found = []
+    for match in _TOKEN.finditer(said.text):
+        token = match[0]
+        space = token[: len(token) - len(token.lstrip())]
+        odds = said.odds.get(match.start() + len(space))
+        found.append((token, {space + word: share for word, share in odds.items()} if odds else spread(token)))
+    return found
+
+
+def _logprob(token: str, probability: float) -> Payload:
+    return {"token": token, "logprob": log(probability), "bytes": list(token.encode("utf-8", "replace"))}
 
 
 @dataclass(frozen=True)
@@ -321,10 +369,10 @@ def make_reply(answer: Answer, request: Request, prompt_tokens: int, deeds: Mapp
         return Reply(0, None, close="refuse" in deeds)
     if "html" in deeds:
         return Reply(200, http_message(200, _HTML, {"Content-Type": "text/html; charset=utf-8"}))
-    text, finish_reason = _text(answer, request, deeds)
-    tokens = count_tokens(text or "")
+    said, finish_reason = _say(answer, request, deeds)
+    tokens = count_tokens(said.text if said else "")
     usage = None if "no_usage" in deeds else (prompt_tokens, tokens)
-    content = json.dumps(completion_body(request.body, request.chat, text, finish_reason, usage)).encode()
+    content = json.dumps(completion_body(request.body, request.chat, said, finish_reason, usage)).encode()
     if "cut_json" in deeds:
         return Reply(200, http_message(200, content[: len(content) // 2]), completion_tokens=tokens)
     if "cut_body" in deeds:
@@ -332,15 +380,17 @@ def make_reply(answer: Answer, request: Request, prompt_tokens: int, deeds: Mapp
     return Reply(200, http_message(200, content), completion_tokens=tokens)
 
 
-def _text(answer: Answer, request: Request, deeds: Mapping[str, Any]) -> tuple[str | None, str]:
+def _say(answer: Answer, request: Request, deeds: Mapping[str, Any]) -> tuple[Said | None, str]:
     if "null" in deeds:
         return None, "stop"
     if "empty" in deeds or "filter" in deeds:
-        return "", "content_filter" if "filter" in deeds else "stop"
+        return Said(""), "content_filter" if "filter" in deeds else "stop"
     text = GARBAGE if "garbage" in deeds else deeds.get("text")
-    text = answer(request.payload) if text is None else text
-    text = _THOUGHT + text if "think" in deeds else text
-    return (text[: len(text) // 2], "length") if "length" in deeds else (text, "stop")
+    answered = answer(request.payload) if text is None else text
+    said = answered if isinstance(answered, Said) else Said(answered)
+    if "think" in deeds:
+        said = Said(_THOUGHT + said.text, {place + len(_THOUGHT): odds for place, odds in said.odds.items()})
+    return (Said(said.text[: len(said.text) // 2], said.odds), "length") if "length" in deeds else (said, "stop")
 
 
 def http_message(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
@@ -380,6 +430,8 @@ def payload_of(text: str) -> Payload:
 
 
 _ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "garbage": garbage}
+_ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
+_ANSWERS["world"] = _ANSWERS["world_closed"]
 _FIXED = {
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),

@@ -17,11 +17,10 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from http.client import HTTPConnection
 from pathlib import Path
-from struct import Struct
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import Any
 
 from tests.fakes.answers import (
@@ -39,31 +38,13 @@ from tests.fakes.answers import (
     make_reply,
     payload_of,
 )
+from tests.fakes.arrivals import COMPLETION_PATHS, Arrival, Log
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
 _BACKLOG = 4096
-_COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
 _BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+(\S+)", re.IGNORECASE)
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)")
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A request that reached the server.
-
-    `at` is a time.time, `key` a hash of its messages or prompt. `status` is what the server answered, 0 where it did
-    not (a hang, a refusal, an answer still due or a client that left first).
-    """
-
-    at: float
-    path: str
-    model: str
-    key: str
-    stage: str | None
-    status: int
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class ModelServer:
@@ -141,11 +122,11 @@ class ModelServer:
 
     def arrivals(self) -> list[Arrival]:
         """All requests in order of arrival, those for other paths than completions included."""
-        return self._earlier + (_Log.unpack(self._ask("GET", "arrivals")) if self._process else [])
+        return self._earlier + (Log.unpack(self._ask("GET", "arrivals")) if self._process else [])
 
     def count(self, stage: str | None = None) -> int:
         """How many completions were asked for, of one stage or at all."""
-        kept = sum(stage in (None, arrival.stage) for arrival in self._earlier if arrival.path in _COMPLETION_PATHS)
+        kept = sum(stage in (None, arrival.stage) for arrival in self._earlier if arrival.path in COMPLETION_PATHS)
         counts: dict[str, int] = self._stats()["counts"]
         return kept + (sum(counts.values()) if stage is None else counts.get(stage, 0))
 
@@ -195,43 +176,6 @@ class ModelServer:
         return content
 
 
-class _Log:
-    """Arrivals as packed rows: at, path, model, stage, status, prompt tokens, completion tokens, key."""
-
-    _ROW = Struct("<dHHHHIIQ")
-    _STATUS, _COMPLETION_TOKENS = (Struct("<H"), 14), (Struct("<I"), 20)
-
-    def __init__(self) -> None:
-        self.rows = bytearray()
-        self.names: list[dict[str | None, int]] = [{}, {}, {}]
-        self.counts: Counter[str] = Counter()
-
-    def add(self, path: str, model: str, stage: str | None, prompt_tokens: int, key: int) -> int:
-        """Writes a request that is not answered yet; gives its position."""
-        position, (paths, models, stages) = len(self.rows), self.names
-        named = paths.setdefault(path, len(paths)), models.setdefault(model, len(models))
-        self.rows += self._ROW.pack(time(), *named, stages.setdefault(stage, len(stages)), 0, prompt_tokens, 0, key)
-        if path in _COMPLETION_PATHS:
-            self.counts[stage or ""] += 1
-        return position
-
-    def answered(self, position: int, status: int, completion_tokens: int) -> None:
-        for (field, offset), value in ((self._STATUS, status), (self._COMPLETION_TOKENS, completion_tokens)):
-            field.pack_into(self.rows, position + offset, value)
-
-    def pack(self) -> bytes:
-        return json.dumps([list(names) for names in self.names]).encode() + b"\n" + self.rows
-
-    @classmethod
-    def unpack(cls, blob: bytes) -> list[Arrival]:
-        head, _, rows = blob.partition(b"\n")
-        paths, models, stages = json.loads(head)
-        return [
-            Arrival(at, paths[path], models[model], f"{key:016x}", stages[stage], status, prompt, completion)
-            for at, path, model, stage, status, prompt, completion, key in cls._ROW.iter_unpack(rows)
-        ]
-
-
 class _Model:
     """The state behind all connections: configuration, log, windows."""
 
@@ -246,7 +190,7 @@ class _Model:
         self.rules = [(condition(rule.get("when", {}), i), deeds_of(rule)) for i, rule in enumerate(config.rules)]
 
     def reset(self) -> None:
-        self.log = _Log()
+        self.log = Log()
         self.attempts: Counter[int] = Counter()
         self.started = monotonic()
         self.completions = 0
@@ -257,7 +201,7 @@ class _Model:
     def read(self, path: str, raw: bytes) -> Request:
         """Reads a body and numbers it. Raises ValueError, LookupError or TypeError for one that is no request."""
         body = json.loads(raw)
-        turns = body["messages"] if path == _COMPLETION_PATHS[0] else [{"role": "user", "content": body["prompt"]}]
+        turns = body["messages"] if path == COMPLETION_PATHS[0] else [{"role": "user", "content": body["prompt"]}]
         texts = [content_of(turn) for turn in turns]
         asked = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] == "user"]
         payload = payload_of(asked[-1]) if asked else {}
@@ -266,7 +210,7 @@ class _Model:
         self.attempts[key] += 1
         elapsed = monotonic() - self.started
         index, attempt = self.completions, self.attempts[key]
-        return Request(path == _COMPLETION_PATHS[0], body, raw, "".join(texts), payload, key, index, attempt, elapsed)
+        return Request(path == COMPLETION_PATHS[0], body, raw, "".join(texts), payload, key, index, attempt, elapsed)
 
     def reply(self, request: Request, prompt_tokens: int, authorised: bool) -> Reply:
         """The reply by key, rules, limits and answer, in this order."""
@@ -354,10 +298,10 @@ class _Connection(asyncio.Protocol):
         else:
             self._send(log, position, reply, resume=False)
 
-    def _reply(self, method: str, path: str, head: bytes, body: bytes) -> tuple[_Log, int, Reply]:
+    def _reply(self, method: str, path: str, head: bytes, body: bytes) -> tuple[Log, int, Reply]:
         model = self.server.model
         log = model.log
-        if method != "POST" or path not in _COMPLETION_PATHS:
+        if method != "POST" or path not in COMPLETION_PATHS:
             return log, log.add(path, "", None, 0, 0), _other_reply(method, path, model.config.model)
         try:
             request = model.read(path, body)
@@ -373,7 +317,7 @@ class _Connection(asyncio.Protocol):
         except LookupError:
             return log, position, error_reply(400, {"message": "the answer knows no such input"})
 
-    def _send(self, log: _Log, position: int, reply: Reply, resume: bool = True) -> None:
+    def _send(self, log: Log, position: int, reply: Reply, resume: bool = True) -> None:
         self.due = None
         if reply.content is None and not reply.close:
             return

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -17,15 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.answers import GARBAGE, collapse, coverage_text, expected_summary, find_answer
+from tests.fakes.answers import GARBAGE, expected_summary, find_answer
 from tests.fakes.model_server import ModelServer
-from tests.fakes.recorded import distinct_inputs, expectations, recorded_samples, write_replay
 from udfs.llm.templates import compile_prompt
 
-_DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).resolve().parents[2].parent / "shared" / "data"))
-_RECORDED = _DATA / "wikicontradict" / "recorded_e2e"
-_JUDGES = {"Qwen2.5-72B-Instruct": 921, "gpt-oss-120b": 978, "llama-3.3-70b-instruct": 924}
-_needs_data = pytest.mark.skipif(not _RECORDED.is_dir(), reason="no recorded judges under UNTOLD_DATA")
 _COVERAGE = {
     "query": "Who?",
     "contexts": ["Ada wrote it. It ran in 1843.", "Ada wrote it. Babbage built [no engine]"],
@@ -400,104 +394,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _write_judge(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("\n".join(json.dumps(_RECORDING | row) for row in rows), encoding="utf-8")
-    return path
-
-
-_RECORDING = {
-    "row": 0,
-    "question": "q",
-    "answer_field": "answer0",
-    "judge": "j",
-    "context_summaries": {"first": " none ", "second": "S", "third": "T"},
-    "answer": "a",
-    "covered": [],
-    "uncovered": [],
-    "adjusted_label": "Correct",
-}
-
-
-def _stated(statement: str, *ids: str) -> dict[str, Any]:
-    return {"statement": statement, "context_ids": list(ids)}
-
-
-def test_recorded_samples_show_the_summaries_that_are_not_none(tmp_path: Path) -> None:
-    (sample,) = recorded_samples(_write_judge(tmp_path / "judge.jsonl", {}))
-    assert sample == {
-        "sample_id": "0-answer0",
-        "query": "q",
-        "contexts": [{"id": "second", "text": "S"}, {"id": "third", "text": "T"}],
-        "response": "a",
-        "label": "Correct",
-        "judge": "j",
-    }
-
-
-def test_expectations_unite_equal_statements_and_drop_sources_not_shown(tmp_path: Path) -> None:
-    row = {
-        "covered": [_stated("x  y", "third", "first")],
-        "uncovered": [_stated("z", "first"), _stated("x y ", "second")],
-    }
-    expected = expectations(_write_judge(tmp_path / "judge.jsonl", row))
-    assert expected == {"0-answer0": ([("x y", ("second", "third"))], [("z", ())], 0.5)}
-
-
-def test_the_first_recording_counts_for_its_group(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"covered": [_stated("x", "second")]},
-        {"row": 1, "context_summaries": {"first": "S", "second": "T"}},
-        {"row": 2, "context_summaries": {"first": "None"}, "covered": [_stated("x", "first")]},
-    ]
-    path = _write_judge(tmp_path / "judge.jsonl", *rows)
-    assert distinct_inputs(path) == 1
-    assert expectations(path) == {
-        "0-answer0": ([("x", ("second",))], [], 1.0),
-        "1-answer0": ([("x", ("first",))], [], 1.0),
-        "2-answer0": ([], [], None),
-    }
-
-
-def test_lines_keep_brackets_and_carry_line_breaks_as_spaces() -> None:
-    text = coverage_text([("a [1]", ()), ("b\nc [x]", (2,))], [])
-    assert "- a [1] [0]\n- b c [x] [2]\n" in text
-
-
-@_needs_data
-@pytest.mark.parametrize("judge", _JUDGES)
-def test_every_recording_survives_the_form_of_a_completion(tmp_path: Path, judge: str) -> None:
-    path = _RECORDED / f"{judge}.jsonl"
-    assert write_replay(path, tmp_path / "table.json") == distinct_inputs(path) == _JUDGES[judge]
-    answer, expected = find_answer(f"replay:{tmp_path / 'table.json'}"), expectations(path)
-    samples = recorded_samples(path)
-    assert len(samples) == len(expected) == 1200
-    for sample in samples:
-        texts = [context["text"] for context in sample["contexts"]]
-        prompt = json.loads(_prompt(query=sample["query"], contexts=texts, response=sample["response"]))
-        covered, uncovered, score = expected[sample["sample_id"]]
-        read = _read_lists(answer(prompt), [context["id"] for context in sample["contexts"]])
-        assert read == (dict(covered), dict(uncovered)), sample["sample_id"]
-        assert score == (len(covered) / len([*covered, *uncovered]) if covered or uncovered else None)
-
-
-def _read_lists(text: str, ids: list[str]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """A reader of the form for lists without duplicates across them."""
-    lists: tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = ({}, {})
-    _, covered, uncovered = re.split(r"^\[(?:Unc|C)overed statements\]$", text, flags=re.MULTILINE)
-    for part, found in ((covered, lists[0]), (uncovered, lists[1])):
-        for line in filter(str.strip, part.splitlines()):
-            statement, numbers = re.fullmatch(r"- (.*?)(?: \[([\d, ]*)\])?", line).groups()  # type: ignore[union-attr]
-            sources = {int(number) for number in (numbers or "").split(", ") if number} & set(range(1, len(ids) + 1))
-            statement = collapse(statement)
-            known = {ids.index(name) + 1 for name in found.get(statement, ())}
-            found[statement] = tuple(ids[number - 1] for number in sorted(known | sources))
-    return lists
-
-
-def test_an_input_that_was_never_recorded_is_a_400(server: ModelServer, tmp_path: Path) -> None:
-    write_replay(_write_judge(tmp_path / "judge.jsonl", {}), tmp_path / "table.json")
-    server.configure(answer=f"replay:{tmp_path / 'table.json'}")
-    recorded = _prompt(query="q", contexts=["S", "T"], response="a")
-    assert [_post(server, prompt)[0] for prompt in (recorded, _prompt())] == [200, 400]

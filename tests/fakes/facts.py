@@ -1,0 +1,300 @@
+"""The language of the symbolic world: sentences, the facts that they state, and what the facts entail.
+
+Everything is computed from texts alone, so that one model server, without state, tells the truth about any world.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+Odds = Mapping[str, float]
+
+IRRELEVANT = "IRRELEVANT"
+TOPICS = ("founding", "home", "fleet", "taste")
+CITIES = {"Lyon": "France", "Nantes": "France", "Turin": "Italy", "Osaka": "Japan", "Kyoto": "Japan", "Cusco": "Peru"}
+CONTINENTS = {"France": "Europe", "Italy": "Europe", "Japan": "Asia", "Peru": "America"}
+TASTES = ("tea", "coffee", "chess", "rain")
+MONTHS = ("January", "March", "May", "August", "October")
+NEEDED: Odds = {"5": 0.85, "4": 0.1, "n": 0.05}
+FOREIGN: Odds = {"1": 0.9, "2": 0.06, "n": 0.04}
+# The digit said and the expected score lie on different sides of the threshold in the last two.
+RELATED: Sequence[Odds] = (
+    {"4": 0.8, "5": 0.15, "n": 0.05},
+    {"3": 0.8, "2": 0.15, "n": 0.05},
+    {"4": 0.45, "2": 0.4, "1": 0.1, "n": 0.05},
+    {"3": 0.45, "5": 0.35, "4": 0.15, "n": 0.05},
+)
+_RELATIONS = ("entailment", "contradiction", "neutral")
+_NOISE = 0.2
+_QUOTES = "\"'“”‘’«»"
+_SENTENCE_BREAK = re.compile(r"\n+|(?<=[.!?])\s+")
+_IRRELEVANT = re.compile(rf"\b{IRRELEVANT}\b")
+_QUERY = re.compile(r"what is known of (?P<topics>.+) of (?P<subject>\w+ \w+)\?")
+_PRONOUN = re.compile(rf"\A([{_QUOTES}]?)it\b", re.IGNORECASE)
+_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
+_NOTED = re.compile(r"many say: (?P<x>\w+ \w+) is great")
+
+_FOUNDED = ("{x} was founded in {v}", "The founding {level} of {x} is {v}", "In {v} came the founding of {x}")
+_FOUNDED_ON = ("{x} was founded on {v}", "The founding day of {x} is {v}", "On {v} came the founding of {x}")
+_LIVES = ("{x} lives in {v}", "The home of {x} is in {v}", "{v} is where {x} lives")
+_OWNS = ("{x} owns {v} boats", "The fleet of {x} has {v} boats", "{v} boats belong to {x}")
+_LIKES = ("{x} likes {v}", "{v} is what {x} likes")
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return "|".join(words).casefold()
+
+
+# Topic and level: the sentences that say it, which entail one another, and the values that it takes.
+LEVELS: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
+    ("founding", "day"): (_FOUNDED_ON, rf"\d\d? (?:{_any_of(MONTHS)}) \d{{4}}"),
+    ("founding", "year"): (_FOUNDED, r"\d{4}"),
+    ("founding", "decade"): (_FOUNDED, r"the \d{3}0s"),
+    ("founding", "century"): (_FOUNDED, r"the \d\dth century"),
+    ("home", "city"): (_LIVES, _any_of(tuple(CITIES))),
+    ("home", "country"): (_LIVES, _any_of(tuple(CONTINENTS))),
+    ("home", "continent"): (_LIVES, _any_of(tuple(CONTINENTS.values()))),
+    ("fleet", "exact"): (_OWNS, r"exactly \d+"),
+    ("fleet", "least"): (_OWNS, r"at least \d+"),
+    ("taste", "taste"): (_LIKES, _any_of(TASTES)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One value of one subject, at one level of generality; subject and value are case folded."""
+
+    topic: str
+    level: str
+    subject: str
+    value: str
+
+    @property
+    def forms(self) -> int:
+        """How many sentences say it."""
+        return len(LEVELS[self.topic, self.level][0])
+
+    def sentence(self, form: int = 0) -> str:
+        """It in words, with a full stop; form 0 begins with the subject."""
+        template = LEVELS[self.topic, self.level][0][form]
+        value = self.value.title() if self.topic == "home" or self.level == "day" else self.value
+        text = template.format(x=self.subject.title(), v=value, level=self.level)
+        return f"{text[0].upper()}{text[1:]}."
+
+
+_GENERAL: Mapping[str, Callable[[str], tuple[str, str] | None]] = {
+    "day": lambda value: ("year", value[-4:]),
+    "year": lambda value: ("decade", f"the {value[:3]}0s"),
+    "decade": lambda value: ("century", f"the {int(value[4:6]) + 1}th century"),
+    "city": lambda value: ("country", CITIES[value.title()].casefold()),
+    "country": lambda value: ("continent", CONTINENTS[value.title()].casefold()),
+    "exact": lambda value: ("least", value.replace("exactly", "at least")),
+    "least": lambda value: ("least", f"at least {int(value[9:]) - 1}") if int(value[9:]) > 1 else None,
+}
+
+
+def generalise(fact: Fact) -> Fact | None:
+    """The next more general fact: a day's year, a year's decade, a city's country; None at the top."""
+    found = _GENERAL[fact.level](fact.value) if fact.level in _GENERAL else None
+    return Fact(fact.topic, found[0], fact.subject, found[1]) if found else None
+
+
+def chain(fact: Fact) -> list[Fact]:
+    """The fact and all that are more general, in this order."""
+    facts: list[Fact] = []
+    general: Fact | None = fact
+    while general is not None:
+        facts.append(general)
+        general = generalise(general)
+    return facts
+
+
+def normalise(text: str) -> str:
+    """What makes two texts one node: NFKC, white space collapsed, no outer quotes or final full stop, case folded."""
+    text = " ".join(unicodedata.normalize("NFKC", text).split())
+    while (stripped := text.strip(_QUOTES).removesuffix(".").strip()) != text:
+        text = stripped
+    return text.casefold()
+
+
+def _patterns() -> Iterator[tuple[re.Pattern[str], str, str, int]]:
+    for (topic, level), (forms, values) in LEVELS.items():
+        for form, template in enumerate(forms):
+            pattern = template.casefold().format(x=r"(?P<x>\w+ \w+)", v=f"(?P<v>{values})", level=level)
+            yield re.compile(pattern), topic, level, form
+
+
+_PATTERNS = tuple(_patterns())
+
+
+@lru_cache(maxsize=100_000)
+def read_fact(sentence: str) -> tuple[Fact, int] | None:
+    """The fact that a sentence states and the form in which it does; None for any other text."""
+    text = normalise(sentence)
+    for pattern, topic, level, form in _PATTERNS:
+        if found := pattern.fullmatch(text):
+            return Fact(topic, level, found["x"], found["v"]), form
+    return None
+
+
+def entails(premise: Fact, hypothesis: Fact) -> bool:
+    """Whether the hypothesis is the premise or more general."""
+    return hypothesis in chain(premise)
+
+
+def _entails_in_one_step(premise: tuple[Fact, int], hypothesis: tuple[Fact, int]) -> bool:
+    """Only the next more general fact, and of three ways to say a fact only the next one round."""
+    (fact, form), (other, said) = premise, hypothesis
+    return said in (form, (form + 1) % fact.forms) if fact == other else generalise(fact) == other
+
+
+def relate(premise: str, hypothesis: str, judge: str) -> str:
+    """The relation of two texts by one of `JUDGES`.
+
+    `closed` is the truth, transitively closed; `steps` sees entailments of one step only, and so is not transitive;
+    `noisy` is `closed` with a fifth of the answers random, by the two texts alone. Raises KeyError for another judge.
+    """
+    return JUDGES[judge](premise, hypothesis)
+
+
+def _relate_closed(premise: str, hypothesis: str) -> str:
+    first, second = read_fact(premise), read_fact(hypothesis)
+    if first is None or second is None:
+        return "neutral"
+    if entails(first[0], second[0]):
+        return "entailment"
+    same = (first[0].topic, first[0].subject) == (second[0].topic, second[0].subject)
+    exclusive = same and first[0].topic != "taste" and not entails(second[0], first[0])
+    return "contradiction" if exclusive else "neutral"
+
+
+def _relate_by_steps(premise: str, hypothesis: str) -> str:
+    first, second = read_fact(premise), read_fact(hypothesis)
+    truth = _relate_closed(premise, hypothesis)
+    if truth != "entailment" or first is None or second is None:
+        return truth
+    return truth if _entails_in_one_step(first, second) else "neutral"
+
+
+def _relate_noisily(premise: str, hypothesis: str) -> str:
+    roll = _roll(normalise(premise), normalise(hypothesis))
+    return _RELATIONS[roll % 3] if roll % 1000 < _NOISE * 1000 else _relate_closed(premise, hypothesis)
+
+
+def _roll(*texts: str) -> int:
+    return int.from_bytes(blake2b(json.dumps(texts).encode(), digest_size=8).digest(), "big")
+
+
+JUDGES: Mapping[str, Callable[[str, str], str]] = {
+    "closed": _relate_closed,
+    "steps": _relate_by_steps,
+    "noisy": _relate_noisily,
+}
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text in order, verbatim; a line is one, and one ends with `.`, `!` or `?` before a space."""
+    return [sentence.strip() for sentence in _SENTENCE_BREAK.split(text) if sentence.strip()]
+
+
+def summarise(text: str) -> str | None:
+    """The sentences without the word IRRELEVANT, one a line; None where nothing is left."""
+    return "\n".join(sentence for sentence in sentences(text) if not _IRRELEVANT.search(sentence)) or None
+
+
+def extract(text: str) -> list[tuple[str, str]]:
+    """The sentences of a text, each with its unit type."""
+    return [(sentence, unit_type(sentence)) for sentence in sentences(text)]
+
+
+def unit_type(sentence: str) -> str:
+    """`Claim` for tastes and praise, `Fact` for other facts, by pronoun or in conjunction too; else by its opening."""
+    text = normalise(sentence)
+    openings = {
+        "this text ": "Meta Statement",
+        "ask ": "Instruction",
+        "dates are ": "Data Format",
+        "many say: ": "Claim",
+    }
+    known = next((kind for opening, kind in openings.items() if text.startswith(opening)), None)
+    if known or text.endswith("?"):
+        return known or "Question"
+    found = read_fact(_split(_PRONOUN.sub(r"\1Some One", sentence))[0])
+    return "Other" if found is None else "Claim" if found[0].topic == "taste" else "Fact"
+
+
+def revise(text: str, statements: Sequence[str]) -> list[str]:
+    """The statements with a leading `It` replaced by the subject last named before, and conjunctions split."""
+    return [part for statement in statements for part in _split(_resolve(text, statement))]
+
+
+def _resolve(text: str, statement: str) -> str:
+    if not _PRONOUN.match(statement):
+        return statement
+    named = None
+    for sentence in sentences(text):
+        if normalise(sentence) == normalise(statement):
+            break
+        found = read_fact(_split(sentence)[0])
+        named = found[0].subject if found else named
+    return _PRONOUN.sub(rf"\1{named.title()}", statement) if named else statement
+
+
+def _split(statement: str) -> list[str]:
+    """`X was founded in 1912 and lives in Lyon.` as two sentences; anything else as it is."""
+    parts = _AND.split(statement.strip(_QUOTES + " ").removesuffix("."))
+    if len(parts) != 2:
+        return [statement]
+    subject = " ".join(parts[0].split()[:2])
+    halves = [f"{parts[0]}.", f"{subject} {parts[1]}."]
+    return halves if all(map(read_fact, halves)) else [statement]
+
+
+def rate(query: str, statements: Sequence[str]) -> list[Odds]:
+    """The probabilities of the tokens that could be each statement's relevance, the one that is said first.
+
+    What the query asks for is needed, other subjects are foreign. What else is said of the subject gets one of
+    `RELATED`, which depends on the statement and the length of the list, as a real judge depends on the prompt.
+    """
+    asked = _QUERY.fullmatch(normalise(query))
+    return [_rate(asked, statement, len(statements)) for statement in statements]
+
+
+def _rate(asked: re.Match[str] | None, statement: str, length: int) -> Odds:
+    found, noted = read_fact(statement), _NOTED.fullmatch(normalise(statement))
+    subject = found[0].subject if found else noted["x"] if noted else None
+    if asked is None or subject != asked["subject"]:
+        return FOREIGN
+    if found and found[0].topic in asked["topics"].split():
+        return NEEDED
+    return RELATED[_roll(normalise(statement), str(length)) % len(RELATED)]
+
+
+def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] | None:
+    """The completion for a prompt of the metric nli, and the odds at places in it; None for any other stage."""
+    stage = payload.get("stage")
+    if stage == "summarise_context":
+        return summarise(payload["text"]) or "None", {}
+    if stage == "extract_atoms":
+        return "\n".join(f"- {unit}: {kind}" for unit, kind in extract(payload["text"])) or "None", {}
+    if stage == "revise_atoms":
+        return "\n".join(f"* {statement}" for statement in revise(payload["text"], payload["statements"])) or "None", {}
+    if stage == "rate_relevance":
+        return _say_ratings(payload["statements"], rate(payload["query"], payload["statements"]))
+    return (relate(payload["premise"], payload["hypothesis"], judge), {}) if stage == "classify_relation" else None
+
+
+def _say_ratings(statements: Sequence[str], rated: Sequence[Odds]) -> tuple[str, dict[int, Odds]]:
+    text, places = "", {}
+    for statement, odds in zip(statements, rated, strict=True):
+        text += f"* {statement} [Relevance: "
+        places[len(text)] = odds
+        text += f"{next(iter(odds))}]\n"
+    return text, places

@@ -1,0 +1,137 @@
+"""A symbolic world for tests: a query, facts with known entailments, and samples whose texts are written from them.
+
+`tests.fakes.facts` is the language, in which the model server answers too; `tests.fakes.expected` is the brute force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from tests.fakes.expected import Options
+from tests.fakes.facts import CITIES, IRRELEVANT, MONTHS, TASTES, TOPICS, Fact, chain
+
+_FIRST = ("ada", "boris", "clara", "dario", "edith", "felix", "greta", "hugo", "irene", "jonas", "karla", "lars")
+_LAST = ("mill", "works", "lane", "north", "brook", "stone", "field", "marsh", "wood", "hill", "bridge", "shore")
+_WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
+_MOST_BOATS = 5
+_ASIDES = (
+    "This text is about {x}.",
+    "Where does {x} live?",
+    "Ask {x} about boats.",
+    "Dates are written day first.",
+    "Well, well.",
+    "Many say: {x} is great.",
+)
+
+
+class World:
+    """One query, its contexts and any number of responses to it, all of the seed alone.
+
+    `judge` is one of `tests.fakes.facts.JUDGES`: the server has to answer with `answer`, the oracle to expect with
+    `options`. With `ids` the contexts are objects with ids of their own, else strings.
+    """
+
+    def __init__(self, seed: int, judge: str = "closed", ids: bool = False) -> None:
+        random = Random(seed)
+        self.seed, self.answer, self.options = seed, f"world_{judge}", Options(judge=judge)
+        subject, other = (f"{random.choice(_FIRST)} {last}" for last in random.sample(_LAST, 2))
+        asked, aside = random.sample(TOPICS, 2), random.choice(TOPICS)
+        self.subject = subject
+        self.query = f"What is known of the {asked[0]} and the {asked[1]} of {subject.title()}?"
+        leaves = [_leaf(random, topic, subject) for topic in [*asked, *asked, aside]]
+        self.leaves = [*leaves, _leaf(random, asked[0], other)]
+        texts = [self._context(random) for _ in range(random.randint(1, 3))]
+        texts += texts[:1] if random.random() < 0.1 else []
+        named = [{"id": f"source {number}", "text": text} for number, text in enumerate(texts)]
+        self.contexts: Sequence[Any] = named if ids else texts
+
+    def samples(self, responses: int = 1) -> list[dict[str, Any]]:
+        """A sample for each response; the first ones are the same whatever their number."""
+        return [
+            {
+                "sample_id": f"w{self.seed:04d}-{number}",
+                "query": self.query,
+                "response": self._response(Random(f"{self.seed}/{number}")),
+                "contexts": self.contexts,
+                "system": f"system{number}",
+            }
+            for number in range(responses)
+        ]
+
+    def _context(self, random: Random) -> str:
+        if random.random() < 0.1:
+            return f"{IRRELEVANT} weather of day {random.randint(1, 9)}."
+        return self._write(random, random.randint(1, 5))
+
+    def _response(self, random: Random) -> str:
+        return "" if random.random() < 0.05 else self._write(random, random.randint(1, 5))
+
+    def _write(self, random: Random, length: int) -> str:
+        written: list[str] = []
+        named = ""
+        for _ in range(length):
+            fact = _some(random, self.leaves)
+            written.append(_vary(random, self._sentence(random, fact, named)))
+            named = fact.subject
+            if random.random() < 0.2:
+                written.append(random.choice(_ASIDES).format(x=self.subject.title()))
+            if random.random() < 0.1:
+                written.append(f"{IRRELEVANT} remark {random.randint(1, 9)}.")
+        return "".join(sentence + _gap(random, sentence) for sentence in written).strip()
+
+    def _sentence(self, random: Random, fact: Fact, named: str) -> str:
+        form = random.choice([0, 0, *range(fact.forms)])
+        sentence = fact.sentence(form)
+        if form == 0 and random.random() < 0.15:
+            also = next(
+                (leaf for leaf in self.leaves if leaf.subject == fact.subject and leaf.topic != fact.topic), fact
+            )
+            sentence = f"{sentence.removesuffix('.')} and {also.sentence().removeprefix(also.subject.title()).strip()}"
+        if form == 0 and fact.subject == named and random.random() < 0.3:
+            sentence = f"It{sentence.removeprefix(fact.subject.title())}"
+        return sentence
+
+
+def worlds(count: int, judge: str = "closed", ids: bool = False, first: int = 0) -> list[World]:
+    """Worlds of successive seeds."""
+    return [World(seed, judge, ids) for seed in range(first, first + count)]
+
+
+def _leaf(random: Random, topic: str, subject: str) -> Fact:
+    if topic == "founding":
+        day = f"{random.randint(1, 28)} {random.choice(MONTHS)} {random.randint(1880, 1919)}"
+        return Fact(topic, "day", subject, day.casefold())
+    if topic == "home":
+        return Fact(topic, "city", subject, random.choice(list(CITIES)).casefold())
+    if topic == "fleet":
+        return Fact(topic, "exact", subject, f"exactly {random.randint(1, _MOST_BOATS)}")
+    return Fact(topic, "taste", subject, random.choice(TASTES))
+
+
+def _some(random: Random, leaves: Sequence[Fact]) -> Fact:
+    """A fact or a generalisation of it, not too often of the last, which is about another subject."""
+    leaf = random.choice([*leaves[:-1], *leaves])
+    return random.choice(chain(leaf))
+
+
+def _vary(random: Random, sentence: str) -> str:
+    """One node, several forms: case, white space, full stop, quotes, compatibility characters."""
+    return random.choice(
+        [
+            *[sentence] * 8,
+            sentence.upper(),
+            sentence.casefold(),
+            sentence.replace(" ", "  ", 1),
+            sentence.replace(" ", "\u00a0"),
+            sentence.removesuffix("."),
+            f'"{sentence}"',
+            f"“{sentence}”",
+            sentence.translate(_WIDE),
+        ]
+    )
+
+
+def _gap(random: Random, sentence: str) -> str:
+    return random.choice("\n ") if sentence.endswith((".", "?")) else "\n"
