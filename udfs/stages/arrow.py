@@ -10,8 +10,9 @@ import pyarrow as pa
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
+from udfs.ratings import weigh
 from udfs.stages import STAGES
-from udfs.stages.base import Unparsable
+from udfs.stages.base import StageDefinition, Unparsable
 
 UNASKED = "unasked"
 
@@ -27,13 +28,16 @@ def add_request_ids(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
 def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Columns `keys`, request_id, the stage's output, error_type and error.
 
-    A batch has the keys, the stage's variables, request_id, text, error_type and error. A row without text and without
-    error was not asked: error_type `unasked`.
+    A batch has the keys, what the stage's parser reads of its variables, request_id, text_of_completion, alternatives,
+    error_type and error. A row without text and without error was not asked: error_type `unasked`.
     """
     definition = STAGES[stage]
-    fields = list(definition.output)
+    fields = list(definition.results)
+    wanted = {*definition.variables, "text_of_completion", "error_type", "error"}
+    wanted |= {"alternatives"} if definition.rated else set()
     for batch in batches:
-        rows = [_parse(row, stage) for row in batch.select(_parse_columns(stage)).to_pylist()]
+        read = [name for name in batch.schema.names if name in wanted]
+        rows = [_parse(row, definition) for row in batch.select(read).to_pylist()]
         columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
         errors = [pa.array([row.get(name) for row in rows], pa.string()) for name in ("error_type", "error")]
         kept = [batch.column(name) for name in (*keys, "request_id")]
@@ -41,18 +45,18 @@ def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple
         yield pa.RecordBatch.from_arrays([*kept, *columns, *errors], names)
 
 
-def _parse_columns(stage: str) -> list[str]:
-    return [*STAGES[stage].variables, "text_of_completion", "error_type", "error"]
-
-
-def _parse(row: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
+def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, Any]:
     completion, error_type = row["text_of_completion"], row["error_type"]
     if error_type is not None:
         return {"error_type": error_type, "error": row["error"]}
     if completion is None:
         return {"error_type": UNASKED}
     try:
-        return STAGES[stage].parse(completion, row)
+        output = definition.parse(completion, row)
+        if not definition.rated:
+            return output
+        ratings, weighted = weigh(output, row["alternatives"])
+        return {**ratings, "weighted": weighted}
     except Unparsable as error:
         return {"error_type": "unparsable", "error": str(error)}
     except Exception as error:

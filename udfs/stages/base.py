@@ -20,7 +20,7 @@ class StageDefinition:
     """A stage as its metric family defines it; `udfs.llm.keys.Stage` is one with model, template and decoding bound.
 
     `parse(completion, variables)` gives a row of `output` or raises `Unparsable`. `rated` stages ask for
-    log-probabilities.
+    log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating.
     """
 
     name: str
@@ -28,3 +28,8 @@ class StageDefinition:
     parse: Parser
     output: pa.Schema
     rated: bool = False
+
+    @property
+    def results(self) -> pa.Schema:
+        """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings."""
+        return self.output.append(pa.field("weighted", pa.bool_())) if self.rated else self.output

@@ -35,17 +35,22 @@ def strip_thinking(completion: str) -> str:
     A chat template may have written the opening tag itself: a closing tag that ends a line, with no opening one
     before it, ends the thinking too.
     """
+    return completion[end_of_thinking(completion) :].strip()
+
+
+def end_of_thinking(completion: str) -> int:
+    """The offset behind what `strip_thinking` removes at the front, for readers that speak of places."""
     start, thought = 0, False
     while opening := _THINK_OPEN.match(completion, start):
         closing = _THINK_CLOSE.search(completion, opening.end())
         if closing is None:
-            return ""
+            return len(completion)
         start, thought = closing.end(), True
     if not thought:
         orphan = _ORPHAN_CLOSE.search(completion)
         if orphan and "<think>" not in completion[: orphan.start()].lower():
             start = orphan.end()
-    return completion[start:].strip()
+    return start
 
 
 def is_fence(line: str) -> bool:
@@ -57,6 +62,13 @@ def is_rule(line: str) -> bool:
     """Whether the line is a horizontal rule: three or more of one drawing character."""
     drawn = "".join(line.split())
     return len(drawn) >= 3 and drawn[0] in _RULE_CHARACTERS and drawn.strip(drawn[0]) == ""
+
+
+def is_drawing(line: Line) -> bool:
+    """Whether a line says nothing: blank, a fence or a rule, one of spaced dashes included."""
+    if line.marked:
+        return line.text == "" or is_rule(line.text * 3)
+    return line.text == "" or is_fence(line.text) or is_rule(line.text)
 
 
 def unfenced(text: str) -> str:
