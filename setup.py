@@ -23,6 +23,10 @@ setup(
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=2.4,<3",  # resampling
         "scipy>=1.17,<2",  # statistics and sparse graphs
+        "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
+        "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
+        "networkx>=3.6,<4",  # one sample's graph, to draw and to look into
+        "matplotlib>=3.11,<4",  # pictures of graphs; older ones draw other bytes
         "pydantic>=2.14,<3",  # validated settings
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
@@ -39,6 +43,7 @@ setup(
             "ruff>=0.17,<0.18",
             "mypy>=2.4,<3",
             "types-PyYAML>=6,<7",
+            "types-networkx>=3.6,<4",
             "scipy-stubs>=1.17,<2",
         ],
     },

@@ -62,10 +62,8 @@ def find_classes(nodes: Nodes, source: Indices, target: Indices) -> Classes:
     component, reached = _solve(nodes, source, target)
     statement = _any_of(component, nodes.context)
     covered = statement & reached
-    across = component[source] != component[target]
-    entered = np.zeros(len(nodes), dtype=bool)
-    entered[component[target[across]]] = True
-    in_basis = statement & ~reached & ~entered[component]
+    followed = _follow(component, statement, reached, source, target)
+    in_basis = statement & ~reached & ~followed
     return Classes(component, statement, _representatives(nodes, component), covered, in_basis)
 
 
@@ -94,16 +92,38 @@ def find_bounds(nodes: Nodes, judged: Classes, source: Indices, target: Indices)
 def _solve(nodes: Nodes, source: Indices, target: Indices) -> tuple[Indices, Flags]:
     """The component of each node, named by its first node, and whether a response node reaches it."""
     size = len(nodes)
-    responses = np.flatnonzero(nodes.response)
-    rows = np.concatenate([source, np.full(len(responses), size)])
-    columns = np.concatenate([target, responses])
-    matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size + 1, size + 1))
+    matrix = _matrix(size, source, target, np.flatnonzero(nodes.response))
     _, labels = connected_components(matrix, directed=True, connection="strong")
     first = np.empty(size + 1, dtype=np.int64)
     first[labels[::-1]] = np.arange(size, -1, -1)
+    return first[labels[:size]], _reach(matrix)
+
+
+def _matrix(size: int, source: Indices, target: Indices, seeds: Indices) -> Any:
+    """The edges of nodes 0 to size - 1, and from a node `size` to the seeds."""
+    rows = np.concatenate([source, np.full(len(seeds), size)])
+    columns = np.concatenate([target, seeds])
+    return csr_array((np.ones(len(rows)), (rows, columns)), shape=(size + 1, size + 1))
+
+
+def _reach(matrix: Any) -> Flags:
+    """Whether the last node of a `_matrix` reaches each of the others."""
+    size = matrix.shape[0] - 1
     reached = np.zeros(size + 1, dtype=bool)
     reached[breadth_first_order(matrix, size, directed=True, return_predecessors=False)] = True
-    return first[labels[:size]], reached[:size]
+    return reached[:size]
+
+
+def _follow(component: Indices, statement: Flags, reached: Flags, source: Indices, target: Indices) -> Flags:
+    """Whether another uncovered statement reaches each uncovered node's component, through whatever lies between."""
+    leaving = (statement & ~reached)[source]
+    first, second = component[source[leaving]], component[target[leaving]]
+    followed = np.zeros(len(component), dtype=bool)
+    followed[second[first != second]] = True
+    if not (statement | reached).all():
+        matrix = _matrix(len(component), component[source], component[target], np.flatnonzero(followed))
+        followed = _reach(matrix)
+    return followed[component]
 
 
 def _representatives(nodes: Nodes, component: Indices) -> Flags:

@@ -40,7 +40,7 @@ def open_session(settings: Settings, name: str = "untold") -> SparkSession:
     if not os.environ["SPARK_LOCAL_IP"]:
         del os.environ["SPARK_LOCAL_IP"]
     builder = SparkSession.builder.appName(name).config("spark.executorEnv.PYTHONSAFEPATH", "1")
-    for key, value in {**spark_defaults(), **settings.spark.conf}.items():
+    for key, value in {**spark_defaults(), **settings.spark.conf, **_extra_jars(settings)}.items():
         builder = builder.config(key, value)
     if settings.spark.master:
         builder = builder.master(settings.spark.master)
@@ -48,6 +48,18 @@ def open_session(settings: Settings, name: str = "untold") -> SparkSession:
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def graphframes_jar(settings: Settings) -> str | None:
+    """The GraphFrames jar that the settings or the environment name; None where neither does."""
+    return settings.graph.jar or os.environ.get("UNTOLD_GRAPHFRAMES_JAR") or None
+
+
+def _extra_jars(settings: Settings) -> dict[str, str]:
+    """A jar is on the class path of a session that starts with it, and of no other."""
+    jars = [settings.spark.conf.get("spark.jars"), graphframes_jar(settings)]
+    named = ",".join(jar for jar in jars if jar)
+    return {"spark.jars": named} if named else {}
 
 
 @contextmanager

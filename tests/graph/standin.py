@@ -1,0 +1,97 @@
+"""A stand-in for the two algorithms of GraphFrames, which answers too finely on purpose, as the real one does."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import networkx as nx
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+
+@dataclass
+class FineComponents:
+    """Weak components are exact. Of strong ones it finds at most `found` a call, and `shortest` bounds their size.
+
+    Values are no ids, so that nobody can rely on them. `asked` records the calls, `held` what was not yet released.
+    """
+
+    found: int = 1
+    shortest: int = 2
+    asked: list[str] = field(default_factory=list)
+    held: int = 0
+
+    def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        graph = _collect(vertices, edges)
+        return self._answer("weak", vertices, [sorted(part) for part in nx.weakly_connected_components(graph)])
+
+    def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        graph = _collect(vertices, edges)
+        parts = sorted(sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1)
+        whole = [cut for part in parts[: self.found] for cut in self._cut(graph, part)]
+        merged = {node for part in whole for node in part}
+        return self._answer("strong", vertices, [*whole, *([node] for node in graph if node not in merged)])
+
+    def release(self) -> None:
+        self.held = 0
+
+    def _cut(self, graph: nx.DiGraph, part: list[int]) -> list[list[int]]:
+        """A component whole where it is small, else one of its shortest cycles: never one class less."""
+        return [part] if len(part) <= self.shortest else [_cycle_through(graph.subgraph(part), part[0])]
+
+    def _answer(self, asked: str, vertices: DataFrame, parts: list[list[int]]) -> DataFrame:
+        self.asked.append(asked)
+        self.held += 1
+        rows = [(node, -1 - number) for number, part in enumerate(parts) for node in part]
+        ids, components = zip(*rows, strict=True)
+        return vertices.sparkSession.createDataFrame(pa.table({"id": ids, "component": components}))
+
+
+@dataclass
+class CoarseComponents(FineComponents):
+    """Takes everything that hangs together for strongly connected."""
+
+    def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        return self.weak(vertices, edges)
+
+
+@dataclass
+class StuckComponents(FineComponents):
+    """Never finds a strong component."""
+
+    def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        return self._answer("strong", vertices, [[node] for node in _collect(vertices, edges)])
+
+
+@dataclass
+class CuttingComponents(FineComponents):
+    """Gives every vertex a weak component of its own."""
+
+    def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        return self._answer("weak", vertices, [[node] for node in _collect(vertices, edges)])
+
+
+def _collect(vertices: DataFrame, edges: DataFrame) -> nx.DiGraph:
+    graph: nx.DiGraph = nx.DiGraph()
+    graph.add_nodes_from(row["id"] for row in vertices.collect())
+    graph.add_edges_from((row["src"], row["dst"]) for row in edges.collect())
+    return graph
+
+
+def _cycle_through(graph: nx.DiGraph, start: int) -> list[int]:
+    """The nodes of a shortest cycle through a node."""
+    before: dict[int, int] = {}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        for following in sorted(graph.successors(node)):
+            if following == start:
+                found = [node]
+                while found[-1] != start:
+                    found.append(before[found[-1]])
+                return found
+            if following not in before:
+                before[following] = node
+                queue.append(following)
+    raise ValueError(f"{start} is on no cycle")

@@ -1,0 +1,198 @@
+"""The distributed condensation: what SciPy and networkx give, from components that answer too finely on purpose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from pyspark.sql import SparkSession
+
+from graph.condensation import condense_batches
+from graph.distributed import Components, Condensation, CondensationError
+from jobs.condensing import Condenser, GraphFramesComponents, GraphFramesError, Steps
+from jobs.settings import GraphSettings, Settings
+from tests.graph.digraphs import (
+    FAMILIES,
+    Digraph,
+    as_strings,
+    chain_of_cycles,
+    chain_of_two_cycles,
+    cycle,
+    edge_rows,
+    expected_rows,
+    from_batches,
+    named_digraphs,
+    node_rows,
+    path,
+    random_digraph,
+    to_batch,
+)
+from tests.graph.standin import CoarseComponents, CuttingComponents, FineComponents, StuckComponents
+
+NODES = "graph string, node {}, context boolean, response boolean, frequency long"
+EDGES = "graph string, source {}, target {}, judged boolean"
+LIMIT = 25
+
+Rows = list[tuple[Any, ...]]
+
+
+def condense(
+    spark: SparkSession,
+    folder: Path,
+    graphs: Mapping[str, Digraph],
+    components: Components | None,
+    *,
+    limit: int = LIMIT,
+    method: str = "graphframes",
+    kind: str = "long",
+) -> tuple[Rows, Rows]:
+    """Sorted rows of classes and counts, by the condenser."""
+    given = Settings(graph=GraphSettings(method=method, max_edges_in_task=limit))  # type: ignore[arg-type]
+    work = folder / f"work-{len(list(folder.iterdir()))}"
+    nodes = spark.createDataFrame(node_rows(graphs), NODES.format(kind))
+    edges = spark.createDataFrame(edge_rows(graphs), EDGES.format(kind, kind))
+    found = Condenser(spark, given, str(work), components).condense(nodes, edges)
+    classes = found.classes.select("graph", "node", "statement", "representative", "covered", "in_basis").collect()
+    counts = found.counts.select("graph", "covered", "uncovered", "low", "high").collect()
+    assert not list(work.glob("*-steps")), "steps are deleted"
+    return sorted(map(tuple, classes), key=lambda row: row[:2]), sorted(map(tuple, counts))
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Digraph]:
+    """Families of every kind, and one that only fits in pieces."""
+    return {**FAMILIES, "long chain": chain_of_cycles([2, 5, 3, 4] * 4, response=11)}
+
+
+def test_equals_scipy_and_networkx(spark: SparkSession, tmp_path: Path, small: dict[str, Digraph]) -> None:
+    components = FineComponents(found=100)
+    found = condense(spark, tmp_path, small, components)
+    assert found == expected_rows(small)
+    assert found == from_batches(list(condense_batches(iter([to_batch(small)]))))
+    assert components.asked.count("strong") > 1, "one call was not enough"
+    assert components.held == 0, "what the components held is released"
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(graphs=named_digraphs(max_graphs=60, max_nodes=9))
+def test_equals_networkx_for_any_digraph(spark: SparkSession, tmp_path: Path, graphs: dict[str, Digraph]) -> None:
+    found = condense(spark, tmp_path, graphs, FineComponents(found=100), limit=20)
+    assert found == expected_rows(graphs)
+
+
+def test_condenser_sends_graphs_where_they_fit(spark: SparkSession, tmp_path: Path) -> None:
+    graphs = {
+        **{name: as_strings(FAMILIES[name]) for name in ("isolated", "duplicates", "chain of one 2-cycle", "unjudged")},
+        "large": as_strings(chain_of_cycles([3, 4], response=0)),
+    }
+    components = FineComponents()
+    found = condense(spark, tmp_path, graphs, components, limit=7, method="auto", kind="string")
+    assert found == expected_rows(graphs)
+    assert components.asked == ["weak", "strong"]
+
+
+@pytest.mark.parametrize("method", ["auto", "local"])
+def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path, method: str) -> None:
+    limit = 1 if method == "local" else 1000
+    found = condense(spark, tmp_path, FAMILIES, None, limit=limit, method=method)
+    assert found == expected_rows(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("components", "graph", "message"),
+    [
+        (CoarseComponents(), chain_of_cycles([5, 4]), "nodes are in a class whose other nodes they do not entail"),
+        (StuckComponents(), cycle(9), "found no class in a graph that has cycles"),
+        (CuttingComponents(), cycle(9), "classes lie on a cycle"),
+    ],
+)
+def test_wrong_components_are_found_out(
+    spark: SparkSession, tmp_path: Path, components: Components, graph: Digraph, message: str
+) -> None:
+    with pytest.raises(CondensationError, match=message):
+        condense(spark, tmp_path, {"graph": graph}, components, limit=4)
+
+
+def test_an_edge_to_no_node_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    graph = path(4)
+    with pytest.raises(ValueError, match="1 edges have an end that is no node"):
+        condense(spark, tmp_path, {"graph": replace(graph, nodes=graph.nodes[:3])}, FineComponents())
+
+
+def test_missing_jar_is_one_line_with_the_remedies(spark: SparkSession, tmp_path: Path) -> None:
+    if _has_graphframes(spark):
+        pytest.skip("this session has GraphFrames")
+    with pytest.raises(GraphFramesError) as raised:
+        condense(spark, tmp_path, {"graph": cycle(9)}, None, limit=4, method="auto")
+    message = str(raised.value)
+    for part in ("graphframes-spark4_2.13:0.12.2", "spark.jars.packages", "graph.jar", "UNTOLD_GRAPHFRAMES_JAR"):
+        assert part in message
+    assert "\n" not in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_equals_networkx_at_any_limit(
+    spark: SparkSession, tmp_path: Path, small: dict[str, Digraph], limit: int
+) -> None:
+    assert condense(spark, tmp_path, small, FineComponents(found=100), limit=limit) == expected_rows(small)
+
+
+@pytest.mark.slow
+def test_deep_graphs_are_walked_task_by_task(spark: SparkSession, tmp_path: Path) -> None:
+    graphs = {
+        "path": path(10_000, response=5_000),
+        "cycle": cycle(10_000),
+        "chain": chain_of_two_cycles(5_000, response=5_000),
+        "random": random_digraph(7, nodes=5_000, edges=7_000),
+    }
+    assert condense(spark, tmp_path, graphs, FineComponents(shortest=20_000), limit=4_000) == expected_rows(graphs)
+
+
+def _has_graphframes(spark: SparkSession) -> bool:
+    loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    return loader.getResource("org/graphframes/GraphFrame.class") is not None
+
+
+@pytest.fixture
+def real(spark: SparkSession, tmp_path: Path) -> GraphFramesComponents:
+    """The library itself, where the session's class path has its jar."""
+    if not _has_graphframes(spark):
+        named = os.environ.get("UNTOLD_GRAPHFRAMES_JAR")
+        pytest.skip(f"no GraphFrames on the class path (UNTOLD_GRAPHFRAMES_JAR is {named})")
+    return GraphFramesComponents(spark, Settings(), str(tmp_path / "checkpoints"))
+
+
+@pytest.mark.graphframes
+def test_graphframes_equals_networkx(
+    spark: SparkSession, tmp_path: Path, real: GraphFramesComponents, small: dict[str, Digraph]
+) -> None:
+    before = set(spark.sparkContext._jsc.getPersistentRDDs())  # type: ignore[attr-defined]
+    assert condense(spark, tmp_path, small, real) == expected_rows(small)
+    assert set(spark.sparkContext._jsc.getPersistentRDDs()) == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.graphframes
+def test_graphframes_components(spark: SparkSession, tmp_path: Path, real: GraphFramesComponents) -> None:
+    """Weak components are exact; strong ones are never too coarse, and find something wherever all is on cycles."""
+    steps = Steps(spark, str(tmp_path / "steps"))
+    graph = chain_of_cycles([3, 4, 2])
+    table = pa.table({"src": [edge.source for edge in graph.edges], "dst": [edge.target for edge in graph.edges]})
+    edges = steps.keep(spark.createDataFrame(table))
+    vertices = steps.keep(spark.createDataFrame(pa.table({"id": [node.node for node in graph.nodes]})))
+    assert len({row["component"] for row in steps.keep(real.weak(vertices, edges)).collect()}) == 1
+    real.release()
+    found = {row["id"]: row["component"] for row in steps.keep(real.strong(vertices, edges)).collect()}
+    real.release()
+    parts = {frozenset(id for id in found if found[id] == component) for component in found.values()}
+    assert all(any(part <= whole for whole in ({0, 1, 2}, {3, 4, 5, 6}, {7, 8})) for part in parts)
+    assert len(parts) < len(found)
+    assert (
+        Condensation(real, steps, 1).find_components(vertices, steps.keep(edges.toDF("source", "target"))).count() == 9
+    )
