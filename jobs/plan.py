@@ -9,35 +9,62 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from graph.distributed import Condensed
 from jobs import local_model, store
 from jobs.metrics import METRICS
+from jobs.metrics.base import Tools
+from jobs.metrics.contexts import condense_contexts
 from jobs.progress import Display
 from jobs.prompts import bind_stage
 from jobs.samples import read_samples
 from jobs.score import absolute, show_invalid, stages_of
 from jobs.session import open_session, spark_schema
 from jobs.settings import LlmSettings, Settings
-from jobs.stages import add_ids, carried_columns, cost_of, result_schema
+from jobs.stages import add_ids, add_pairs, attach_texts, carried_columns, cost_of, result_schema
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
+from udfs.llm.templates import compile_prompt
+from udfs.llm.tokens import estimate_tokens
 from udfs.stages.arrow import measure_prompts, parse_completions
 
 MARK = "\uffff"
+SKIPPING = ("classify_relation",)
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
 # A model's own limit is not known; where a stage sends none, the default of llm.max_tokens stands for it.
 UNLIMITED_COMPLETION_TOKENS = int(LlmSettings.model_fields["max_tokens"].default)
 MINUTES_PER_HOUR = 60
+CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
+COUNTS = "graph string, covered long, uncovered long, low double, high double"
 
 # What stands for the result of a request that was not answered, so that the stages after it are counted too: never
 # fewer and never shorter than what could come. The mark keeps it from being taken for a text that the store knows.
-STAND_INS: Mapping[str, Callable[[], Mapping[str, Column]]] = {
-    "summarise_context": lambda: {"summary": F.concat("text", F.lit(MARK))},
-    "evaluate_coverage": lambda: {"statements": F.array()},
+# An atom takes two words at least, and is seldom longer than `LONGEST_ATOM` characters.
+WORDS_OF_AN_ATOM = 2
+LONGEST_ATOM = 300
+STAND_INS: Mapping[str, Callable[[Settings], Mapping[str, Column]]] = {
+    "summarise_context": lambda _: {"summary": F.concat("text", F.lit(MARK))},
+    "evaluate_coverage": lambda _: {"statements": F.array()},
+    "extract_atoms": lambda settings: {"atoms": _most_atoms(settings.nli.unit_types[0])},
+    "revise_atoms": lambda _: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(MARK)))},
+    "rate_relevance": lambda _: {"ratings": F.transform("statements", lambda _: F.lit(5.0)), "weighted": F.lit(True)},
+    "classify_relation": lambda _: {"relation": F.lit(None)},
 }
+
+
+def _most_atoms(unit_type: str) -> Column:
+    """As many different atoms as a text can have, each beginning as it does."""
+    count = F.ceil(F.size(F.split(F.trim("text"), r"\s+")) / WORDS_OF_AN_ATOM).cast("int")
+    text = F.substring("text", 1, LONGEST_ATOM)
+    return F.transform(
+        F.sequence(F.lit(1), count),
+        lambda number: F.struct(
+            F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text).alias("text"),
+            F.lit(unit_type).alias("unit_type"),
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -78,13 +105,11 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     found = read_samples(spark, request.input, format=request.format, limit=request.limit)
     show_invalid(found, Display())
     planner = Planner(spark, settings, stages, request.store, retry_failed=request.retry_failed)
-    try:
-        valid = planner.keep(found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti"))
-        for metric in request.metrics:
-            ask = planner.begin(metric)
-            METRICS[metric].score(valid, ask, summarise_contexts=settings.summarise_contexts)
-    finally:
-        planner.close()
+    valid = planner.keep(found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti"))
+    for metric in request.metrics:
+        tools = planner.begin(metric)
+        contexts = condense_contexts(valid, tools.ask, summarise=settings.summarise_contexts)
+        METRICS[metric].score(valid, contexts, tools, _without_waves(settings))
     return planner.rows
 
 
@@ -118,36 +143,86 @@ class Planner:
         self._spark, self._settings, self._stages, self._store = spark, settings, stages, store_path
         self._retry_failed = retry_failed
         self._counted: dict[str, DataFrame] = {}
-        self._kept: list[DataFrame] = []
         self._exact = True
 
-    def begin(self, metric: str) -> Callable[[str, DataFrame], DataFrame]:
-        """The `ask` of a metric. What was counted for the metrics before it counts as reused."""
+    def begin(self, metric: str) -> Tools:
+        """The tools of a metric. What was counted for the metrics before it counts as reused."""
         self._exact = True
-        return partial(self._ask, metric)
+        return Tools(partial(self._ask, metric), partial(self._ask_pairs, metric), self._keep_named, self._condense)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """The frame, computed once, in memory and Spark's temporary folder, until `close`."""
-        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
-        return frame
+        """The frame, computed once, in memory and Spark's temporary folder as long as it is used.
 
-    def close(self) -> None:
-        """Lets go of all that was kept."""
-        while self._kept:
-            self._kept.pop().unpersist()
+        Its plan is cut off: each stage reads the one before several times, and their plans would grow exponentially.
+        """
+        return frame.localCheckpoint()
+
+    def _keep_named(self, name: str, frame: DataFrame) -> DataFrame:
+        return self.keep(frame)
+
+    def _condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
+        """Nothing: a plan ends where everything is asked."""
+        return Condensed(self._spark.createDataFrame([], CLASSES), self._spark.createDataFrame([], COUNTS))
 
     def _ask(self, metric: str, name: str, rows: DataFrame) -> DataFrame:
         """Counts the requests of the rows and gives results as `StageRunner.ask` does, stand-ins among them."""
         stage = self._stages[name]
         keys = carried_columns(stage, rows)
         keyed = self.keep(add_ids(stage, rows, keys))
+
+        def texts_of(requests: DataFrame) -> DataFrame:
+            wanted = keyed.join(requests, on="request_id", how="left_semi")
+            return wanted.dropDuplicates(["request_id"]).select(*stage.variables)
+
+        return self._count_requests(metric, stage, keyed, keys, texts_of)
+
+    def _ask_pairs(self, metric: str, name: str, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
+        """Counts the requests of pairs: one by one where the atoms are known, else by formula, without making them."""
+        stage = self._stages[name]
+        keys = ("owner", "source", "target")
+        if not self._exact:
+            self._count_pairs(metric, stage, owners)
+            return self._spark.createDataFrame([], result_schema(stage, add_pairs(stage, owners, choose), keys))
+        keyed = self.keep(add_pairs(stage, owners, choose))
+
+        def texts_of(requests: DataFrame) -> DataFrame:
+            wanted = keyed.join(requests, on="request_id", how="left_semi").dropDuplicates(["request_id"])
+            return attach_texts(stage, wanted, owners).select(*stage.variables)
+
+        return self._count_requests(metric, stage, keyed, keys, texts_of)
+
+    def _count_requests(
+        self,
+        metric: str,
+        stage: Stage,
+        keyed: DataFrame,
+        keys: tuple[str, ...],
+        texts_of: Callable[[DataFrame], DataFrame],
+    ) -> DataFrame:
         ids = self.keep(keyed.select("request_id").distinct())
         known = self._completions(stage).join(ids, on="request_id", how="left_semi")
         missing = self.keep(self._missing(ids, known))
-        self._count(metric, stage, keyed, ids, missing)
+        before = self._counted.get(stage.name)
+        asked = missing if before is None else missing.join(before, on="request_id", how="left_anti")
+        self._counted[stage.name] = ids if before is None else before.unionByName(ids)
+        requests, to_ask = ids.count(), asked.count()
+        prompt_tokens = _measure(stage, texts_of(asked)) if to_ask else 0
+        self._add_row(metric, stage, requests, to_ask, prompt_tokens)
         if not missing.isEmpty():
             self._exact = False
-        return self.keep(_results(stage, keys, keyed, known, missing))
+        stand_ins = STAND_INS[stage.name](self._settings)
+        return self.keep(_results(stage, keys, keyed, known, missing, stand_ins))
+
+    def _count_pairs(self, metric: str, stage: Stage, owners: DataFrame) -> None:
+        """2 * R * C + C * (C - 1) pairs an owner, each as long as with its longest texts."""
+        pairs = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
+        longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
+        row = owners.select(F.sum(pairs).alias("pairs"), F.sum(pairs * longest).alias("bytes")).first()
+        count, size = (int(value or 0) for value in row) if row else (0, 0)
+        prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
+        frame = prompt.characters(dict.fromkeys(stage.variables, ""))
+        tokens = count * estimate_tokens(frame) + len(stage.variables) * estimate_tokens(size)
+        self._add_row(metric, stage, count, count, tokens)
 
     def _completions(self, stage: Stage) -> DataFrame:
         if self._store is None:
@@ -159,19 +234,14 @@ class Planner:
         states = ids.join(store.states_of_requests(known), on="request_id", how="left")
         return store.needed(states, retry_failed=self._retry_failed)
 
-    def _count(self, metric: str, stage: Stage, keyed: DataFrame, ids: DataFrame, missing: DataFrame) -> None:
-        before = self._counted.get(stage.name)
-        asked = missing if before is None else missing.join(before, on="request_id", how="left_anti")
-        self._counted[stage.name] = ids if before is None else before.unionByName(ids)
-        requests, to_ask = ids.count(), asked.count()
-        prompt_tokens = _measure(stage, keyed.join(asked, on="request_id", how="left_semi")) if to_ask else 0
+    def _add_row(self, metric: str, stage: Stage, requests: int, to_ask: int, prompt_tokens: int) -> None:
         completion_tokens = to_ask * completion_limit(stage)
         self.rows.append(
             {
                 "metric": metric,
                 "stage": stage.name,
                 "requests": requests,
-                "exact": self._exact,
+                "exact": self._exact and not (stage.name in SKIPPING and self._settings.nli.skip_implied and to_ask),
                 "reused": requests - to_ask,
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
@@ -183,13 +253,24 @@ class Planner:
         )
 
 
-def _measure(stage: Stage, rows: DataFrame) -> int:
-    distinct = rows.dropDuplicates(["request_id"]).select(*stage.variables)
-    tokens = distinct.mapInArrow(partial(measure_prompts, stage=stage), "tokens long").agg(F.sum("tokens")).first()
+def _measure(stage: Stage, texts: DataFrame) -> int:
+    tokens = texts.mapInArrow(partial(measure_prompts, stage=stage), "tokens long").agg(F.sum("tokens")).first()
     return int(tokens[0] or 0) if tokens else 0
 
 
-def _results(stage: Stage, keys: tuple[str, ...], keyed: DataFrame, known: DataFrame, missing: DataFrame) -> DataFrame:
+def _without_waves(settings: Settings) -> Settings:
+    """The settings with all pairs in one wave: which of them will be implied is not known before they are asked."""
+    return settings.model_copy(update={"nli": settings.nli.model_copy(update={"skip_implied": False})})
+
+
+def _results(
+    stage: Stage,
+    keys: tuple[str, ...],
+    keyed: DataFrame,
+    known: DataFrame,
+    missing: DataFrame,
+    stand_ins: Mapping[str, Column],
+) -> DataFrame:
     """Columns `keys`, request_id, the stage's output, error_type, error: parsed where known, stand-ins elsewhere."""
     schema = result_schema(stage, keyed, keys)
     best = store.one_a_request(known).drop("model")
@@ -198,7 +279,6 @@ def _results(stage: Stage, keys: tuple[str, ...], keyed: DataFrame, known: DataF
         .join(best, on="request_id", how="left")
         .mapInArrow(partial(parse_completions, stage=stage.name, keys=keys), schema)
     )
-    stand_ins = STAND_INS[stage.name]()
     assumed = keyed.join(missing, on="request_id", how="left_semi").select(
         *keys,
         "request_id",

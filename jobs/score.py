@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
@@ -18,12 +18,14 @@ from pyspark.sql import functions as F
 
 from jobs import aggregate, manifest
 from jobs.answering import AnsweringProcess
+from jobs.condensing import Condenser
 from jobs.endpoint import DEMO_LABEL, RunEndpoint
 from jobs.interrupts import Interrupts
 from jobs.locks import FolderLock
 from jobs.manifest import Identity, OutputError
 from jobs.metrics import METRICS
-from jobs.metrics.e2e import MetricResult, score_columns
+from jobs.metrics.base import MetricResult, Tools, score_columns
+from jobs.metrics.contexts import condense_contexts
 from jobs.progress import Display
 from jobs.prompts import bind_stage
 from jobs.samples import SampleError, Samples, fingerprint, read_samples
@@ -32,7 +34,7 @@ from jobs.settings import Settings
 from jobs.settings_layers import without_secrets
 from jobs.stages import StageRunner
 from jobs.store import is_transient
-from jobs.tables import FAILURES, RESULT_TABLES, SCORES, STATEMENTS, SUMMARY, USAGE
+from jobs.tables import RESULT_TABLES, SUMMARY, USAGE
 from udfs.llm.keys import Stage
 from udfs.llm.segments import is_local, open_filesystem
 
@@ -40,6 +42,14 @@ EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broke
 MANIFEST_STATUS = {"refused": "failed", "broken": "failed"}
 FAILED_TOO_MANY = 4
 WORK = "_work"
+# The tables that metrics give, and the order of their rows
+METRIC_TABLES = {
+    "atoms": ("sample_id", "metric", "atom_id"),
+    "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
+    "statements": ("sample_id", "metric", "statement_id"),
+    "scores": ("sample_id", "metric"),
+    "failures": ("sample_id", "metric", "stage", "request_id"),
+}
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
     """The stages that these metrics ask, in order."""
     found: list[str] = []
     for metric in metrics:
-        for name in METRICS[metric].stages(summarise_contexts=settings.summarise_contexts):
+        for name in METRICS[metric].stages(settings):
             if name not in found:
                 found.append(name)
     return found
@@ -254,20 +264,26 @@ def _runner(run: _Run, answered_before: bool) -> StageRunner:
 
 
 def _score_metrics(run: _Run, runner: StageRunner, samples: DataFrame, invalid: DataFrame) -> dict[str, DataFrame]:
-    """The tables statements, scores and failures of all metrics."""
+    """The tables of all metrics."""
+    settings = run.request.settings
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
-    results = [_score_metric(run, runner, metric, valid, unusable) for metric in run.request.metrics]
-    return {
-        "statements": reduce(DataFrame.unionByName, [result.statements for result in results]),
-        "scores": reduce(DataFrame.unionByName, [result.scores for result in results]),
-        "failures": reduce(DataFrame.unionByName, [result.failures for result in results]),
-    }
+    contexts = condense_contexts(valid, runner.ask, summarise=settings.summarise_contexts)
+    condenser = Condenser(run.spark, settings, runner.work)
+    tools = Tools(runner.ask, runner.ask_pairs, runner.keep, condenser.condense)
+    tables: dict[str, list[DataFrame]] = {name: [] for name in METRIC_TABLES}
+    for metric in run.request.metrics:
+        result = METRICS[metric].score(valid, contexts, tools, settings)
+        for name, frame in vars(_with_unusable(metric, result, unusable)).items():
+            tables[name] += [] if frame is None else [frame]
+    empty = {name: run.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in METRIC_TABLES}
+    return {name: reduce(DataFrame.unionByName, frames, empty[name]) for name, frames in tables.items()}
 
 
-def _score_metric(run: _Run, runner: StageRunner, metric: str, valid: DataFrame, unusable: DataFrame) -> MetricResult:
-    result = METRICS[metric].score(valid, runner.ask, summarise_contexts=run.request.settings.summarise_contexts)
-    missing = [F.lit(None).cast("long").alias(name) for name in ("covered", "uncovered")]
+def _with_unusable(metric: str, result: MetricResult, unusable: DataFrame) -> MetricResult:
+    """The result with a score and a failure for each row that cannot be scored."""
+    names = ("covered", "uncovered", "unjudged", "low", "high")
+    missing = [F.lit(None).cast("double").alias(name) for name in names]
     failed = unusable.select("sample_id", "system", *missing, F.lit("failed").alias("status"))
     refused = unusable.select(
         "sample_id",
@@ -277,19 +293,8 @@ def _score_metric(run: _Run, runner: StageRunner, metric: str, valid: DataFrame,
         F.lit("invalid_input").alias("error_type"),
         "error",
     )
-    return MetricResult(
-        result.statements,
-        result.scores.unionByName(failed.select(*score_columns(metric))),
-        result.failures.unionByName(refused),
-    )
-
-
-ORDER = {
-    "statements": ("sample_id", "metric", "statement_id"),
-    "scores": ("sample_id", "metric"),
-    "failures": ("sample_id", "metric", "stage", "request_id"),
-}
-SCHEMAS = {"statements": STATEMENTS, "scores": SCORES, "failures": FAILURES}
+    scores = result.scores.unionByName(failed.select(*score_columns(metric)))
+    return replace(result, scores=scores, failures=result.failures.unionByName(refused))
 
 
 def _finish(run: _Run, runner: StageRunner, current: dict[str, Any], tables: Mapping[str, DataFrame]) -> ScoreOutcome:
@@ -316,8 +321,8 @@ def _finish(run: _Run, runner: StageRunner, current: dict[str, Any], tables: Map
 
 def _write_table(run: _Run, name: str, frame: DataFrame) -> DataFrame:
     path = f"{run.request.output}/{name}"
-    schema = spark_schema(SCHEMAS[name])
-    frame.select(*schema.names).orderBy(*ORDER[name]).write.mode("overwrite").parquet(path)
+    schema = spark_schema(RESULT_TABLES[name])
+    frame.select(*schema.names).orderBy(*METRIC_TABLES[name]).write.mode("overwrite").parquet(path)
     return run.spark.read.schema(schema).parquet(path)
 
 

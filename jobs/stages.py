@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +28,7 @@ from udfs.llm.accounts import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import is_local, open_filesystem
+from udfs.pairs import PAIRS, generate_pairs
 from udfs.stages import STAGES
 from udfs.stages.arrow import UNASKED, add_request_ids, parse_completions
 
@@ -84,9 +86,25 @@ def add_ids(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
 
 def result_schema(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> T.StructType:
     """Columns `keys`, request_id, the stage's output, error_type, error: what asking a stage gives."""
-    output = spark_schema(STAGES[stage.name].output)
+    output = spark_schema(STAGES[stage.name].results)
     errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
     return T.StructType([*fields_of(rows, (*keys, "request_id")), *output.fields, *errors])
+
+
+def add_pairs(stage: Stage, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
+    """Columns owner, source, target, request_id: the pairs of the owners that `choose` asks, or has implied."""
+    return owners.mapInArrow(partial(generate_pairs, stage=stage, choose=choose), spark_schema(PAIRS))
+
+
+def attach_texts(stage: Stage, pairs: DataFrame, owners: DataFrame) -> DataFrame:
+    """Columns request_id and the stage's two variables, from rows of owner, source, target and request_id."""
+    first, second = stage.variables
+    texts = owners.select("owner", "texts")
+    return pairs.join(texts, on="owner", how="inner").select(
+        "request_id",
+        F.get("texts", F.col("source").cast("int")).alias(first),
+        F.get("texts", F.col("target").cast("int")).alias(second),
+    )
 
 
 @dataclass
@@ -112,9 +130,16 @@ class StageRunner:
     ended: str | None = None
     error: str | None = None
     spent: Spent = field(default_factory=Spent)
-    usage: list[dict[str, Any]] = field(default_factory=list)
+    accounts: dict[str, _Account] = field(default_factory=dict)
     models: set[str | None] = field(default_factory=set)
     damaged_files: int = 0
+    asked: int = 0
+    warned_of_ratings: bool = False
+
+    @property
+    def usage(self) -> list[dict[str, Any]]:
+        """The rows of the table `usage` so far, one a stage."""
+        return [account.row for account in self.accounts.values()]
 
     def ask(self, name: str, rows: DataFrame) -> DataFrame:
         """The stage's results for the rows: their other columns, request_id, the stage's output, error_type, error.
@@ -123,18 +148,57 @@ class StageRunner:
         not asked has the error_type `unasked`.
         """
         stage = self.stages[name]
+        place = self._place(stage)
         keys = carried_columns(stage, rows)
-        place = f"{self.work}/{len(self.usage):02d}-{stage.name}"
         with_ids = add_ids(stage, rows, keys).withColumn("request_row", F.monotonically_increasing_id())
-        asking = _Asking(
-            stage,
-            place,
-            store.stage_folder(self.store, stage),
-            self._write(with_ids, f"{place}/keyed"),
-        )
+        numbered = self._write(f"{place}/keyed", with_ids)
+
+        def requests_of(missing: DataFrame) -> DataFrame:
+            first = numbered.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
+            wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
+            return numbered.join(wanted, on="request_row", how="left_semi").select("request_id", *stage.variables)
+
+        return self._ask(_Asking(stage, place, self._folder(stage), numbered.drop("request_row"), keys, requests_of))
+
+    def ask_pairs(self, name: str, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
+        """The stage's results for pairs of the texts of owners (`udfs.pairs.generate_pairs`), one a pair and owner.
+
+        Columns owner, source, target, request_id, relation, error_type, error; implied pairs have the relation
+        `implied`. Rows of pairs carry numbers; texts join the missing requests alone.
+        """
+        stage = self.stages[name]
+        place = self._place(stage)
+        keys = ("owner", "source", "target")
+        pairs = self._write(f"{place}/keyed", add_pairs(stage, owners, choose))
+        asked = pairs.where(F.col("request_id").isNotNull())
+
+        def requests_of(missing: DataFrame) -> DataFrame:
+            wanted = asked.join(missing, on="request_id", how="left_semi")
+            first = (
+                wanted.groupBy("request_id").agg(F.min(F.struct(*keys)).alias("pair")).select("request_id", "pair.*")
+            )
+            return attach_texts(stage, first, owners)
+
+        results = self._ask(_Asking(stage, place, self._folder(stage), asked, keys, requests_of))
+        nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
+        implied = pairs.where(F.col("request_id").isNull())
+        return results.unionByName(implied.select("*", F.lit("implied").alias("relation"), *nothing))
+
+    def keep(self, name: str, frame: DataFrame) -> DataFrame:
+        """The frame, written, so that it is computed once."""
+        return self._write(f"{self.work}/kept-{name}-{uuid4().hex[:8]}", frame)
+
+    def _place(self, stage: Stage) -> str:
+        self.asked += 1
+        return f"{self.work}/{self.asked:02d}-{stage.name}"
+
+    def _folder(self, stage: Stage) -> str:
+        return store.stage_folder(self.store, stage)
+
+    def _ask(self, asking: _Asking) -> DataFrame:
         self._look_up(asking)
         self._answer_missing(asking)
-        results = self._write_results(asking, keys)
+        results = self._write_results(asking)
         self._account(asking, results)
         return results
 
@@ -145,7 +209,7 @@ class StageRunner:
         completions = store.read_completions(self.spark, asking.folder).select("request_id", "error_type")
         known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
         states = ids.join(known, on="request_id", how="left").select("request_id", "state")
-        asking.states = self._write(states, f"{asking.place}/states-{len(asking.seen)}")
+        asking.states = self._write(f"{asking.place}/states-{len(asking.seen)}", states)
         counts = {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
         asking.reused = counts.get("ok", 0)
         asking.missing = counts.get(None, 0) + counts.get("passing", 0)
@@ -197,14 +261,10 @@ class StageRunner:
 
     def _write_requests(self, asking: _Asking) -> str:
         """Writes one row a missing request, in files of one unit of work."""
-        missing = store.needed(asking.states, retry_failed=self.retry_failed)
-        first = asking.keyed.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
-        wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
-        variables = asking.stage.variables
-        rows = asking.keyed.join(wanted, on="request_row", how="left_semi").select("request_id", *variables)
+        rows = asking.requests_of(store.needed(asking.states, retry_failed=self.retry_failed))
         path = f"{asking.place}/requests"
         unit = self._rows_of_a_unit(asking.missing)
-        ordered = rows.orderBy(*variables, "request_id")
+        ordered = rows.orderBy(*asking.stage.variables, "request_id")
         ordered.write.mode("overwrite").option("maxRecordsPerFile", unit).parquet(path)
         return path
 
@@ -259,8 +319,8 @@ class StageRunner:
                 "set store (or --output) to a path that all machines share"
             ) from error
 
-    def _write_results(self, asking: _Asking, keys: tuple[str, ...]) -> DataFrame:
-        rows = asking.keyed.drop("request_row")
+    def _write_results(self, asking: _Asking) -> DataFrame:
+        rows, keys = asking.keyed, asking.keys
         ids = rows.select("request_id").distinct()
         completions = store.read_completions(self.spark, asking.folder).join(ids, on="request_id", how="left_semi")
         best = store.one_a_request(completions)
@@ -269,52 +329,79 @@ class StageRunner:
             partial(parse_completions, stage=asking.stage.name, keys=keys), result_schema(asking.stage, rows, keys)
         )
         self.damaged_files += store.count_damaged(asking.folder)
-        return self._write(parsed, f"{asking.place}/results")
+        return self._write(f"{asking.place}/results", parsed)
 
     def _account(self, asking: _Asking, results: DataFrame) -> None:
-        """Adds the stage's row of the table `usage`, from the results that the metric goes on with."""
-        outcome = F.when(F.col("error_type").isNull(), "ok").when(F.col("error_type") == UNASKED, UNASKED)
-        requests = results.select("request_id", outcome.otherwise("failed").alias("outcome")).distinct()
-        counts = {row["outcome"]: row["count"] for row in requests.groupBy("outcome").count().collect()}
-        tally = asking.tally
-        self.usage.append(
-            {
-                "stage": asking.stage.name,
-                "model": asking.stage.model,
-                "requests": sum(counts.values()),
-                "reused": min(asking.reused, counts.get("ok", 0)),
-                "answered": max(0, counts.get("ok", 0) - asking.reused),
-                "failed": counts.get("failed", 0),
-                "unasked": counts.get(UNASKED, 0),
-                "calls": tally["calls"],
-                "retries": tally["calls"] - tally["asked"] - tally["rate_limited"],
-                "rate_limited": tally["rate_limited"],
-                "prompt_tokens": tally["prompt_tokens"],
-                "completion_tokens": tally["completion_tokens"],
-                "tokens_estimated": bool(tally["tokens_estimated"]),
-                "cost": cost_of(self.settings, tally),
-                "seconds": asking.seconds,
-            }
-        )
-        if counts.get(UNASKED) and not self.ended:
+        """Brings the stage's row of the table `usage` up to date, from the results that the metric goes on with."""
+        outcome = F.when(F.col("error_type").isNull(), "answered").when(F.col("error_type") == UNASKED, UNASKED)
+        outcomes = results.select("request_id", outcome.otherwise("failed").alias("outcome")).distinct()
+        account = self.accounts.setdefault(asking.stage.name, _Account(asking.stage))
+        account.add(asking, outcomes, cost_of(self.settings, asking.tally))
+        if account.row["unasked"] and not self.ended:
             self.ended = "broken"
-            self.error = (
-                f"{counts[UNASKED]:,} completions were written to {asking.folder} and cannot be read from there"
-            )
+            unread = account.row["unasked"]
+            self.error = f"{unread:,} completions were written to {asking.folder} and cannot be read from there"
+        if asking.stage.rated and not self.warned_of_ratings:
+            unweighted = results.where(F.col("error_type").isNull() & ~F.col("weighted"))
+            if not unweighted.isEmpty():
+                self.warned_of_ratings = True
+                self.display.note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
 
-    def _write(self, frame: DataFrame, path: str) -> DataFrame:
+    def _write(self, path: str, frame: DataFrame) -> DataFrame:
         frame.write.mode("overwrite").parquet(path)
         return self.spark.read.schema(frame.schema).parquet(path)
 
 
 @dataclass
+class _Account:
+    """What a stage came to in this start, over all that was asked of it: a row of the table `usage`."""
+
+    stage: Stage
+    outcomes: DataFrame | None = None
+    answered: int = 0
+    row: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, asking: _Asking, outcomes: DataFrame, cost: float | None) -> None:
+        """Adds what was asked once; a request that was needed before is the same request."""
+        answered = outcomes.where(F.col("outcome") == "answered").count()
+        self.answered += max(0, answered - asking.reused)
+        self.outcomes = outcomes if self.outcomes is None else self.outcomes.unionByName(outcomes)
+        best = self.outcomes.groupBy("request_id").agg(F.min("outcome").alias("outcome"))
+        counts = {row["outcome"]: row["count"] for row in best.groupBy("outcome").count().collect()}
+        tally, row = asking.tally, self.row
+        retries = tally["calls"] - tally["asked"] - tally["rate_limited"]
+        self.row = {
+            "stage": self.stage.name,
+            "model": self.stage.model,
+            "requests": sum(counts.values()),
+            "reused": max(0, counts.get("answered", 0) - self.answered),
+            "answered": self.answered,
+            "failed": counts.get("failed", 0),
+            "unasked": counts.get(UNASKED, 0),
+            "calls": tally["calls"] + row.get("calls", 0),
+            "retries": retries + row.get("retries", 0),
+            "rate_limited": tally["rate_limited"] + row.get("rate_limited", 0),
+            "prompt_tokens": tally["prompt_tokens"] + row.get("prompt_tokens", 0),
+            "completion_tokens": tally["completion_tokens"] + row.get("completion_tokens", 0),
+            "tokens_estimated": bool(tally["tokens_estimated"] or row.get("tokens_estimated")),
+            "cost": None if cost is None else cost + row.get("cost", 0.0),
+            "seconds": asking.seconds + row.get("seconds", 0.0),
+        }
+
+
+@dataclass
 class _Asking:
-    """A stage while it is asked: its rows with request ids, what the store had before, what the asking came to."""
+    """A stage while it is asked: its rows with request ids, what the store had before, what the asking came to.
+
+    `requests_of` gives request_id and the variables of the requests that are missing.
+    """
 
     stage: Stage
     place: str
     folder: str
     keyed: DataFrame
+    keys: tuple[str, ...]
+    requests_of: Callable[[DataFrame], DataFrame]
     states: DataFrame = field(init=False)
     seen: frozenset[str] = frozenset()
     reused: int = 0

@@ -48,20 +48,21 @@ def read_completions(spark: SparkSession, folder: str) -> DataFrame:
 def one_a_request(completions: DataFrame) -> DataFrame:
     """One row a request: ok before failed, lasting failures before passing ones, then the earliest, then by content.
 
-    Columns request_id, text_of_completion, error_type, error, model.
+    Columns request_id, text_of_completion, alternatives, error_type, error, model.
     """
     rank = (
         _rank().alias("rank"),
         F.col("answered_at"),
         F.xxhash64("text", "error_type", "error").alias("content"),
     )
-    best = F.min(F.struct(*rank, "text", "error_type", "error", "model")).alias("best")
+    best = F.min(F.struct(*rank, "text", "error_type", "error", "model", "alternatives")).alias("best")
     return (
         completions.groupBy("request_id")
         .agg(best)
         .select(
             "request_id",
             F.col("best.text").alias("text_of_completion"),
+            F.col("best.alternatives").alias("alternatives"),
             F.col("best.error_type").alias("error_type"),
             F.col("best.error").alias("error"),
             F.col("best.model").alias("model"),

@@ -22,6 +22,30 @@ SAMPLES = pa.schema(
         ("label", pa.string()),
     ]
 )
+ATOMS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("atom_id", pa.string()),
+        ("text", pa.string()),
+        ("question", pa.string()),
+        ("origin", pa.string()),
+        ("sources", pa.list_(pa.string())),
+        ("unit_type", pa.string()),
+        ("rating", pa.float64()),
+        ("kept", pa.bool_()),
+        ("statement_id", pa.string()),
+    ]
+)
+RELATIONS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("premise_id", pa.string()),
+        ("hypothesis_id", pa.string()),
+        ("relation", pa.string()),
+    ]
+)
 STATEMENTS = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -116,6 +140,8 @@ COMPLETIONS = pa.schema(
 
 RESULT_TABLES = {
     "samples": SAMPLES,
+    "atoms": ATOMS,
+    "relations": RELATIONS,
     "statements": STATEMENTS,
     "scores": SCORES,
     "failures": FAILURES,

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from jobs.metrics import e2e as e2e
+from jobs.metrics import nli as nli
 
-METRICS = {e2e.METRIC: e2e}
+METRICS = {e2e.METRIC: e2e, nli.METRIC: nli}

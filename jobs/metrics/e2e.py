@@ -2,69 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from udfs.stages.arrow import UNASKED
+from jobs.metrics.base import MetricResult, Tools, failure_rows, has_failed, is_unasked, score_columns
+from jobs.metrics.contexts import STAGE as SUMMARISE
+from jobs.metrics.contexts import gather_contexts, is_ready
+from jobs.settings import Settings
 
 METRIC = "e2e"
-STAGES = ("summarise_context", "evaluate_coverage")
-
-Ask = Callable[[str, DataFrame], DataFrame]
+STAGE = "evaluate_coverage"
 
 
-@dataclass(frozen=True)
-class MetricResult:
-    """What a metric gives: the tables statements, scores and failures of its samples."""
-
-    statements: DataFrame
-    scores: DataFrame
-    failures: DataFrame
-
-
-def stages(*, summarise_contexts: bool) -> tuple[str, ...]:
+def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return STAGES if summarise_contexts else STAGES[1:]
+    return (SUMMARISE, STAGE) if settings.summarise_contexts else (STAGE,)
 
 
-def score(samples: DataFrame, ask: Ask, *, summarise_contexts: bool) -> MetricResult:
-    """Scores valid samples (columns of the table `samples`); `ask` answers a stage for rows and materialises it."""
-    contexts = samples.select("sample_id", "query", F.posexplode("contexts").alias("position", "context")).select(
-        "sample_id", "position", F.col("context.id").alias("context_id"), "query", F.col("context.text").alias("text")
-    )
-    condensed = ask("summarise_context", contexts) if summarise_contexts else _as_they_are(contexts)
-    prepared = _gather_contexts(condensed)
-    judged = ask("evaluate_coverage", rows_to_judge(samples, prepared))
+def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Settings) -> MetricResult:
+    """Scores valid samples (columns of the table `samples`) from their condensed contexts."""
+    prepared = gather_contexts(contexts)
+    judged = tools.ask(STAGE, rows_to_judge(samples, prepared))
     statements = read_statements(judged)
-    failures = _failures(condensed, "summarise_context").unionByName(_failures(judged, "evaluate_coverage"))
+    failures = failure_rows(METRIC, SUMMARISE, contexts).unionByName(failure_rows(METRIC, STAGE, judged))
     return MetricResult(statements, _score_samples(samples, prepared, judged, statements), failures)
-
-
-def _as_they_are(contexts: DataFrame) -> DataFrame:
-    missing = [F.lit(None).cast("string").alias(name) for name in ("request_id", "error_type", "error")]
-    return contexts.select("sample_id", "position", "context_id", F.col("text").alias("summary"), *missing)
-
-
-def _gather_contexts(condensed: DataFrame) -> DataFrame:
-    """Columns sample_id, kept array<struct<position, context_id, summary>>, failed, unasked: one row a sample."""
-    kept = F.when(F.col("summary").isNotNull(), F.struct("position", "context_id", "summary"))
-    failed = F.col("error_type").isNotNull() & (F.col("error_type") != UNASKED)
-    return condensed.groupBy("sample_id").agg(
-        F.array_sort(F.collect_list(kept)).alias("kept"),
-        F.count_if(failed).alias("failed"),
-        F.count_if(F.col("error_type") == UNASKED).alias("unasked"),
-    )
 
 
 def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     """Columns sample_id, context_ids, query, contexts list of texts, response: the samples that can be judged."""
-    ready = prepared.where((F.col("failed") == 0) & (F.col("unasked") == 0) & (F.size("kept") > 0))
     return (
         samples.select("sample_id", "query", "response")
-        .join(ready, on="sample_id", how="inner")
+        .join(prepared.where(is_ready()), on="sample_id", how="inner")
         .select(
             "sample_id",
             F.col("kept.context_id").alias("context_ids"),
@@ -91,53 +59,24 @@ def read_statements(judged: DataFrame) -> DataFrame:
     )
 
 
-def _failures(asked: DataFrame, stage: str) -> DataFrame:
-    failed = asked.where(F.col("error_type").isNotNull() & (F.col("error_type") != UNASKED))
-    return failed.select(
-        "sample_id", F.lit(METRIC).alias("metric"), F.lit(stage).alias("stage"), "request_id", "error_type", "error"
-    ).distinct()
-
-
 def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, statements: DataFrame) -> DataFrame:
     """The table `scores`: one row a sample, from its statements and from what failed or was not asked."""
     counts = statements.groupBy("sample_id").agg(
         F.count_if("covered").alias("covered"), F.count_if(~F.col("covered")).alias("uncovered")
     )
-    verdicts = judged.select("sample_id", F.col("error_type").alias("verdict"))
+    verdicts = judged.select("sample_id", has_failed().alias("lost_later"), is_unasked().alias("waiting_later"))
     joined = (
         samples.select("sample_id", "system")
-        .join(prepared.select("sample_id", "failed", "unasked"), on="sample_id", how="left")
+        .join(prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
         .join(verdicts, on="sample_id", how="left")
         .join(counts, on="sample_id", how="left")
     )
-    lost = (F.col("failed") > 0) | (F.col("verdict") != UNASKED)
-    waiting = (F.col("unasked") > 0) | (F.col("verdict") == UNASKED)
     total = F.coalesce("covered", F.lit(0)) + F.coalesce("uncovered", F.lit(0))
-    status = F.when(lost, "failed").when(waiting, "budget").when(total == 0, "no_statements").otherwise("ok")
-    with_status = joined.withColumn("status", status)
-    return with_status.select(*score_columns(METRIC))
-
-
-def score_columns(metric: str) -> list[Column]:
-    """The columns of the table `scores` from sample_id, system, covered, uncovered and status of fully judged samples.
-
-    S = covered / (covered + uncovered), null without statements (section 1); the bounds are 0 and 1 where nothing was
-    judged.
-    """
-    judged = F.col("status").isin("ok", "no_statements")
-    covered = F.when(judged, F.coalesce("covered", F.lit(0))).cast("long")
-    uncovered = F.when(judged, F.coalesce("uncovered", F.lit(0))).cast("long")
-    value = F.try_divide(covered.cast("double"), (covered + uncovered).cast("double"))
-    unknown = F.col("status").isin("failed", "budget")
-    return [
-        F.col("sample_id"),
-        F.lit(metric).alias("metric"),
-        F.col("system"),
-        value.alias("score"),
-        F.when(unknown, F.lit(0.0)).otherwise(value).alias("score_low"),
-        F.when(unknown, F.lit(1.0)).otherwise(value).alias("score_high"),
-        covered.alias("covered"),
-        uncovered.alias("uncovered"),
-        F.when(judged, F.lit(0)).cast("long").alias("unjudged"),
-        F.col("status"),
-    ]
+    status = (
+        F.when(F.col("lost") | F.col("lost_later"), "failed")
+        .when(F.col("waiting") | F.col("waiting_later"), "budget")
+        .when(total == 0, "no_statements")
+        .otherwise("ok")
+    )
+    nothing = [F.lit(None).cast("double").alias(name) for name in ("unjudged", "low", "high")]
+    return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(METRIC))

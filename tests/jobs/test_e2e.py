@@ -9,7 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.metrics import e2e
+from jobs.metrics.base import MetricResult, Tools
+from jobs.metrics.contexts import condense_contexts
 from jobs.session import spark_schema
+from jobs.settings import Settings
 from jobs.tables import SAMPLES
 
 ERRORS = "request_id string, error_type string, error string"
@@ -21,11 +24,19 @@ def sample(name: str, *texts: str, response: str = "answer") -> Sample:
     return (name, "query", response, [(f"c{number}", text) for number, text in enumerate(texts)], "system", None)
 
 
+def refuse(*arguments: Any) -> Any:
+    raise AssertionError("the metric has no graph")
+
+
 class Stages:
     """Answers rows by the text of a context or response, and remembers what was asked."""
 
     def __init__(self) -> None:
         self.asked: dict[str, list[dict[str, Any]]] = {}
+
+    @property
+    def tools(self) -> Tools:
+        return Tools(self.ask, refuse, refuse, refuse)
 
     def ask(self, name: str, rows: DataFrame) -> DataFrame:
         self.asked[name] = [row.asDict(recursive=True) for row in rows.collect()]
@@ -55,9 +66,14 @@ def stages() -> Stages:
     return Stages()
 
 
-def score(spark: SparkSession, stages: Stages, samples: list[Sample], *, summarise: bool = True) -> e2e.MetricResult:
+def score(spark: SparkSession, stages: Stages, samples: list[Sample], *, summarise: bool = True) -> MetricResult:
     frame = spark.createDataFrame(samples, spark_schema(SAMPLES))
-    return e2e.score(frame, stages.ask, summarise_contexts=summarise)
+    return score_frame(stages, frame, summarise=summarise)
+
+
+def score_frame(stages: Stages, samples: DataFrame, *, summarise: bool) -> MetricResult:
+    contexts = condense_contexts(samples, stages.ask, summarise=summarise)
+    return e2e.score(samples, contexts, stages.tools, Settings(summarise_contexts=summarise))
 
 
 def only(frame: DataFrame) -> dict[str, Any]:
@@ -136,7 +152,7 @@ def test_columns_of_the_input_may_have_any_name(spark: SparkSession, stages: Sta
     frame = spark.createDataFrame([sample("s", "one")], spark_schema(SAMPLES))
     for name in ("kept", "failed", "unasked", "request_id", "position", "verdict"):
         frame = frame.withColumn(name, F.lit("of the user"))
-    assert only(e2e.score(frame, stages.ask, summarise_contexts=True).scores)["status"] == "ok"
+    assert only(score_frame(stages, frame, summarise=True).scores)["status"] == "ok"
 
 
 def test_statement_ids_are_unique_over_samples(spark: SparkSession, stages: Stages) -> None:

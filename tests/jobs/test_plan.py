@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jobs import local_model
 from jobs.metrics import METRICS
+from jobs.metrics.contexts import condense_contexts
 from jobs.plan import (
     STAND_INS,
     UNLIMITED_COMPLETION_TOKENS,
@@ -35,6 +36,7 @@ from jobs.settings_loading import load_settings
 from jobs.store import stage_folder
 from jobs.tables import COMPLETIONS, SAMPLES
 from tests.fakes.model_server import ModelServer
+from tests.fakes.world import worlds
 from udfs.llm.keys import Stage
 from udfs.llm.segments import rows_to_table, write_file
 from udfs.stages import STAGES
@@ -182,8 +184,9 @@ def count(
     stages = {name: bind_stage(name, settings) for name in STAGES}
     planner = Planner(spark, settings, stages, str(store) if store else None, **options)
     for metric in metrics:
-        METRICS["e2e"].score(samples, planner.begin(metric), summarise_contexts=True)
-    planner.close()
+        tools = planner.begin(metric)
+        contexts = condense_contexts(samples, tools.ask, summarise=True)
+        METRICS["e2e"].score(samples, contexts, tools, settings)
     return planner.rows
 
 
@@ -231,9 +234,37 @@ def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSessio
 
 
 def test_every_stage_has_a_stand_in_for_its_output(spark: SparkSession) -> None:
-    assert {name: set(make()) for name, make in STAND_INS.items()} == {
-        name: set(stage.output.names) for name, stage in STAGES.items()
+    assert {name: set(make(Settings())) for name, make in STAND_INS.items()} == {
+        name: set(stage.results.names) for name, stage in STAGES.items()
     }
+
+
+NLI_STAGES = ["summarise_context", "extract_atoms", "revise_atoms", "rate_relevance", "classify_relation"]
+
+
+def test_pairs_are_counted_before_any_is_asked(spark: SparkSession, tmp_path: Path) -> None:
+    samples = [sample for world in worlds(6) for sample in world.samples(2)]
+    path = write_samples(tmp_path / "in.jsonl", samples)
+    with ModelServer(answer="world") as server:
+        request = PlanRequest(path, str(tmp_path / "out"), ("nli",), settings_for(server.base_url), embedded=False)
+        before = plan(request)
+        assert (server.count(), [row["stage"] for row in before]) == (0, NLI_STAGES)
+        command = ["score", "--input", path, "--output", str(tmp_path / "out"), "--metric", "nli"]
+        given = [f"llm.base_url={server.base_url}", "llm.model=m", f"prompts_dir={PROMPTS}"]
+        command += [word for assignment in given for word in ("--set", assignment)]
+        subprocess.run([sys.executable, "-m", "jobs.cli", *command], check=True, capture_output=True)
+        asked = [server.count(stage) for stage in NLI_STAGES]
+    usage = {row["stage"]: row for row in open_run(tmp_path / "out").table("usage").to_pylist()}
+    assert [row["exact"] for row in before] == [True, False, False, False, False]
+    for row, calls in zip(before, asked, strict=True):
+        assert row["requests"] >= calls == usage[row["stage"]]["requests"]
+        assert row["prompt_tokens"] >= usage[row["stage"]]["prompt_tokens"], row["stage"]
+    after = plan(request)
+    assert [(row["requests"], row["reused"], row["exact"]) for row in after] == [
+        (calls, calls, True) for calls in asked
+    ]
+    more = write_samples(tmp_path / "more.jsonl", [*samples, {**samples[0], "sample_id": "new", "system": "other"}])
+    assert [row["requests"] for row in plan(replace(request, input=more))] == asked
 
 
 @pytest.mark.parametrize(

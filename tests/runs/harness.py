@@ -20,7 +20,7 @@ from tests.fakes.answers import expected_e2e, expected_summary
 from tests.fakes.model_server import Arrival, ModelServer
 
 PROMPTS = Path(__file__).resolve().parents[1] / "fakes" / "prompts"
-RESULTS = ("samples", "statements", "scores", "failures")
+RESULTS = ("samples", "atoms", "relations", "statements", "scores", "failures")
 WAIT_SECONDS = 400.0
 # Short-lived JVMs gain more from starting quickly than from compiling well.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -60,7 +60,8 @@ class Run:
         base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
         chosen = {**SETTINGS, "llm.base_url": base_url, **(settings or {})}
         command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--output", str(output)]
-        command += ["--metric", "e2e", *flags]
+        command += ["--metric", "e2e"] if "--metric" not in flags else []
+        command += flags
         for key, value in chosen.items():
             command += ["--set", f"{key}={value}"]
         self._logs = output.parent / f"log-{output.name}-{time():.3f}"

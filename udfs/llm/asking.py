@@ -22,6 +22,7 @@ from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Lease, Report, Spent
 from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
+from udfs.ratings import read_alternatives
 from udfs.stages.base import Unparsable
 
 LATE_SECONDS = 0.05
@@ -353,7 +354,7 @@ class Asker:
             answer.text,
             answer.finish_reason,
             None,
-            None,
+            read_alternatives(answer.text, answer.logprobs) if self._stage.rated and answer.text else None,
             answer.model,
             request.prompt_tokens,
             request.cached_prompt_tokens,

@@ -134,7 +134,10 @@ class Endpoint:
 
 
 def request_body(stage: Stage, prompt: Prompt, variables: Mapping[str, Any]) -> bytes:
-    """The JSON body of the call for these variables."""
+    """The JSON body of the call for these variables.
+
+    `logprobs: false` in `extra_body` sends none of them, for models that refuse to give log-probabilities.
+    """
     body: dict[str, Any] = {"model": stage.model}
     if stage.api == "chat":
         body["messages"] = prompt.messages(variables)
@@ -146,7 +149,11 @@ def request_body(stage: Stage, prompt: Prompt, variables: Mapping[str, Any]) -> 
             body["logprobs"] = TOP_LOGPROBS
     if stage.tools:
         body["tools"] = list(stage.tools)
-    return json.dumps(body | stage.decoding, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    body |= stage.decoding
+    if body.get("logprobs") is False:
+        del body["logprobs"]
+        body.pop("top_logprobs", None)
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def read_completion(content: bytes, api: str, sent: int) -> Answer:

@@ -1,0 +1,262 @@
+"""Whole jobs of the metric nli over symbolic worlds: what they conclude is what brute force concludes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+
+from tests.fakes.expected import Expected, Options, count_requests, expected_nli
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world import worlds
+from tests.runs.harness import Ended, Row, Run, canonical, read_table, score, sum_usage, times, write_samples
+
+WORLDS = 150
+NLI = ("--metric", "nli")
+PAIRS = "classify_relation"
+FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A finished job over worlds, and the brute force over the same."""
+
+    server: ModelServer
+    samples: list[Row]
+    options: Options
+    path: Path
+    output: Path
+    ended: Ended
+    asked: Counter[str]
+    expected: Mapping[str, Expected]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A noisy judge, whose entailments are not transitive; two responses to the query of each world."""
+    folder = tmp_path_factory.mktemp("worlds")
+    known = [*worlds(WORLDS // 2, "noisy"), *worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
+    samples = [sample for world in known for sample in world.samples(2)]
+    path = write_samples(folder / "samples.jsonl", samples)
+    options = known[0].options
+    with ModelServer(answer=known[0].answer) as server:
+        ended = score(server, path, folder / "out", *NLI)
+        asked = Counter({stage: server.count(stage) for stage in count_requests(samples, options)})
+        expected = {sample["sample_id"]: expected_nli(sample, options) for sample in samples}
+        yield Job(server, samples, options, path, folder / "out", ended, asked, expected)
+
+
+def rows_by_sample(output: Path, name: str) -> dict[str, list[Row]]:
+    found = defaultdict(list)
+    for row in read_table(output, name):
+        found[row["sample_id"]].append(row)
+    return found
+
+
+def scores_of(output: Path) -> dict[str, Row]:
+    return {row["sample_id"]: row for row in read_table(output, "scores")}
+
+
+def statements_of(output: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """(text, covered, in_basis, sources, members) of each statement, sorted."""
+    return {
+        sample_id: sorted(
+            (row["text"], row["covered"], row["in_basis"], sorted(row["sources"]), row["members"]) for row in rows
+        )
+        for sample_id, rows in rows_by_sample(output, "statements").items()
+    }
+
+
+def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
+    """The relation of each pair of texts of each sample."""
+    texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
+    return {
+        sample_id: {(texts[row["premise_id"]], texts[row["hypothesis_id"]]): row["relation"] for row in rows}
+        for sample_id, rows in rows_by_sample(output, "relations").items()
+    }
+
+
+def test_scores_and_statuses_are_those_of_brute_force(job: Job) -> None:
+    assert job.ended.code == 0, job.ended.err
+    found = {
+        name: (row["status"], row["score"], row["covered"], row["uncovered"], row["unjudged"])
+        for name, row in scores_of(job.output).items()
+    }
+    assert found == {name: (one.status, one.score, one.covered, one.uncovered, 0) for name, one in job.expected.items()}
+
+
+def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
+    statements = [one for expected in job.expected.values() for one in expected.statements]
+    assert len(job.samples) == 2 * WORLDS
+    assert sum(one.covered for one in statements) > 100
+    assert sum(len(one.members) > 1 for one in statements) > 100
+    assert sum(not one.covered and not one.in_basis for one in statements) > 20
+    assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
+
+
+def test_statements_coverage_basis_sources_and_members_are_those_of_brute_force(job: Job) -> None:
+    wanted = {
+        name: sorted((s.text, s.covered, s.in_basis, sorted(s.sources), list(s.members)) for s in one.statements)
+        for name, one in job.expected.items()
+        if one.statements
+    }
+    assert statements_of(job.output) == wanted
+
+
+def test_atoms_are_those_of_brute_force(job: Job) -> None:
+    found = {
+        name: sorted((row["text"], row["origin"], sorted(row["sources"])) for row in rows if row["kept"])
+        for name, rows in rows_by_sample(job.output, "atoms").items()
+    }
+    for name, one in job.expected.items():
+        atoms = sorted((a.text, a.origin, sorted(a.sources)) for a in one.atoms if a.kept)
+        assert found.get(name, []) == atoms, name
+
+
+def test_every_atom_of_a_statement_names_it(job: Job) -> None:
+    members = {row["statement_id"]: row["members"] for row in read_table(job.output, "statements")}
+    named = defaultdict(list)
+    for row in read_table(job.output, "atoms"):
+        if row["statement_id"] is not None:
+            named[row["statement_id"]].append(row["text"])
+    assert {name: sorted(texts) for name, texts in named.items()} == {n: sorted(m) for n, m in members.items()}
+
+
+def test_relations_are_complete_contradictions_included(job: Job) -> None:
+    found = relations_of(job.output)
+    wanted = {name: dict(one.relations) for name, one in job.expected.items() if one.relations}
+    assert found == wanted
+    assert {"entailment", "contradiction", "neutral"} == {r for pairs in found.values() for r in pairs.values()}
+
+
+def test_every_distinct_request_is_asked_once(job: Job) -> None:
+    assert job.asked == count_requests(job.samples, job.options)
+    assert job.server.count() == sum(job.asked.values()) == sum_usage(job.output, "requests")
+
+
+def test_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
+    alone = sum(count_requests([sample], job.options)[PAIRS] for sample in job.samples)
+    assert job.asked[PAIRS] < 0.75 * alone
+
+
+def test_skipping_implied_pairs_concludes_the_same_without_asking(job: Job, tmp_path: Path) -> None:
+    job.server.reset()
+    settings = {"store": job.output / "completions", "nli.skip_implied": "true"}
+    ended = score(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
+    assert (ended.code, job.server.count()) == (0, 0), ended.err
+    whole, skipped = canonical(job.output), canonical(tmp_path / "out")
+    assert [skipped[name] for name in ("atoms", "statements", "scores")] == [
+        whole[name] for name in ("atoms", "statements", "scores")
+    ]
+    found, wanted = relations_of(tmp_path / "out"), relations_of(job.output)
+    implied = [pair for pairs in found.values() for pair, relation in pairs.items() if relation == "implied"]
+    assert len(implied) > 100
+    for name, pairs in found.items():
+        assert pairs.keys() == wanted[name].keys()
+        assert {p: r for p, r in pairs.items() if r != "implied"}.items() <= wanted[name].items()
+    usage = {row["stage"]: row for row in read_table(tmp_path / "out", "usage")}[PAIRS]
+    assert usage["requests"] == usage["reused"] < job.asked[PAIRS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("judge", ["closed", "steps"])
+def test_other_judges(judge: str, tmp_path: Path) -> None:
+    known = worlds(100, judge, first=1000)
+    samples = [sample for world in known for sample in world.samples(3)]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    with ModelServer(answer=known[0].answer) as server:
+        assert score(server, path, tmp_path / "out", *NLI).code == 0
+    expected = {sample["sample_id"]: expected_nli(sample, known[0].options) for sample in samples}
+    found = {name: (row["score"], row["covered"]) for name, row in scores_of(tmp_path / "out").items()}
+    assert found == {name: (one.score, one.covered) for name, one in expected.items()}
+
+
+def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_path: Path) -> None:
+    samples = job.samples[:80]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    rules = [{"when": {"stage": PAIRS, "share": 0.1, "seed": 7}, "do": "garbage"}]
+    with ModelServer(answer="world_noisy", rules=rules) as server:
+        ended = score(server, path, tmp_path / "out", *NLI, settings={"llm.max_attempts": 1})
+    assert ended.code == 4, ended.err
+    found = relations_of(tmp_path / "out")
+    scores = scores_of(tmp_path / "out")
+    statuses = Counter(row["status"] for row in scores.values())
+    assert statuses["partial"] > 20
+    for sample in samples:
+        name = sample["sample_id"]
+        answered = found.get(name, {})
+        one, row = expected_nli(sample, job.options, answered), scores[name]
+        assert (row["status"], row["score"]) == (one.status, one.score), name
+        assert row["unjudged"] == sum(relation is None for relation in answered.values())
+        assert (row["score_low"], row["score_high"]) == (one.bounds or (None, None)), name
+    failed = Counter(
+        (row["sample_id"], row["stage"], row["error_type"]) for row in read_table(tmp_path / "out", "failures")
+    )
+    assert {(stage, kind) for _, stage, kind in failed} == {(PAIRS, "unparsable")}
+    assert {name for name, *_ in failed} == {name for name, row in scores.items() if row["status"] == "partial"}
+
+
+def test_a_failed_extraction_fails_the_sample_and_no_other(job: Job, tmp_path: Path) -> None:
+    samples = job.samples[:20]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    victim = next(s for s in samples if job.expected[s["sample_id"]].pairs and s["response"])
+    rules = [
+        {"when": {"stage": "extract_atoms", "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}
+    ]
+    with ModelServer(answer="world_noisy", rules=rules) as server:
+        ended = score(server, path, tmp_path / "out", *NLI, settings={"store": job.output / "completions-of-failure"})
+    assert ended.code == 4, ended.err
+    scores = scores_of(tmp_path / "out")
+    failed = {name for name, row in scores.items() if row["status"] == "failed"}
+    assert victim["sample_id"] in failed
+    for name, row in scores.items():
+        if name in failed:
+            assert (row["score"], row["score_low"], row["score_high"]) == (None, 0.0, 1.0)
+        else:
+            assert row["score"] == job.expected[name].score
+    assert {row["sample_id"] for row in read_table(tmp_path / "out", "failures")} == failed
+
+
+def test_a_cap_is_counted_and_widens_the_bounds(job: Job, tmp_path: Path) -> None:
+    cap = 12
+    settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "false"}
+    job.server.reset()
+    ended = score(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
+    assert (ended.code, job.server.count()) == (0, 0), ended.err
+    found = relations_of(tmp_path / "out")
+    for name, row in scores_of(tmp_path / "out").items():
+        one = job.expected[name]
+        if not one.statements:
+            continue
+        assert len(found.get(name, {})) == min(cap, one.pairs)
+        assert row["unjudged"] == one.pairs - len(found.get(name, {})), name
+        sample = next(sample for sample in job.samples if sample["sample_id"] == name)
+        capped = expected_nli(sample, job.options, {pair: found.get(name, {}).get(pair) for pair in one.relations})
+        assert (row["status"], row["score"]) == (capped.status, capped.score), name
+        assert (row["score_low"], row["score_high"]) == capped.bounds, name
+        assert row["score_low"] <= one.score <= row["score_high"]
+
+
+def test_a_run_killed_among_its_pairs_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
+    samples, in_flight = job.samples[:60], 8
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    distinct = sum(count_requests(samples, job.options).values())
+    settings = {"llm.max_in_flight": in_flight}
+    with ModelServer(answer="world_noisy", latency=0.05) as server:
+        run = Run(server, path, output, *NLI, settings=settings)
+        run.wait_for(server, 300, PAIRS)
+        killed_at = time()
+        run.kill()
+        at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+        ended = score(server, path, output, *NLI, settings=settings)
+        assert ended.code == 0, ended.err
+        assert distinct <= server.count() <= distinct + at_risk
+    names = {sample["sample_id"] for sample in samples}
+    assert scores_of(output) == {name: row for name, row in scores_of(job.output).items() if name in names}
+    assert relations_of(output) == {name: row for name, row in relations_of(job.output).items() if name in names}
