@@ -1,0 +1,302 @@
+"""One sample of a run: its statements in the terminal, and its graph as a picture."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from graph.drawing import (
+    DRAWN_RELATIONS,
+    FORMATS,
+    Graph,
+    condensed_graph,
+    draw_graph,
+    one_line,
+    order_statements,
+    raw_graph,
+    sources_graph,
+)
+from jobs.results import Run, UnreadableRunError, open_run
+from udfs.files import open_filesystem
+
+PICTURES = "pictures"
+NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
+SHOWN_IDS = 3
+SHOWN_LENGTH = 80  # characters of an id in a message
+NAME_LENGTH = 80
+Row = Mapping[str, Any]
+
+
+class ShowError(UnreadableRunError):
+    """A sample or a picture that cannot be shown. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class ShowRequest:
+    """What `untold show` is asked for: a sample of a run, under one metric or each, and where the picture goes."""
+
+    output: str
+    sample: str
+    metric: str | None = None
+    picture: str | None = None
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a run holds of one sample under one metric: rows of its tables, and of `samples` if there is one."""
+
+    score: Row
+    sample: Row | None
+    statements: Sequence[Row]
+    atoms: Sequence[Row]
+    relations: Sequence[Row]
+    failures: Sequence[Row]
+
+
+def show(request: ShowRequest) -> list[str]:
+    """Prints a sample's statements and writes its pictures; gives the paths of those written.
+
+    Raises UnreadableRunError where there is no run, and ShowError for a run that has not ended, an unknown sample or
+    metric, and a picture that cannot be written.
+    """
+    form = _form(request.picture)
+    run = _open(request.output)
+    found = _read(run, request)
+    paths = []
+    for number, shown in enumerate(found):
+        _print([*([""] if number else []), *describe(shown)])
+        graph = make_graph(shown, raw=request.raw)
+        if not graph:
+            _print(["no picture: there is nothing to draw"])
+            continue
+        picture = draw_graph(graph, form=form, title=_title(shown))
+        place = _place(request, shown.score, several=len(found) > 1)
+        paths.append(_write(run, shown, request.raw, place, picture))
+        _print([f"picture: {one_line(paths[-1])}"])
+    return paths
+
+
+def _form(picture: str | None) -> str:
+    form = PurePosixPath(picture).suffix[1:].lower() if picture else FORMATS[0]
+    if form not in FORMATS:
+        endings = " or ".join(f".{name}" for name in FORMATS)
+        raise ShowError(f"--picture {picture}: the name has to end in {endings}")
+    return form
+
+
+def _open(output: str) -> Run:
+    run = open_run(output, allow_running=True)
+    if run.manifest.get("status") == "running":
+        raise ShowError(f"{output}: the run has not ended, or was killed; wait for it, or start it again")
+    return run
+
+
+def _read(run: Run, request: ShowRequest) -> list[Shown]:
+    sample_id = request.sample.encode("utf-8", "replace").decode()
+    scores = {str(row["metric"]): row for row in _rows(run, "scores", sample_id)}
+    if not scores:
+        raise ShowError(_unknown_sample(run, sample_id))
+    if request.metric is not None and request.metric not in scores:
+        raise ShowError(
+            f"--metric {request.metric}: the sample was scored by {', '.join(map(one_line, sorted(scores)))}"
+        )
+    sample = next(iter(_rows(run, "samples", sample_id, columns=["query", "contexts"])), None)
+    wanted = sorted(scores) if request.metric is None else [request.metric]
+    return [_read_metric(run, sample_id, scores[metric], sample) for metric in wanted]
+
+
+def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Shown:
+    of_metric = ds.field("metric") == score["metric"]
+    return Shown(
+        score=score,
+        sample=sample,
+        statements=order_statements(_rows(run, "statements", sample_id, of_metric)),
+        atoms=_rows(run, "atoms", sample_id, of_metric),
+        # Most pairs are neutral, and a sample may have millions
+        relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(DRAWN_RELATIONS)),
+        failures=_rows(run, "failures", sample_id, of_metric),
+    )
+
+
+def _rows(
+    run: Run, table: str, sample_id: str, extra: pc.Expression | None = None, *, columns: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of one sample; none where the run does not have the table. Only matching rows are kept in memory."""
+    if table not in run.tables:
+        return []
+    wanted = ds.field("sample_id") == sample_id
+    found = run.dataset(table).to_table(columns=columns, filter=wanted if extra is None else wanted & extra)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def _unknown_sample(run: Run, sample_id: str) -> str:
+    """Near misses come from ids that contain the given one anywhere in the table, then from its first rows."""
+    if "scores" not in run.tables:
+        return f"{run.directory}: the run has no scores; start it again"
+    scores = run.dataset("scores")
+    containing = pc.match_substring(ds.field("sample_id"), sample_id, ignore_case=True)
+    near = _ids(scores.scanner(columns=["sample_id"], filter=containing).head(SHOWN_IDS)) if sample_id else []
+    first = _ids(scores.head(NEAR_IDS, columns=["sample_id"]))
+    cut = {name[:SHOWN_LENGTH]: name for name in first}
+    close = [cut[name] for name in difflib.get_close_matches(sample_id[:SHOWN_LENGTH], cut, n=SHOWN_IDS)]
+    found = list(dict.fromkeys([*near, *close]))[:SHOWN_IDS]
+    examples = f"its ids look like {', '.join(map(_quote, first[:SHOWN_IDS]))}" if first else "it has none"
+    hint = f"did you mean {' or '.join(map(_quote, found))}?" if found else examples
+    return f"{run.directory}: no sample {_quote(sample_id)}; {hint}"
+
+
+def _ids(table: pa.Table) -> list[str]:
+    return [name for name in dict.fromkeys(table.column("sample_id").to_pylist()) if name is not None]
+
+
+def _quote(name: str) -> str:
+    shown = one_line(name[: 2 * SHOWN_LENGTH])
+    return f"'{shown if len(shown) <= SHOWN_LENGTH else shown[:SHOWN_LENGTH] + '…'}'"
+
+
+def make_graph(shown: Shown, *, raw: bool) -> Graph:
+    """The graph of a sample: of its statements, of its atoms (`raw`), or where there are none of its contexts."""
+    if shown.atoms:
+        make = raw_graph if raw else condensed_graph
+        return make(shown.atoms, shown.relations, shown.statements)
+    return sources_graph(shown.statements, (shown.sample or {}).get("contexts") or ())
+
+
+def describe(shown: Shown) -> list[str]:
+    """The lines that say what a sample covers and misses. No text of the run can move a terminal's cursor."""
+    missing = [row for row in shown.statements if not row["covered"]]
+    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score)]
+    lines += [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
+    if shown.statements:
+        lines += ["", _missing_line(missing), *_statement_lines(missing, 1)]
+        covered = shown.statements[len(missing) :]
+        lines += ["", f"covered: {_count(covered)}", *_statement_lines(covered, len(missing) + 1)]
+    if shown.statements and not shown.atoms:
+        lines += [
+            "",
+            f"{one_line(shown.score['metric'])} has no fact graph: the picture shows which contexts state what",
+        ]
+    return [*lines, ""]
+
+
+def _heading(score: Row) -> str:
+    system = f", system {one_line(score['system'])}" if score["system"] is not None else ""
+    return f"sample {one_line(score['sample_id'])}, metric {one_line(score['metric'])}{system}"
+
+
+def _query(shown: Shown) -> list[str]:
+    query = (shown.sample or {}).get("query")
+    return [] if query is None else _wrap(one_line(query), "query: ", "  ")
+
+
+def _score_line(score: Row) -> str:
+    value = _number(score["score"])
+    bounds = ""
+    if score["score_low"] is not None and not score["score_low"] == score["score"] == score["score_high"]:
+        bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
+    counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
+    unjudged = f", {score['unjudged']:,} pairs unjudged" if score["unjudged"] else ""
+    return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _failures(failures: Sequence[Row]) -> list[str]:
+    kinds = Counter((row["stage"], row["error_type"]) for row in failures)
+    return [f"{stage}: {kind} ({count:,})" for (stage, kind), count in sorted(kinds.items(), key=str)]
+
+
+def _missing_line(missing: Sequence[Row]) -> str:
+    basis = sum(bool(row["in_basis"]) for row in missing)
+    return f"missing: {_count(missing)}" + (f"; the {basis:,} marked * would make up for all" if basis else "")
+
+
+def _count(rows: Sequence[Row]) -> str:
+    return f"{len(rows):,} statement{'' if len(rows) == 1 else 's'}"
+
+
+def _statement_lines(rows: Iterable[Row], first: int) -> Iterator[str]:
+    for number, row in enumerate(rows, first):
+        mark = "*" if row["in_basis"] else " "
+        yield from _wrap(one_line(row["text"] or ""), f"{mark} {number:>3}  ", "       ")
+        sources = ", ".join(one_line(source) for source in row["sources"] or ())
+        if sources:
+            yield from _wrap(sources, "       contexts: ", "         ")
+        for member in row["members"] or ():
+            if member != row["text"]:
+                yield from _wrap(one_line(member), "       also: ", "         ")
+
+
+def _wrap(text: str, start: str, indent: str) -> list[str]:
+    """Lines that fit a terminal; one line where the output is no terminal, so that it can be searched."""
+    if not sys.stdout.isatty():
+        return [start + text]
+    width = max(shutil.get_terminal_size().columns, 2 * len(start))
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent) or [start.rstrip()]
+
+
+def _print(lines: Iterable[str]) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        print(line.encode(encoding, "replace").decode(encoding))
+
+
+def _title(shown: Shown) -> str:
+    score = shown.score
+    return (
+        f"{score['sample_id'][:NAME_LENGTH]} · {score['metric']} · score {_number(score['score'])} ({score['status']})"
+    )
+
+
+def _place(request: ShowRequest, score: Row, *, several: bool) -> str | None:
+    """The file asked for, with the metric's name in it where several are shown; None for the run's own folder."""
+    if request.picture is None:
+        return None
+    stem, ending = os.path.splitext(request.picture)
+    return f"{stem}-{_safe(score['metric'])}{ending}" if several else request.picture
+
+
+def _write(run: Run, shown: Shown, raw: bool, place: str | None, picture: bytes) -> str:
+    """Writes a picture to its place, or into the run's folder of pictures; gives its path."""
+    name = f"{PICTURES}/{picture_name(shown.score['sample_id'], shown.score['metric'], raw=raw)}"
+    path = place or f"{run.directory.rstrip('/')}/{name}"
+    try:
+        if place is None:
+            run.filesystem.create_dir(PICTURES)
+        filesystem, target = (run.filesystem, name) if place is None else open_filesystem(place)
+        with filesystem.open_output_stream(target) as stream:
+            stream.write(picture)
+    except (OSError, pa.ArrowException) as error:
+        hint = "give another --picture" if place else "name a file with --picture"
+        raise ShowError(f"{path}: cannot be written ({type(error).__name__}); {hint}") from error
+    return path
+
+
+def picture_name(sample_id: str, metric: str, *, raw: bool = False) -> str:
+    """A file name for a sample's picture: letters, digits, `.`, `_` and `-` alone, different for different ids."""
+    return f"{_safe(sample_id)}-{_safe(metric)}{'-raw' if raw else ''}.svg"
+
+
+def _safe(name: str) -> str:
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:NAME_LENGTH].lstrip(".")
+    if safe == name:
+        return name
+    return f"{safe}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
