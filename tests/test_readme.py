@@ -37,7 +37,7 @@ def samples() -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ModelServer]:
-    with ModelServer(answer="e2e") as running:
+    with ModelServer(answer="world") as running:
         yield running
 
 
@@ -45,6 +45,14 @@ def server() -> Iterator[ModelServer]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     (folder / "answers.jsonl").write_text(samples(), encoding="utf-8")
+    (folder / "relations.jsonl").write_text(
+        '{"premise_id": "r", "hypothesis_id": "c", "relation": "entailment"}\n', encoding="utf-8"
+    )
+    (folder / "nodes.jsonl").write_text(
+        '{"id": "c", "text": "In 1912.", "origin": "context"}\n'
+        '{"id": "r", "text": "On 3 May 1912.", "origin": "response"}\n',
+        encoding="utf-8",
+    )
     night = folder / "incoming" / "2026-11-20"
     night.mkdir(parents=True)
     (night / "answers.jsonl").write_text(samples(), encoding="utf-8")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
@@ -145,6 +146,21 @@ def test_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
     assert job.asked[PAIRS] < 0.75 * alone
 
 
+def test_metrics_share_what_both_ask(job: Job, tmp_path: Path) -> None:
+    samples = job.samples[:30]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    job.server.reset()
+    settings = {"store": job.output / "completions"}
+    ended = score(job.server, path, tmp_path / "out", "--metric", "e2e,nli", settings=settings)
+    assert ended.code == 0, ended.err
+    assert job.server.count() == job.server.count("evaluate_coverage") > 0
+    usage = [(row["stage"], row["requests"] - row["reused"]) for row in read_table(tmp_path / "out", "usage")]
+    assert dict(usage) == dict.fromkeys(job.asked, 0) | {"evaluate_coverage": job.server.count()}
+    assert len(usage) == len(dict(usage))
+    metrics = Counter(row["metric"] for row in read_table(tmp_path / "out", "scores"))
+    assert metrics == {"e2e": 30, "nli": 30}
+
+
 def test_skipping_implied_pairs_concludes_the_same_without_asking(job: Job, tmp_path: Path) -> None:
     job.server.reset()
     settings = {"store": job.output / "completions", "nli.skip_implied": "true"}
@@ -221,6 +237,27 @@ def test_a_failed_extraction_fails_the_sample_and_no_other(job: Job, tmp_path: P
         else:
             assert row["score"] == job.expected[name].score
     assert {row["sample_id"] for row in read_table(tmp_path / "out", "failures")} == failed
+
+
+def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
+    store = job.output / "completions" / "v1"
+    stored = {
+        folder.name.split("-")[0]: pq.read_table(folder)["alternatives"].to_pylist() for folder in store.iterdir()
+    }
+    assert {name for name, rows in stored.items() if any(rows)} == {"rate_relevance"}
+    assert all(top["logprob"] <= 0 for row in stored["rate_relevance"] for one in row for top in one["top"])
+
+
+def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job, tmp_path: Path) -> None:
+    samples, options = job.samples[:40], replace(job.options, top=None)
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    with ModelServer(answer="world_noisy") as server:
+        ended = score(server, path, tmp_path / "out", *NLI, settings={"llm.extra_body": '{"logprobs": false}'})
+    assert ended.err.count("not probability-weighted") == 1
+    found = {name: (row["score"], row["covered"]) for name, row in scores_of(tmp_path / "out").items()}
+    expected = {sample["sample_id"]: expected_nli(sample, options) for sample in samples}
+    assert found == {name: (one.score, one.covered) for name, one in expected.items()}
+    assert any(one.atoms != job.expected[name].atoms for name, one in expected.items())
 
 
 def test_a_cap_is_counted_and_widens_the_bounds(job: Job, tmp_path: Path) -> None:

@@ -483,5 +483,12 @@ def test_rated_stages_ask_for_log_probabilities() -> None:
     assert (plain["logprobs"], plain["prompt"]) == (10, "x")
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_log_probabilities_can_be_refused(api: str) -> None:
+    stage = Stage("s", (), "m", "x", api=api, rated=True, extra_body={"logprobs": False})
+    body = json.loads(request_body(stage, compile_prompt("x", api=api), {}))
+    assert not {"logprobs", "top_logprobs"} & body.keys()
+
+
 def test_text_is_sent_as_utf8() -> None:
     assert "日本 😀".encode() in request_body(STAGE, PROMPT, {"query": "日本 😀"})
