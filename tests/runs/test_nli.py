@@ -146,6 +146,7 @@ def test_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
     assert job.asked[PAIRS] < 0.75 * alone
 
 
+@pytest.mark.slow
 def test_metrics_share_what_both_ask(job: Job, tmp_path: Path) -> None:
     samples = job.samples[:30]
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -218,6 +219,7 @@ def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_p
     assert {name for name, *_ in failed} == {name for name, row in scores.items() if row["status"] == "partial"}
 
 
+@pytest.mark.slow
 def test_a_failed_extraction_fails_the_sample_and_no_other(job: Job, tmp_path: Path) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -248,6 +250,7 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
     assert all(top["logprob"] <= 0 for row in stored["rate_relevance"] for one in row for top in one["top"])
 
 
+@pytest.mark.slow
 def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job, tmp_path: Path) -> None:
     samples, options = job.samples[:40], replace(job.options, top=None)
     path = write_samples(tmp_path / "samples.jsonl", samples)
