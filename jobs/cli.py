@@ -85,7 +85,12 @@ def _describe(error: BaseException, command: str) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    try:
+        text = str(error)
+    except Exception:
+        # An error of the JVM asks it for its text, and the JVM may be gone
+        text = "Spark's JVM is gone; start again"
+    first = next((line for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:500]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import cpu, limit, memory, reuse, throughput
+from tests.benchmarks import condensation, cpu, limit, memory, pairs, reuse, sharing, throughput
 from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
 
 
@@ -27,7 +27,13 @@ BENCHMARKS = {
     "memory": Benchmark("peak memory by number of samples", memory.measure),
     "cpu": Benchmark("processor time a call", cpu.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
+    "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
+    "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
+    "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
 }
+
+REQUESTS = "requests a run (throughput, limit, cpu, reuse), pairs (pairs), queries (sharing)"
+REPETITIONS = "repetitions (throughput, cpu, reuse, condensation, pairs)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    options = Options(given.requests, given.pairs, given.sizes, given.stored)
+    options = Options(given.requests, given.pairs, given.sizes, given.stored, given.graphs)
     results: dict[str, list[Figure]] = {}
     broken = False
     for name in given.names or BENCHMARKS:
@@ -58,10 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     names = "; ".join(f"{name}: {benchmark.title}" for name, benchmark in BENCHMARKS.items())
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__, epilog=names)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all by default")
-    parser.add_argument("--requests", type=_count, metavar="N", help="requests a run (all but memory)")
-    parser.add_argument("--pairs", type=_count, metavar="N", help="repetitions (throughput, cpu, reuse)")
+    parser.add_argument("--requests", type=_count, metavar="N", help=REQUESTS)
+    parser.add_argument("--pairs", type=_count, metavar="N", help=REPETITIONS)
     parser.add_argument("--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory)")
     parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
+    parser.add_argument("--graphs", type=_sizes, metavar="N,N", default=Options.graphs, help="graphs (condensation)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return parser
 

@@ -23,6 +23,7 @@ class Options:
     pairs: int | None = None
     sizes: tuple[int, ...] = (1_000, 10_000, 100_000)
     stored: int = 1_000_000
+    graphs: tuple[int, ...] = (10_000, 100_000, 1_000_000)
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,20 @@ class Ran:
 
 
 def run_job(
-    server: ModelServer, samples: Path, folder: Path, *settings: str, calls: int | None = None, watch: bool = False
+    server: ModelServer,
+    samples: Path,
+    folder: Path,
+    *settings: str,
+    metric: str = "e2e",
+    calls: int | None = None,
+    watch: bool = False,
 ) -> Ran:
     """Runs `untold score` on the samples into a new `folder`, which is removed. `watch` fills `looks`.
 
     Raises RuntimeError where it fails, or where not exactly `calls` requests reached the server.
     """
     folder.mkdir()
-    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--metric", "e2e"]
+    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--metric", metric]
     command += ["--output", str(folder / "out")]
     for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_in_flight={IN_FLIGHT}", *settings):
         command += ["--set", setting]
@@ -85,23 +91,31 @@ def run_loop(server: ModelServer, kind: str, samples: Path, *, calls: int | None
 
 def _run(server: ModelServer, command: Sequence[str], where: Path, log: Path, *, watch: bool) -> Ran:
     server.reset()
-    looks: tuple[Look, ...] = ()
-    with log.open("w", encoding="utf-8") as written:
-        began = time()
-        with _process(command, where, written.fileno()) as process:
-            if watch:
-                with Watch(process.pid) as watching:
-                    code = process.wait(LONGEST_SECONDS)
-                looks = tuple(watching.looks)
-            else:
-                code = process.wait(LONGEST_SECONDS)
-        ended = time()
-    if code:
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_KEPT_LINES:]
-        raise RuntimeError("\n".join([f"a run ended with code {code}:", *last]))
+    began = time()
+    looks = run_command(command, where, log, watch=watch)
+    ended = time()
     arrived = server.arrivals()
     rejected = sum(arrival.status == 429 for arrival in arrived)
     return Ran(began, ended, tuple(sorted(arrival.at for arrival in arrived)), rejected, looks)
+
+
+def run_command(command: Sequence[str], where: Path, log: Path, *, watch: bool) -> tuple[Look, ...]:
+    """Runs a command in the folder `where`, its output in `log`; with `watch`, what it was seen to use.
+
+    Raises RuntimeError where it fails.
+    """
+    looks: tuple[Look, ...] = ()
+    with log.open("w", encoding="utf-8") as written, _process(command, where, written.fileno()) as process:
+        if watch:
+            with Watch(process.pid) as watching:
+                code = process.wait(LONGEST_SECONDS)
+            looks = tuple(watching.looks)
+        else:
+            code = process.wait(LONGEST_SECONDS)
+    if code:
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_KEPT_LINES:]
+        raise RuntimeError("\n".join([f"a run ended with code {code}:", *last]))
+    return looks
 
 
 @contextmanager
@@ -128,7 +142,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _disturbs(name: str) -> bool:
-    return name.startswith(("UNTOLD_", "OPENAI_")) or name.lower().endswith("_proxy")
+    # A Spark session of this process keeps modules of the working folder out; ours must be found there
+    return name.startswith(("UNTOLD_", "OPENAI_", "PYTHONSAFEPATH")) or name.lower().endswith("_proxy")
 
 
 def _checked(ran: Ran, calls: int | None) -> Ran:
