@@ -126,7 +126,9 @@ class Condensation:
         a task are solved in one, and the rest by the strong components of what is on cycles, again and again.
         """
         labels = vertices.select("id", F.col("id").alias("component"))
-        labels, remaining = self._contract(labels, edges, self._find_mutual(edges))
+        mutual, remaining = self._find_mutual(edges), edges
+        if self.workspace.count(mutual):
+            labels, remaining = self._contract(labels, edges, self._merge_mutual(mutual))
         if not self.workspace.count(remaining):
             return labels
         weak = self._take(self.components.weak(_ends(remaining), _as_graph(remaining)))
@@ -150,11 +152,13 @@ class Condensation:
         """
         members = labels.where("id <> component")
         within = self.workspace.keep(_within(edges, labels))
-        for walked in (within, _turned(within)):
-            reached = self._spread(members.select(F.col("component").alias("id")), walked, self.workspace.count(within))
-            lost = self.workspace.count(members.join(reached, on="id", how="left_anti"))
-            if lost:
-                raise CondensationError(f"{lost:,} nodes are in a class whose other nodes they do not entail in turn")
+        size, heads = self.workspace.count(within), members.select(F.col("component").alias("id"))
+        apart = [
+            members.join(self._spread(heads, walked, size), on="id", how="left_anti")
+            for walked in (within, _turned(within))
+        ]
+        if lost := self.workspace.count(apart[0].unionByName(apart[1]).distinct()):
+            raise CondensationError(f"{lost:,} nodes are in a class whose other nodes they do not entail in turn")
         if self.workspace.count(self._peel(quotient, self.workspace.count(quotient)).limit(1)):
             raise CondensationError("classes lie on a cycle: they were found too fine")
 
@@ -185,9 +189,12 @@ class Condensation:
         return whole.select("id", F.col("above").alias("component"), "reached")
 
     def _find_mutual(self, edges: DataFrame) -> DataFrame:
-        """Classes of mutual edges alone: id, component."""
+        """The edges that have a turned twin, each such pair once."""
         turned = _turned(edges.where("source > target"))
-        mutual = self.workspace.keep(edges.join(turned, on=["source", "target"], how="inner"))
+        return self.workspace.keep(edges.join(turned, on=["source", "target"], how="inner"))
+
+    def _merge_mutual(self, mutual: DataFrame) -> DataFrame:
+        """Classes of mutual edges alone: id, component."""
         if self.workspace.count(mutual) > self.limit:
             return self._take(self.components.weak(_ends(mutual), _as_graph(mutual)))
         both = mutual.unionByName(_turned(mutual))

@@ -11,15 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 
+from graph.distributed import CondensationError
 from jobs import local_model
 from jobs.answering import AnsweringError
+from jobs.condense import RelationsError
+from jobs.condensing import GraphFramesError
 from jobs.manifest import OutputError
 from jobs.metrics import METRICS
 from jobs.progress import Display
 from jobs.prompts import SUFFIXES, find_template
+from jobs.results import UnreadableRunError
 from jobs.samples import SampleError
 from jobs.session import JavaError
-from jobs.settings import SettingsError, decoding_for
+from jobs.settings import Settings, SettingsError, decoding_for
 from jobs.settings_loading import NoEndpointError, Resolved, load_settings
 from jobs.tables import TABLES
 from udfs.llm.templates import PromptError
@@ -33,6 +37,10 @@ USER_ERRORS = (
     JavaError,
     AnsweringError,
     local_model.LocalModelError,
+    RelationsError,
+    GraphFramesError,
+    CondensationError,
+    UnreadableRunError,
 )
 DEMO_OUTPUT = "untold-demo"
 
@@ -69,7 +77,8 @@ def load(options: argparse.Namespace, *, demo: bool = False, asks: bool = True) 
 def _add_input(parser: argparse.ArgumentParser, *, output: bool) -> None:
     parser.add_argument("--input", metavar="PATH", required=True, help="samples: a file, a folder or a glob")
     parser.add_argument("--output", metavar="DIR", required=output, help="where the tables go")
-    parser.add_argument("--metric", metavar="LIST", required=True, type=_metrics, help="metrics, by comma: e2e")
+    known = ", ".join(METRICS)
+    parser.add_argument("--metric", metavar="LIST", required=True, type=_metrics, help=f"metrics, by comma: {known}")
     parser.add_argument("--format", metavar="NAME", help="an adapter for a known data set: wikicontradict")
     parser.add_argument("--limit", metavar="N", type=_count, help="only the first N samples by sample_id")
 
@@ -189,6 +198,49 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", metavar="DIR", required=True, help="the tables of a run")
+    parser.add_argument("--sample", metavar="ID", required=True, help="a sample_id")
+    parser.add_argument("--metric", metavar="NAME", help="one metric; all that scored the sample by default")
+    parser.add_argument("--picture", metavar="FILE", help="where the picture goes: .svg or .png (DIR/pictures/...)")
+    parser.add_argument("--raw", action="store_true", help="draw atoms instead of statements")
+
+
+def _show(options: argparse.Namespace) -> int:
+    from jobs.show import ShowRequest, show
+
+    show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
+    return 0
+
+
+def _add_condense(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--relations", metavar="PATH", required=True, help="premise_id, hypothesis_id, relation")
+    parser.add_argument("--nodes", metavar="PATH", help="id, text, origin; without it every id is a context")
+    parser.add_argument("--output", metavar="DIR", required=True, help="where the tables go")
+    add_settings(parser)
+    parser.add_argument("--overwrite", action="store_true", help="replace what --output holds")
+
+
+def _condense(options: argparse.Namespace) -> int:
+    from jobs.condense import CondenseRequest, condense, show_counts
+    from jobs.score import absolute
+
+    settings = _settings_without_endpoint(options)
+    output = absolute(options.output)
+    request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite)
+    show_counts(condense(request), output)
+    return 0
+
+
+def _settings_without_endpoint(options: argparse.Namespace) -> Settings:
+    """The settings of a command that needs no endpoint, with or without one."""
+    try:
+        return load(options, asks=False).settings
+    except NoEndpointError:
+        overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
+        return load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False).settings
+
+
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
@@ -232,18 +284,16 @@ def _prompts(options: argparse.Namespace) -> int:
 
 def _template_of(options: argparse.Namespace) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
-    try:
-        settings = load(options, asks=False).settings
-    except NoEndpointError:
-        overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
-        settings = load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False).settings
+    settings = _settings_without_endpoint(options)
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
 
 
 COMMANDS = {
     "score": Command("score a file of answers", _add_score, _score),
     "plan": Command("say what a run would ask and cost; asks nothing", _add_plan, _plan),
+    "condense": Command("condense relations from any source to statements", _add_condense, _condense),
     "demo": Command("score the shipped samples on the embedded model", _add_demo, _demo),
+    "show": Command("show one sample's statements, and draw its graph", _add_show, _show),
     "doctor": Command("check this machine and the endpoint", _add_doctor, _doctor),
     "schema": Command("show the tables and their columns", _add_schema, _schema),
     "prompts": Command("show the stages and their templates", _add_prompts, _prompts),

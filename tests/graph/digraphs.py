@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -167,6 +168,16 @@ def nested_cycles(depth: int) -> Digraph:
     for n in range(2, depth + 2):
         edges += [Edge(n - 1, n), Edge(n, 0)]
     return Digraph(tuple(Node(n, True, n == 0) for n in range(depth + 2)), tuple(edges))
+
+
+def petals(number: int, length: int) -> Digraph:
+    """Cycles that share node 0: one component, and no edge of it has a turned twin."""
+    size = 1 + number * (length - 1)
+    edges: list[Edge] = []
+    for start in range(1, size, length - 1):
+        around = [0, *range(start, start + length - 1), 0]
+        edges += [Edge(*pair) for pair in pairwise(around)]
+    return Digraph(tuple(Node(n, True, False) for n in range(size)), tuple(edges))
 
 
 def random_digraph(seed: int, *, nodes: int, edges: int, unjudged: int = 0) -> Digraph:

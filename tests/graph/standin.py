@@ -64,14 +64,6 @@ class StuckComponents(FineComponents):
         return self._answer("strong", vertices, [[node] for node in _collect(vertices, edges)])
 
 
-@dataclass
-class CuttingComponents(FineComponents):
-    """Gives every vertex a weak component of its own."""
-
-    def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
-        return self._answer("weak", vertices, [[node] for node in _collect(vertices, edges)])
-
-
 def _collect(vertices: DataFrame, edges: DataFrame) -> nx.DiGraph:
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(row["id"] for row in vertices.collect())

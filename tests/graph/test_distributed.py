@@ -30,10 +30,11 @@ from tests.graph.digraphs import (
     named_digraphs,
     node_rows,
     path,
+    petals,
     random_digraph,
     to_batch,
 )
-from tests.graph.standin import CoarseComponents, CuttingComponents, FineComponents, StuckComponents
+from tests.graph.standin import CoarseComponents, FineComponents, StuckComponents
 
 NODES = "graph string, node {}, context boolean, response boolean, frequency long"
 EDGES = "graph string, source {}, target {}, judged boolean"
@@ -64,17 +65,22 @@ def condense(
     return sorted(map(tuple, classes), key=lambda row: row[:2]), sorted(map(tuple, counts))
 
 
-@pytest.fixture(scope="module")
-def small() -> dict[str, Digraph]:
-    """Families of every kind, and one that only fits in pieces."""
-    return {**FAMILIES, "long chain": chain_of_cycles([2, 5, 3, 4] * 4, response=11)}
+LARGE = {
+    "chain of cycles": chain_of_cycles([2, 5, 3, 4] * 3, response=11),
+    "petals": petals(6, 6),
+    **{name: FAMILIES[name] for name in ("chain of twenty 2-cycles", "path", "cycle")},
+}
+SMALL = {
+    name: FAMILIES[name] for name in ("through bookkeeping nodes", "unjudged", "isolated", "duplicates", "random 3")
+}
 
 
-def test_equals_scipy_and_networkx(spark: SparkSession, tmp_path: Path, small: dict[str, Digraph]) -> None:
+def test_equals_scipy_and_networkx(spark: SparkSession, tmp_path: Path) -> None:
+    graphs = {**LARGE, **SMALL}
     components = FineComponents(found=100)
-    found = condense(spark, tmp_path, small, components)
-    assert found == expected_rows(small)
-    assert found == from_batches(list(condense_batches(iter([to_batch(small)]))))
+    found = condense(spark, tmp_path, graphs, components)
+    assert found == expected_rows(graphs)
+    assert found == from_batches(list(condense_batches(iter([to_batch(graphs)]))))
     assert components.asked.count("strong") > 1, "one call was not enough"
     assert components.held == 0, "what the components held is released"
 
@@ -109,7 +115,6 @@ def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path
     [
         (CoarseComponents(), chain_of_cycles([5, 4]), "nodes are in a class whose other nodes they do not entail"),
         (StuckComponents(), cycle(9), "found no class in a graph that has cycles"),
-        (CuttingComponents(), cycle(9), "classes lie on a cycle"),
     ],
 )
 def test_wrong_components_are_found_out(
@@ -117,6 +122,32 @@ def test_wrong_components_are_found_out(
 ) -> None:
     with pytest.raises(CondensationError, match=message):
         condense(spark, tmp_path, {"graph": graph}, components, limit=4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 0, 0, 3, 3, 5], None),
+        ([0, 0, 0, 3, 4, 5], "classes lie on a cycle"),
+        ([0, 0, 0, 3, 3, 3], "1 nodes are in a class"),
+        ([0, 0, 0, 0, 0, 5], "2 nodes are in a class"),
+    ],
+)
+@pytest.mark.parametrize("limit", [3, 100])
+def test_verification(spark: SparkSession, tmp_path: Path, labels: list[int], message: str | None, limit: int) -> None:
+    steps = Steps(spark, str(tmp_path / "steps"))
+    condensation = Condensation(FineComponents(), steps, limit)
+    named = spark.createDataFrame(pa.table({"id": range(6), "component": labels}))
+    graph = chain_of_cycles([3, 2, 1])
+    pairs = [(edge.source, edge.target) for edge in graph.edges if edge.source != edge.target]
+    edges = spark.createDataFrame(pa.table(dict(zip(("source", "target"), zip(*pairs, strict=True), strict=True))))
+    between = {(labels[source], labels[target]) for source, target in pairs if labels[source] != labels[target]}
+    quotient = spark.createDataFrame(list(between), "source long, target long")
+    if message is None:
+        condensation.verify(named, edges, quotient)
+        return
+    with pytest.raises(CondensationError, match=message):
+        condensation.verify(named, edges, quotient)
 
 
 def test_an_edge_to_no_node_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
@@ -138,10 +169,9 @@ def test_missing_jar_is_one_line_with_the_remedies(spark: SparkSession, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 5, 1000])
-def test_equals_networkx_at_any_limit(
-    spark: SparkSession, tmp_path: Path, small: dict[str, Digraph], limit: int
-) -> None:
-    assert condense(spark, tmp_path, small, FineComponents(found=100), limit=limit) == expected_rows(small)
+def test_equals_networkx_at_any_limit(spark: SparkSession, tmp_path: Path, limit: int) -> None:
+    graphs = {**FAMILIES, **LARGE}
+    assert condense(spark, tmp_path, graphs, FineComponents(found=100), limit=limit) == expected_rows(graphs)
 
 
 @pytest.mark.slow
@@ -170,11 +200,10 @@ def real(spark: SparkSession, tmp_path: Path) -> GraphFramesComponents:
 
 
 @pytest.mark.graphframes
-def test_graphframes_equals_networkx(
-    spark: SparkSession, tmp_path: Path, real: GraphFramesComponents, small: dict[str, Digraph]
-) -> None:
+def test_graphframes_equals_networkx(spark: SparkSession, tmp_path: Path, real: GraphFramesComponents) -> None:
     before = set(spark.sparkContext._jsc.getPersistentRDDs())  # type: ignore[attr-defined]
-    assert condense(spark, tmp_path, small, real) == expected_rows(small)
+    graphs = {**LARGE, **SMALL}
+    assert condense(spark, tmp_path, graphs, real) == expected_rows(graphs)
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) == before  # type: ignore[attr-defined]
 
 

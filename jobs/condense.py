@@ -1,0 +1,426 @@
+"""Relations from any source to statements: `untold condense`. Methods, section 5; tables as in the contract."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from pyarrow import fs
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import manifest
+from jobs.condensing import Condensed, Condenser, Steps
+from jobs.inputs import find_files, inspect_files
+from jobs.locks import FolderLock
+from jobs.manifest import OutputError
+from jobs.samples import fingerprint
+from jobs.session import open_session, spark_schema
+from jobs.settings import Settings
+from jobs.settings_layers import without_secrets
+from jobs.tables import ATOMS, SCORES, STATEMENTS
+from udfs.files import is_local, open_filesystem
+
+METRIC = "condense"
+WORK = "_work"
+FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
+BACKWARD = ("equivalent", "second_implies_first")
+UNORDERED = ("equivalent", "first_implies_second", "second_implies_first", "contradictory")
+RELATION_VALUES = tuple(dict.fromkeys((*FORWARD, *BACKWARD, *UNORDERED, "contradiction", "neutral")))
+ORIGINS = ("context", "response", "both")
+GROUPS = ("sample_id", "metric")
+SHOWN = 3
+SHOWN_LENGTH = 40
+TABLES = {
+    "statements": (STATEMENTS, ("sample_id", "metric", "statement_id")),
+    "atoms": (ATOMS, ("sample_id", "metric", "atom_id")),
+    "scores": (SCORES, ("sample_id", "metric")),
+}
+
+
+class RelationsError(ValueError):
+    """Relations or nodes that cannot be condensed. The message is one line that says what is wrong and how often."""
+
+
+@dataclass(frozen=True)
+class CondenseRequest:
+    """What `untold condense` was asked to do."""
+
+    relations: str
+    nodes: str | None
+    output: str
+    settings: Settings
+    overwrite: bool = False
+
+
+def condense(request: CondenseRequest) -> dict[str, int]:
+    """Writes statements, atoms, scores and a manifest, and gives what was counted.
+
+    Raises RelationsError for input that cannot be condensed, OutputError for an output that is there already.
+    """
+    with ExitStack() as stack:
+        if is_local(request.output):
+            path = open_filesystem(request.output)[1]
+            stack.enter_context(FolderLock(path, uuid4().hex[:12], wait=False))
+        _check_output(request)
+        return condense_in(open_session(request.settings), request)
+
+
+def condense_in(spark: SparkSession, request: CondenseRequest) -> dict[str, int]:
+    """`condense` in a session, once the output is free."""
+    steps = Steps(spark, f"{request.output}/{WORK}")
+    steps.remove()
+    try:
+        relations, nodes = _read_input(spark, steps, request)
+        current = _begin(request, relations, nodes)
+        try:
+            condenser = Condenser(spark, request.settings, f"{request.output}/{WORK}/graphs")
+            condensed = condenser.condense(
+                nodes.select("graph", "node", "context", "response", "frequency"), steps.keep(find_edges(relations))
+            )
+            tables = make_tables(relations, nodes, condensed)
+            counts = _write_tables(spark, request.output, tables)
+        except BaseException:
+            _remove_tables(request.output)
+            manifest.write_manifest(request.output, {**current, "status": "failed"})
+            raise
+        counts |= {"nodes": steps.count(nodes), "relations": steps.count(relations)}
+        manifest.write_manifest(request.output, {**current, "status": "finished", "counts": counts})
+        return counts
+    finally:
+        steps.remove()
+
+
+def _check_output(request: CondenseRequest) -> None:
+    """Raises OutputError where the output holds a run, or tables of another origin, and is not to be replaced."""
+    system, path = open_filesystem(request.output)
+    found = [name for name in (manifest.NAME, *TABLES) if _is_there(system, f"{path}/{name}")]
+    if found and not request.overwrite:
+        raise OutputError(
+            f"{request.output} holds {', '.join(found)} already; give another --output, or --overwrite to replace"
+        )
+
+
+def _remove_tables(output: str) -> None:
+    system, path = open_filesystem(output)
+    for name in TABLES:
+        if _is_there(system, f"{path}/{name}"):
+            system.delete_dir(f"{path}/{name}")
+
+
+def _is_there(system: fs.FileSystem, path: str) -> bool:
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def _begin(request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> dict[str, Any]:
+    """Writes the manifest as `running`."""
+    prints = {"relations": fingerprint(relations), "nodes": fingerprint(nodes)}
+    current = {
+        "format": manifest.FORMAT,
+        "status": "running",
+        "metrics": [METRIC],
+        "input": {"relations": request.relations, "nodes": request.nodes, "fingerprints": prints},
+        "identity": {"input": prints, "metrics": [METRIC]},
+        "settings": without_secrets(request.settings.model_dump(mode="json")),
+        "versions": manifest.versions(),
+        "counts": {},
+    }
+    manifest.write_manifest(request.output, current)
+    return current
+
+
+def _read_input(spark: SparkSession, steps: Steps, request: CondenseRequest) -> tuple[DataFrame, DataFrame]:
+    """Relations (graph, sample_id, metric, premise_id, hypothesis_id, relation) and nodes, both checked and kept."""
+    raw = _read_rows(spark, request.relations, ("premise_id", "hypothesis_id", "relation"))
+    relations = _keep_rows(steps, request.relations, _with_graph(raw, "premise_id", "hypothesis_id", "relation"))
+    _check_values(request.relations, relations, "relation", RELATION_VALUES)
+    _check_present(request.relations, relations, ("premise_id", "hypothesis_id"))
+    if request.nodes is None:
+        return relations, steps.keep(nodes_of(relations))
+    read = _read_rows(spark, request.nodes, ("id", "text", "origin"))
+    _check_groups(request, raw.columns, read.columns)
+    if "frequency" not in read.columns:
+        read = read.withColumn("frequency", F.lit(None))
+    number = F.when(F.col("frequency").isNull(), 1).otherwise(
+        F.coalesce(F.expr("try_cast(frequency as bigint)"), F.lit(0))
+    )
+    named = _with_graph(read.withColumn("frequency", number), "id", "text", "origin", "frequency")
+    rows = _keep_rows(steps, request.nodes, named)
+    _check_nodes(steps, request.nodes, rows)
+    nodes = steps.keep(merge_nodes(rows))
+    _check_ends(steps, request, relations, nodes)
+    return relations, nodes
+
+
+def _read_rows(spark: SparkSession, path: str, required: Sequence[str]) -> DataFrame:
+    """The rows of Parquet, JSON and CSV files, by extension. Raises RelationsError for missing columns."""
+    by_kind: dict[str, list[str]] = {}
+    for file in inspect_files(spark, find_files(path)):
+        by_kind.setdefault(file.kind, []).append(file.path)
+    try:
+        frames = [_read_kind(spark, kind, files) for kind, files in sorted(by_kind.items())]
+    except PySparkException as error:
+        raise RelationsError(_describe_unreadable(path, error)) from error
+    rows = frames[0]
+    for frame in frames[1:]:
+        rows = rows.unionByName(frame, allowMissingColumns=True)
+    missing = [name for name in required if name not in rows.columns]
+    if missing:
+        parts = [f"no column `{name}`{_hint(name, rows.columns)}" for name in missing]
+        raise RelationsError(f"{path}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
+    known = [name for name in (*required, *GROUPS, "frequency") if name in rows.columns]
+    return rows.select(*[F.col(name).cast("string").alias(name) for name in dict.fromkeys(known)])
+
+
+def _read_kind(spark: SparkSession, kind: str, files: list[str]) -> DataFrame:
+    if kind == "parquet":
+        return spark.read.option("mergeSchema", "true").parquet(*files)
+    if kind == "csv":
+        return spark.read.csv(files, header=True, multiLine=True, escape='"', mode="FAILFAST")
+    return spark.read.json(files, primitivesAsString=True, multiLine=kind == "array", mode="FAILFAST")
+
+
+def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
+    """The columns after sample_id, metric and graph, which names the graph that a row belongs to."""
+    sample = F.col("sample_id") if "sample_id" in rows.columns else F.lit(None).cast("string")
+    metric = F.coalesce("metric", F.lit(METRIC)) if "metric" in rows.columns else F.lit(METRIC)
+    named = rows.withColumn("sample_id", sample).withColumn("metric", metric)
+    return named.select(F.to_json(F.array("sample_id", "metric")).alias("graph"), *GROUPS, *columns)
+
+
+def _keep_rows(steps: Steps, path: str, rows: DataFrame) -> DataFrame:
+    try:
+        kept = steps.keep(rows)
+    except PySparkException as error:
+        raise RelationsError(_describe_unreadable(path, error)) from error
+    if not steps.count(kept):
+        raise RelationsError(f"{path}: no rows in it")
+    return kept
+
+
+def _describe_unreadable(path: str, error: PySparkException) -> str:
+    condition = error.getCondition() or type(error).__name__
+    return f"{path}: a file of it cannot be read ({condition}); check that extension and content agree"
+
+
+def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:
+    for name in GROUPS:
+        if (name in relations) != (name in nodes):
+            having, lacking = (
+                (request.relations, request.nodes) if name in relations else (request.nodes, request.relations)
+            )
+            raise RelationsError(
+                f"{having} has the column `{name}` and {lacking} has not; give it in both or in neither"
+            )
+
+
+def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str]) -> None:
+    """Raises RelationsError for values that are not known; null is left to others."""
+    counted = rows.where(F.col(column).isNotNull() & ~F.col(column).isin(*known)).groupBy(column).count()
+    found = counted.orderBy(F.desc("count"), column).limit(SHOWN + 1).collect()
+    if found:
+        parts = [
+            f"`{_short(row[column])}`{_hint(row[column], known)} in {row['count']:,} rows" for row in found[:SHOWN]
+        ]
+        more = ", and others" if len(found) > SHOWN else ""
+        raise RelationsError(f"{path}: unknown {column} {', '.join(parts)}{more}; known are {', '.join(known)}")
+
+
+def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
+    counts = rows.agg(*[F.count_if(F.col(name).isNull()) for name in columns], F.count("*")).collect()[0]
+    lacking = [f"`{name}` in {count:,}" for name, count in zip(columns, counts, strict=False) if count]
+    if lacking:
+        raise RelationsError(f"{path}: no {' and no '.join(lacking)} of {counts[-1]:,} rows; give every row its own")
+
+
+def _check_nodes(steps: Steps, path: str, rows: DataFrame) -> None:
+    _check_values(path, rows, "origin", ORIGINS)
+    _check_present(path, rows, ("id", "text", "origin"))
+    if wrong := steps.count(rows.where("frequency < 1")):
+        raise RelationsError(f"{path}: `frequency` is no number from 1 in {wrong:,} rows")
+    texts = rows.groupBy("graph", "id").agg(F.min("text").alias("low"), F.max("text").alias("high"))
+    several = steps.keep(texts.where("low <> high").select("id"))
+    if count := steps.count(several):
+        raise RelationsError(
+            f"{path}: {count:,} ids have different texts ({_examples(several)}); give each node an id of its own"
+        )
+
+
+def _check_ends(steps: Steps, request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> None:
+    """Raises RelationsError for relations whose ids are not among the nodes, with ids that differ by case or space."""
+    ends = relations.select("graph", F.explode(F.array("premise_id", "hypothesis_id")).alias("node")).distinct()
+    lost = steps.keep(ends.join(nodes.select("graph", "node"), on=["graph", "node"], how="left_anti"))
+    if not (count := steps.count(lost)):
+        return
+    folded = nodes.select("graph", F.col("node").alias("near"), _folded("node").alias("folded"))
+    near = lost.withColumn("folded", _folded("node")).join(folded, on=["graph", "folded"], how="left")
+    shown = (
+        near.groupBy("node").agg(F.min("near").alias("near")).orderBy(F.isnull("near"), "node").limit(SHOWN).collect()
+    )
+    parts = [f"`{_short(row['node'])}`{_did_you_mean(row['near'])}" for row in shown]
+    raise RelationsError(
+        f"{request.relations}: {count:,} ids are not among the nodes of {request.nodes}: {', '.join(parts)}"
+        f"{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
+    )
+
+
+def _folded(column: str) -> Column:
+    return F.regexp_replace(F.lower(column), r"[\s_-]+", "")
+
+
+def _did_you_mean(near: str | None) -> str:
+    return f" (did you mean `{_short(near)}`?)" if near else ""
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    by_lower = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.strip().lower(), by_lower, n=1)
+    return _did_you_mean(by_lower[near[0]]) if near else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
+
+
+def _examples(ids: DataFrame) -> str:
+    shown = [row["id"] for row in ids.select("id").distinct().orderBy("id").limit(SHOWN).collect()]
+    return ", ".join(f"`{_short(name)}`" for name in shown)
+
+
+def nodes_of(relations: DataFrame) -> DataFrame:
+    """The nodes that relations alone speak of: all of the contexts, with their ids as texts. Columns: `merge_nodes`."""
+    ends = relations.select("graph", *GROUPS, F.explode(F.array("premise_id", "hypothesis_id")).alias("id")).distinct()
+    return merge_nodes(
+        ends.select("*", F.col("id").alias("text"), F.lit("context").alias("origin"), F.lit(1).alias("frequency"))
+    )
+
+
+def merge_nodes(rows: DataFrame) -> DataFrame:
+    """graph, sample_id, metric, node, text, context, response, frequency: a row a node, of all origins that rows give.
+
+    rows: graph, sample_id, metric, id, text, origin, frequency.
+    """
+    return rows.groupBy("graph", *GROUPS, F.col("id").alias("node")).agg(
+        F.min("text").alias("text"),
+        F.bool_or(F.col("origin").isin("context", "both")).alias("context"),
+        F.bool_or(F.col("origin").isin("response", "both")).alias("response"),
+        F.max("frequency").cast("long").alias("frequency"),
+    )
+
+
+def find_edges(relations: DataFrame) -> DataFrame:
+    """graph, source, target, judged: entailments, and pairs without a relation as not judged.
+
+    The latter run one way, as they are given, where the metric's relations have nli's names; they run both ways where
+    they have qa's, which are relations of unordered pairs.
+    """
+    unordered = F.bool_or(F.col("relation").isin(*UNORDERED) | (F.col("metric") == "qa"))
+    kinds = relations.groupBy("metric").agg(F.coalesce(unordered, F.lit(False)).alias("unordered"))
+    unjudged = F.col("relation").isNull()
+    forward = F.col("relation").isin(*FORWARD) | unjudged
+    backward = F.col("relation").isin(*BACKWARD) | (unjudged & F.col("unordered"))
+    edges = F.array(
+        F.when(forward, F.struct(F.col("premise_id").alias("source"), F.col("hypothesis_id").alias("target"))),
+        F.when(backward, F.struct(F.col("hypothesis_id").alias("source"), F.col("premise_id").alias("target"))),
+    )
+    both = relations.join(F.broadcast(kinds), on="metric", how="inner")
+    return (
+        both.select("graph", (~unjudged).alias("judged"), F.explode(F.array_compact(edges)).alias("edge"))
+        .select("graph", "edge.source", "edge.target", "judged")
+        .distinct()
+    )
+
+
+def make_tables(relations: DataFrame, nodes: DataFrame, condensed: Condensed) -> dict[str, DataFrame]:
+    """The tables statements, atoms and scores, with the columns of the contract."""
+    members = nodes.join(condensed.classes, on=["graph", "node"], how="inner")
+    pairs = relations.where(F.col("relation").isNull()).select("graph", "premise_id", "hypothesis_id").distinct()
+    unjudged = pairs.groupBy("graph").agg(F.count("*").alias("unjudged"))
+    graphs = nodes.select("graph", *GROUPS).distinct()
+    scores = graphs.join(condensed.counts, on="graph", how="inner").join(unjudged, on="graph", how="left")
+    return {"statements": _statements(members), "atoms": _atoms(members), "scores": _scores(scores)}
+
+
+def _statements(members: DataFrame) -> DataFrame:
+    found = members.where(F.col("statement").isNotNull())
+    return found.groupBy(*GROUPS, F.col("statement").alias("statement_id")).agg(
+        F.max(F.when(F.col("representative"), F.col("text"))).alias("text"),
+        F.bool_or("covered").alias("covered"),
+        F.bool_or("in_basis").alias("in_basis"),
+        F.lit(None).cast("array<string>").alias("sources"),
+        F.array_sort(F.collect_set("text")).alias("members"),
+    )
+
+
+def _atoms(members: DataFrame) -> DataFrame:
+    origin = F.when(F.col("context") & F.col("response"), "both").when(F.col("context"), "context")
+    return members.select(
+        *GROUPS,
+        F.col("node").alias("atom_id"),
+        "text",
+        F.lit(None).cast("string").alias("question"),
+        F.when(F.col("response") & ~F.col("context"), "response").otherwise(origin).alias("origin"),
+        F.lit(None).cast("array<string>").alias("sources"),
+        F.lit(None).cast("string").alias("unit_type"),
+        F.lit(None).cast("double").alias("rating"),
+        F.lit(True).alias("kept"),
+        F.col("statement").alias("statement_id"),
+    )
+
+
+def _scores(counted: DataFrame) -> DataFrame:
+    total = F.col("covered") + F.col("uncovered")
+    unjudged = F.coalesce("unjudged", F.lit(0).cast("long"))
+    status = F.when(total == 0, "no_statements").when(unjudged > 0, "partial").otherwise("ok")
+    return counted.select(
+        *GROUPS,
+        F.lit(None).cast("string").alias("system"),
+        F.try_divide("covered", total).alias("score"),
+        F.col("low").alias("score_low"),
+        F.col("high").alias("score_high"),
+        "covered",
+        "uncovered",
+        unjudged.alias("unjudged"),
+        status.alias("status"),
+    )
+
+
+def _write_tables(spark: SparkSession, output: str, tables: Mapping[str, DataFrame]) -> dict[str, int]:
+    written = {}
+    for name, (arrow, order) in TABLES.items():
+        schema = spark_schema(arrow)
+        tables[name].select(*schema.names).orderBy(*order).write.mode("overwrite").parquet(f"{output}/{name}")
+        written[name] = spark.read.schema(schema).parquet(f"{output}/{name}")
+    counted = written["statements"].agg(F.count("*"), F.count_if("covered"), F.count_if("in_basis")).collect()[0]
+    statuses = {row["status"]: row["count"] for row in written["scores"].groupBy("status").count().collect()}
+    names = ("statements", "covered", "basis")
+    return {
+        "graphs": sum(statuses.values()),
+        **{status: statuses.get(status, 0) for status in ("ok", "partial", "no_statements")},
+        **dict(zip(names, counted, strict=True)),
+    }
+
+
+def show_counts(counts: Mapping[str, int], output: str) -> None:
+    """Prints what was counted and where the tables are."""
+    rows = {
+        "graphs": counts["graphs"],
+        "  partly judged": counts["partial"],
+        "  without statements": counts["no_statements"],
+        "nodes": counts["nodes"],
+        "relations": counts["relations"],
+        "statements": counts["statements"],
+        "  covered": counts["covered"],
+        "  uncovered": counts["statements"] - counts["covered"],
+        "  in the basis": counts["basis"],
+    }
+    for name, value in rows.items():
+        print(f"{name:22} {value:>13,}")
+    print(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}")
+    sys.stdout.flush()
