@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.condense import TABLES, CondenseRequest, RelationsError, condense_in
+from jobs.condense import TABLES, CondenseRequest, RelationsError, condense, condense_in
 from jobs.inputs import SampleError
+from jobs.manifest import OutputError
 from jobs.results import open_run
 from jobs.settings import GraphSettings, Settings
 
@@ -224,3 +226,14 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
 def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="no such file"):
         condense_in(spark, CondenseRequest(str(tmp_path / "none.csv"), None, str(tmp_path / "out"), Settings()))
+
+
+def test_an_output_is_replaced_only_when_told_to(spark: SparkSession, tmp_path: Path) -> None:
+    request = ask(tmp_path, RELATIONS, NODES)
+    first = condense(request)
+    assert (first["nodes"], first["relations"]) == (len(NODES), len(RELATIONS))
+    with pytest.raises(OutputError, match="--overwrite"):
+        condense(request)
+    again = condense(replace(request, overwrite=True, nodes=None))
+    assert len(rows_of(request, "statements")) == again["statements"]
+    assert (first["covered"], again["covered"]) == (2, 0)
