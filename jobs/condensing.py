@@ -15,12 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from graph.condensation import condense_batches
-from graph.distributed import Components, Condensation, Condensed
+from graph.distributed import Components, Condensation
+from graph.distributed import Condensed as Condensed
 from jobs.session import graphframes_jar, nullable
 from jobs.settings import Settings
 from udfs.files import open_filesystem
-
-__all__ = ["Condensed", "Condenser", "GraphFramesError"]
 
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
 ENTRY_CLASS = "org.graphframes.GraphFramePythonAPI"
@@ -77,12 +76,8 @@ class GraphFramesComponents:
     _before: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        context = self.spark.sparkContext
-        try:
-            context._jvm.Thread.currentThread().getContextClassLoader().loadClass(ENTRY_CLASS)  # type: ignore[union-attr]
-        except Py4JError as error:
-            raise GraphFramesError(_describe_missing(self.settings)) from error
-        context.setCheckpointDir(self.checkpoints)
+        _require_jar(self.spark, self.settings)
+        self.spark.sparkContext.setCheckpointDir(self.checkpoints)
 
     def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
         """Weak components: id, component."""
@@ -118,6 +113,20 @@ class GraphFramesComponents:
 
     def _persisted(self) -> dict[int, DataFrame]:
         return dict(self.spark.sparkContext._jsc.getPersistentRDDs())
+
+
+def check_graphframes(spark: SparkSession, settings: Settings) -> None:
+    """Raises GraphFramesError where the settings send every graph to GraphFrames and its jar is missing."""
+    if settings.graph.method == "graphframes":
+        _require_jar(spark, settings)
+
+
+def _require_jar(spark: SparkSession, settings: Settings) -> None:
+    try:
+        loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+        loader.loadClass(ENTRY_CLASS)
+    except Py4JError as error:
+        raise GraphFramesError(_describe_missing(settings)) from error
 
 
 def _remedy() -> str:

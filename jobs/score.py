@@ -18,12 +18,12 @@ from pyspark.sql import functions as F
 
 from jobs import aggregate, manifest
 from jobs.answering import AnsweringProcess
-from jobs.condensing import Condenser
+from jobs.condensing import Condenser, check_graphframes
 from jobs.endpoint import DEMO_LABEL, RunEndpoint
 from jobs.interrupts import Interrupts
 from jobs.locks import FolderLock
 from jobs.manifest import Identity, OutputError
-from jobs.metrics import METRICS
+from jobs.metrics import GRAPH_METRICS, METRICS
 from jobs.metrics.base import MetricResult, Tools, score_columns
 from jobs.metrics.contexts import condense_contexts
 from jobs.progress import Display
@@ -145,6 +145,8 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
 
 def _score(run: _Run) -> ScoreOutcome:
     request = run.request
+    if GRAPH_METRICS.intersection(request.metrics):
+        check_graphframes(run.spark, request.settings)
     found = read_samples(run.spark, request.input, format=request.format, limit=request.limit)
     show_invalid(found, run.display)
     identity = manifest.identify(fingerprint(found.samples), request.metrics, request.settings, run.stages)

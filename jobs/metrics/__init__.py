@@ -6,3 +6,4 @@ from jobs.metrics import e2e as e2e
 from jobs.metrics import nli as nli
 
 METRICS = {e2e.METRIC: e2e, nli.METRIC: nli}
+GRAPH_METRICS = frozenset({nli.METRIC})

@@ -181,6 +181,14 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(job: Job, tmp_
     assert usage["requests"] == usage["reused"] < job.asked[PAIRS]
 
 
+def test_graphframes_without_its_jar_is_refused_before_any_call(job: Job, tmp_path: Path) -> None:
+    job.server.reset()
+    ended = score(job.server, job.path, tmp_path / "out", *NLI, settings={"graph.method": "graphframes"})
+    assert (ended.code, job.server.count(), len(ended.err.splitlines())) == (1, 0, 1)
+    assert "io.graphframes:graphframes-spark4_2.13" in ended.err
+    assert "UNTOLD_GRAPHFRAMES_JAR" in ended.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("judge", ["closed", "steps"])
 def test_other_judges(judge: str, tmp_path: Path) -> None:
