@@ -151,11 +151,11 @@ class Planner:
         return Tools(partial(self._ask, metric), partial(self._ask_pairs, metric), self._keep_named, self._condense)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """The frame, computed once, in memory and Spark's temporary folder as long as it is used.
+        """The frame, computed once where it is read at all, in memory and Spark's temporary folder.
 
         Its plan is cut off: each stage reads the one before several times, and their plans would grow exponentially.
         """
-        return frame.localCheckpoint()
+        return frame.localCheckpoint(eager=False)
 
     def _keep_named(self, name: str, frame: DataFrame) -> DataFrame:
         return self.keep(frame)

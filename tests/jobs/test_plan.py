@@ -37,6 +37,7 @@ from jobs.store import stage_folder
 from jobs.tables import COMPLETIONS, SAMPLES
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
+from tests.runs.harness import score
 from udfs.llm.keys import Stage
 from udfs.llm.segments import rows_to_table, write_file
 from udfs.stages import STAGES
@@ -243,16 +244,14 @@ NLI_STAGES = ["summarise_context", "extract_atoms", "revise_atoms", "rate_releva
 
 
 def test_pairs_are_counted_before_any_is_asked(spark: SparkSession, tmp_path: Path) -> None:
-    samples = [sample for world in worlds(6) for sample in world.samples(2)]
+    samples = [sample for world in worlds(4) for sample in world.samples(2)]
     path = write_samples(tmp_path / "in.jsonl", samples)
     with ModelServer(answer="world") as server:
         request = PlanRequest(path, str(tmp_path / "out"), ("nli",), settings_for(server.base_url), embedded=False)
         before = plan(request)
         assert (server.count(), [row["stage"] for row in before]) == (0, NLI_STAGES)
-        command = ["score", "--input", path, "--output", str(tmp_path / "out"), "--metric", "nli"]
-        given = [f"llm.base_url={server.base_url}", "llm.model=m", f"prompts_dir={PROMPTS}"]
-        command += [word for assignment in given for word in ("--set", assignment)]
-        subprocess.run([sys.executable, "-m", "jobs.cli", *command], check=True, capture_output=True)
+        ended = score(server, Path(path), tmp_path / "out", "--metric", "nli", settings={"llm.model": "m"})
+        assert ended.code == 0, ended.err
         asked = [server.count(stage) for stage in NLI_STAGES]
     usage = {row["stage"]: row for row in open_run(tmp_path / "out").table("usage").to_pylist()}
     assert [row["exact"] for row in before] == [True, False, False, False, False]
