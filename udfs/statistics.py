@@ -14,6 +14,7 @@ IntArray = NDArray[np.int64]
 
 MAX_CELLS = 1024  # a resample costs one binomial draw a cell: 10,000 resamples of 1,024 cells take 0.6 s
 CELLS_IN_MEMORY = 1 << 20  # drawn at once: 8 MiB an array
+SAME = 100 * float(np.finfo(np.float64).eps)  # numbers this close, relatively, are equal: SciPy's convention
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,24 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class _Cells:
-    """Adjacent distinct values taken together: float64 and int64 arrays of one length, in ascending order."""
+class Cells:
+    """Adjacent distinct values taken together: int64 and float64 arrays of one length, in ascending order."""
 
     counts: IntArray
-    deviations: FloatArray  # the cell's mean less the mean of all rows
+    means: FloatArray
     variances: FloatArray  # of the rows within the cell
+
+
+@dataclass(frozen=True)
+class _Clusters:
+    """Distinct clusters, by what they add to the numerator and the denominator of the mean of all samples."""
+
+    counts: IntArray  # how many clusters are alike: int64[k], positive
+    residuals: FloatArray  # the cluster's sum less its size times the mean: float64[k], ascending
+    sizes: FloatArray  # float64[k], positive
+    mean: float
+    lowest: float  # mean within a cluster
+    highest: float
 
 
 def mean_of_counts(values: ArrayLike, counts: ArrayLike) -> float | None:
@@ -41,7 +54,7 @@ def mean_of_counts(values: ArrayLike, counts: ArrayLike) -> float | None:
     over several entries changes a bit of the result. Raises ValueError for lengths that differ, negative or
     fractional counts and values that are not finite.
     """
-    return _mean(*_sorted_counts(values, counts))
+    return _mean(*sort_counts(values, counts))
 
 
 def jackknife_acceleration(values: ArrayLike, counts: ArrayLike) -> float | None:
@@ -51,7 +64,7 @@ def jackknife_acceleration(values: ArrayLike, counts: ArrayLike) -> float | None
     x - mean, and the acceleration is sum (x - mean)^3 / (6 * (sum (x - mean)^2)^1.5): the skewness / (6 * sqrt(n)).
     Arguments and errors as `mean_of_counts`. Efron and Tibshirani 1993, equation 14.15.
     """
-    distinct, rows = _sorted_counts(values, counts)
+    distinct, rows = sort_counts(values, counts)
     mean = _mean(distinct, rows)
     return None if mean is None or distinct.size < 2 else _acceleration(distinct - mean, rows)
 
@@ -72,43 +85,116 @@ def bca_interval(
 
     Methods section 7; Efron and Tibshirani 1993, section 14.3; `scipy.stats.bootstrap(method="BCa")` is the reference.
     """
-    if not 0 < confidence < 1 or resamples < 1:
-        raise ValueError(
-            f"confidence must lie between 0 and 1 and resamples be at least 1, not {confidence} and {resamples}"
-        )
-    distinct, rows = _sorted_counts(values, counts)
+    _check_options(confidence, resamples)
+    distinct, rows = sort_counts(values, counts)
     mean = _mean(distinct, rows)
     if mean is None or distinct.size < 2:
         return Interval(mean, None, None)
     deviations = distinct - mean
-    shifts = _resampled_shifts(_cells(deviations, rows), resamples, np.random.default_rng(seed))
+    shifts = _resampled_shifts(cut_cells(deviations, rows), resamples, np.random.default_rng(seed))
     # Equal compositions must tie exactly, whatever the last bits of their sums.
     tie = 4 * np.finfo(np.float64).eps * float(np.abs(distinct).max())
     shifts[np.abs(shifts) <= tie] = 0.0
     shares = _bca_shares(shifts, _acceleration(deviations, rows), confidence)
-    if shares is None:
-        return Interval(mean, None, None)
-    low, high = np.clip(mean + np.quantile(shifts, shares), distinct[0], distinct[-1])
-    return Interval(mean, float(low), float(high))
+    return _limits(mean, shifts, shares, float(distinct[0]), float(distinct[-1]))
 
 
-def _sorted_counts(values: ArrayLike, counts: ArrayLike) -> tuple[FloatArray, IntArray]:
-    """The distinct values in ascending order, float64, and how many rows hold each, int64, all positive."""
-    numbers = np.asarray(values, dtype=np.float64)
-    given = np.asarray(counts)
-    rows = given.astype(np.int64)
-    if numbers.ndim != 1 or numbers.shape != rows.shape:
-        raise ValueError(f"values and counts must be of one length, not of shapes {numbers.shape} and {rows.shape}")
-    if (rows < 0).any() or (rows != given).any():
-        raise ValueError("counts must be whole numbers, not negative")
-    if not np.isfinite(numbers).all():
-        raise ValueError("values must be finite; leave out what is undefined")
+def clustered_acceleration(sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None = None) -> float | None:
+    """The acceleration of the mean over all samples, leaving out one cluster at a time; None where no cluster matters.
+
+    Leaving out a cluster of sum s and size n moves the mean S / N by (s - n * S / N) / (N - n). Arguments and errors as
+    `clustered_bca_interval`. Efron and Tibshirani 1993, equation 14.15; methods section 7.
+    """
+    clusters = _clusters(sums, sizes, counts)
+    return None if clusters is None or not clusters.residuals.any() else _acceleration_of_clusters(clusters)
+
+
+def clustered_bca_interval(
+    sums: ArrayLike,
+    sizes: ArrayLike,
+    counts: ArrayLike | None = None,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+) -> Interval:
+    """The mean over all samples and its BCa interval where whole clusters (the samples of one question) are resampled.
+
+    sums: float64[k], the sum of a cluster's values; sizes: int[k], how many they are; counts: int[k], how many clusters
+    have this sum and size, one each where it is None. The statistic is the sum of all values / the number of all
+    samples, the jackknife leaves out clusters. Clusters of size 0 hold nothing defined and are left out. More than
+    `MAX_CELLS` distinct clusters are resampled as that many cells, as in `bca_interval`; the mean size within a cell
+    stands for the sizes of its clusters.
+
+    Order, seed and errors as `bca_interval`. Limits are None where fewer than two clusters have samples, where all
+    clusters have the same mean, or where all resamples fall on one side of it.
+
+    Methods section 7; `scipy.stats.bootstrap((sums, sizes), ratio, paired=True, method="BCa")` is the reference.
+    """
+    _check_options(confidence, resamples)
+    clusters = _clusters(sums, sizes, counts)
+    if clusters is None:
+        return Interval(None, None, None)
+    if not clusters.residuals.any():
+        return Interval(clusters.mean, None, None)
+    shifts = _resampled_ratios(clusters, resamples, np.random.default_rng(seed))
+    shifts[np.abs(shifts) <= SAME * max(-clusters.lowest, clusters.highest)] = 0.0
+    shares = _bca_shares(shifts, _acceleration_of_clusters(clusters), confidence)
+    return _limits(clusters.mean, shifts, shares, clusters.lowest, clusters.highest)
+
+
+def _check_options(confidence: float, resamples: int) -> None:
+    if not 0 < confidence < 1 or resamples < 1:
+        raise ValueError(
+            f"confidence must lie between 0 and 1 and resamples be at least 1, not {confidence} and {resamples}"
+        )
+
+
+def sort_counts(values: ArrayLike, counts: ArrayLike) -> tuple[FloatArray, IntArray]:
+    """The distinct values in ascending order, float64, and how many rows hold each, int64, all positive.
+
+    Arguments and errors as `mean_of_counts`.
+    """
+    numbers, rows = _checked(values, counts, "values", "counts")
     numbers, rows = numbers[rows > 0], rows[rows > 0]
     order = np.argsort(numbers)
     numbers, rows = numbers[order], rows[order]
     first = np.flatnonzero(np.diff(numbers, prepend=-np.inf))
     merged = np.add.reduceat(rows, first) if first.size else rows
     return numbers[first] + 0.0, merged  # + 0.0 makes -0.0 and 0.0 one
+
+
+def _checked(values: ArrayLike, counts: ArrayLike, first: str, second: str) -> tuple[FloatArray, IntArray]:
+    numbers = np.asarray(values, dtype=np.float64)
+    given = np.asarray(counts)
+    rows = given.astype(np.int64)
+    if numbers.ndim != 1 or numbers.shape != rows.shape:
+        raise ValueError(f"{first} and {second} must be of one length, not of shapes {numbers.shape} and {rows.shape}")
+    if (rows < 0).any() or (rows != given).any():
+        raise ValueError(f"{second} must be whole numbers, not negative")
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{first} must be finite; leave out what is undefined")
+    return numbers, rows
+
+
+def _clusters(sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None) -> _Clusters | None:
+    """The distinct clusters that have samples, None where there are none."""
+    numbers, lengths = _checked(sums, sizes, "sums", "sizes")
+    _, alike = _checked(sums, np.ones_like(lengths) if counts is None else counts, "sums", "counts")
+    some = (lengths > 0) & (alike > 0)
+    numbers, lengths, alike = numbers[some] + 0.0, lengths[some], alike[some]
+    if not alike.size:
+        return None
+    order = np.lexsort((lengths, numbers))
+    numbers, lengths, alike = numbers[order], lengths[order], alike[order]
+    first = np.flatnonzero(np.diff(numbers, prepend=-np.inf).astype(bool) | np.diff(lengths, prepend=0).astype(bool))
+    numbers, widths, alike = numbers[first], lengths[first].astype(np.float64), np.add.reduceat(alike, first)
+    mean = math.fsum(numbers * alike) / math.fsum(widths * alike)
+    residuals = numbers - widths * mean
+    residuals[np.abs(residuals) <= SAME * np.abs(numbers)] = 0.0
+    order = np.argsort(residuals, kind="stable")
+    within = numbers / widths
+    return _Clusters(alike[order], residuals[order], widths[order], mean, float(within.min()), float(within.max()))
 
 
 def _mean(distinct: FloatArray, rows: IntArray) -> float | None:
@@ -123,36 +209,80 @@ def _acceleration(deviations: FloatArray, rows: IntArray) -> float:
     return float((squares * scaled).sum() / (6 * squares.sum() ** 1.5))
 
 
-def _cells(deviations: FloatArray, rows: IntArray) -> _Cells:
-    """One cell a distinct value, or at most about `MAX_CELLS` cells of equal shares of rows and of third moment."""
+def _acceleration_of_clusters(clusters: _Clusters) -> float:
+    others = float((clusters.sizes * clusters.counts).sum()) - clusters.sizes
+    influence = clusters.residuals / others
+    return _acceleration(influence - np.average(influence, weights=clusters.counts), clusters.counts)
+
+
+def cut_cells(deviations: FloatArray, rows: IntArray) -> Cells:
+    """One cell a distinct value, or at most about `MAX_CELLS` cells of equal shares of rows and of third moment.
+
+    deviations: float64[k], ascending, not all zero; rows: int64[k], positive: how many rows have each.
+    """
     if deviations.size <= MAX_CELLS:
-        return _Cells(rows, deviations, np.zeros_like(deviations))
+        return Cells(rows, deviations, np.zeros_like(deviations))
+    starts = _cell_starts(deviations, rows)
+    sizes = np.add.reduceat(rows, starts)
+    means = np.add.reduceat(rows * deviations, starts) / sizes
+    within = deviations - np.repeat(means, np.diff(starts, append=deviations.size))
+    return Cells(sizes, means, np.add.reduceat(rows * within * within, starts) / sizes)
+
+
+def _cell_starts(deviations: FloatArray, rows: IntArray) -> IntArray:
+    """At which distinct values the cells begin, so that outliers stand alone."""
+    if deviations.size <= MAX_CELLS:
+        return np.arange(deviations.size)
     scaled = np.abs(deviations) / np.abs(deviations).max()
     cubes = rows * scaled * scaled * scaled
     weights = rows / rows.sum() + cubes / cubes.sum()
     cell = ((np.cumsum(weights) - weights / 2) * (MAX_CELLS / 2)).astype(np.int64)
-    starts = np.flatnonzero(np.diff(cell, prepend=-1))
-    sizes = np.add.reduceat(rows, starts)
-    means = np.add.reduceat(rows * deviations, starts) / sizes
-    within = deviations - np.repeat(means, np.diff(starts, append=deviations.size))
-    return _Cells(sizes, means, np.add.reduceat(rows * within * within, starts) / sizes)
+    return np.flatnonzero(np.diff(cell, prepend=-1))
 
 
-def _resampled_shifts(cells: _Cells, resamples: int, random: np.random.Generator) -> FloatArray:
+def _resampled_shifts(cells: Cells, resamples: int, random: np.random.Generator) -> FloatArray:
     """By how much the mean of each resample differs from the sample's: float64[resamples]."""
-    total = int(cells.counts.sum())
-    sums, variances = np.empty(resamples), np.empty(resamples)
-    step = max(1, CELLS_IN_MEMORY // cells.counts.size)
-    for start in range(0, resamples, step):
-        part = slice(start, min(start + step, resamples))
-        drawn = random.multinomial(total, cells.counts / total, size=part.stop - part.start)
-        # Not a matrix product: the last bits of BLAS depend on the number of its threads.
-        sums[part] = (drawn * cells.deviations).sum(axis=1)
-        variances[part] = (drawn * cells.variances).sum(axis=1)
+    sums, variances = _resampled_sums(cells.counts, np.stack([cells.means, cells.variances]), resamples, random)
     if cells.variances.any():
         sums += np.sqrt(variances) * random.standard_normal(resamples)
-    shifts: FloatArray = sums / total
+    shifts: FloatArray = sums / int(cells.counts.sum())
     return shifts
+
+
+def _resampled_ratios(clusters: _Clusters, resamples: int, random: np.random.Generator) -> FloatArray:
+    """By how much the mean of each resample of clusters differs from the sample's: float64[resamples]."""
+    cells = cut_cells(clusters.residuals, clusters.counts)
+    starts = _cell_starts(clusters.residuals, clusters.counts)
+    widths = np.add.reduceat(clusters.counts * clusters.sizes, starts) / cells.counts
+    columns = np.stack([cells.means, widths, cells.variances])
+    sums, sizes, variances = _resampled_sums(cells.counts, columns, resamples, random)
+    if cells.variances.any():
+        sums += np.sqrt(variances) * random.standard_normal(resamples)
+    ratios: FloatArray = sums / sizes
+    return ratios
+
+
+def _resampled_sums(counts: IntArray, columns: FloatArray, resamples: int, random: np.random.Generator) -> FloatArray:
+    """The sums of each column over multinomial resamples of the counts: float64[columns, resamples]."""
+    total = int(counts.sum())
+    sums = np.empty((len(columns), resamples))
+    step = max(1, CELLS_IN_MEMORY // counts.size)
+    for start in range(0, resamples, step):
+        part = slice(start, min(start + step, resamples))
+        drawn = random.multinomial(total, counts / total, size=part.stop - part.start)
+        for column, into in zip(columns, sums, strict=True):
+            # Not a matrix product: the last bits of BLAS depend on the number of its threads.
+            into[part] = (drawn * column).sum(axis=1)
+    return sums
+
+
+def _limits(
+    mean: float, shifts: FloatArray, shares: tuple[float, float] | None, lowest: float, highest: float
+) -> Interval:
+    if shares is None:
+        return Interval(mean, None, None)
+    low, high = np.clip(mean + np.quantile(shifts, shares), lowest, highest)
+    return Interval(mean, float(low), float(high))
 
 
 def _bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> tuple[float, float] | None:
