@@ -25,6 +25,7 @@ setup(
         "scipy>=1.17,<2",  # statistics and sparse graphs
         "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
+        "pint>=0.25.3,<0.26",  # units of the quantities that answers state
         "networkx>=3.6,<4",  # one sample's graph, to draw and to look into
         "matplotlib>=3.11,<4",  # pictures of graphs; older ones draw other bytes
         "pydantic>=2.14,<3",  # validated settings

@@ -1,0 +1,357 @@
+"""Quantities as answers write them: which of two is larger, or whether they are equal within their rounding."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache, lru_cache
+from itertools import product
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pint import UnitRegistry
+
+Outcome = Literal["equal", "first_larger", "second_larger", "incomparable"]
+
+MAX_LENGTH = 200
+TOLERANCE = Fraction(3, 100)
+
+TOO_LONG = "text too long"
+NOT_PLAIN = "not a plain quantity"
+UNKNOWN_UNIT = "unknown unit"
+AMBIGUOUS_UNIT = "ambiguous unit"
+ONE_UNIT = "only one has a unit"
+DIFFERENT_CURRENCIES = "different currencies"
+DIFFERENT_DIMENSIONS = "different dimensions"
+
+_MAX_FACTORS = 4
+_MAX_PHRASE = 3
+_LONGEST_SYMBOL = 3
+_CACHED_UNITS = 4096
+
+_MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12}
+# Beside a sign of currency these letters can be no unit.
+_MONEY_MAGNITUDES = {**_MAGNITUDES, "k": 3, "m": 6, "mn": 6, "b": 9, "tn": 12}
+# The forms of one name are one unit; "$" alone may be any dollar, "¥" yen or yuan.
+_CURRENCY_FORMS = (
+    "$|dollar|dollars",
+    "US$|USD|US dollar|US dollars",
+    "€|EUR|euro|euros",
+    "£|GBP|pound sterling|pounds sterling|British pounds",
+    "¥",
+    "JPY|yen",
+    "CNY|RMB|yuan",
+)
+_CURRENCIES = {form: forms for forms in _CURRENCY_FORMS for form in forms.casefold().split("|")}
+_SIGNS = "|".join(re.escape(form) for forms in _CURRENCY_FORMS for form in forms.split("|") if form == form.upper())
+
+# Words that Pint or common usage read in more than one way, by their singular.
+_TONS = ("ton", "long_ton", "metric_ton")
+_READINGS = {
+    **{f"{prefix}ton": tuple(prefix + ton for ton in _TONS) for prefix in ("", "kilo", "mega", "giga")},
+    **{name: (name, f"imperial_{name}") for name in ("gallon", "quart", "pint", "cup", "fluid_ounce")},
+    "C": ("coulomb", "degree_Celsius"),
+    "F": ("farad", "degree_Fahrenheit"),
+    "calorie": ("calorie", "kilocalorie"),
+    "kt": ("knot", "kilometric_ton"),
+}
+# Forms that Pint does not know, or takes for another unit, in any case of letters.
+_ALIAS_FORMS = (
+    "astronomical_unit au",
+    "centimeter cm",
+    "decayear decade",
+    "degree °",
+    "degree_Celsius degree_c degrees_c deg_c degree_celsius degrees_celsius",
+    "degree_Fahrenheit degree_f degrees_f deg_f degree_fahrenheit degrees_fahrenheit",
+    "fluid_ounce us_fluid_ounce fl_oz",
+    "gallon us_gallon gal",
+    "gram gramme",
+    "kilogram kg kilogramme",
+    "kilometer km",
+    "kilometer_per_hour kmh kmph",
+    "metric_horsepower ps",
+    "square_foot sqft",
+)
+_ALIASES = {form: name for name, *forms in map(str.split, _ALIAS_FORMS) for form in forms}
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_AFTER = {"squared": 2, "cubed": 3}
+_SYMBOLS = frozenset("mgshdKAVWJNTLltHΩÅ%‰")
+_NO_UNITS = frozenset({"am", "pm", "as", "at", "st", "nd", "rd", "th", "per"})
+_PREFIXED = re.compile(
+    "(?:da|[YZEPTGMkhdcmμnpf]|[KMGTP]i)"
+    "(?:m|g|s|A|K|mol|cd|N|Pa|J|W|V|F|C|H|Ω|S|T|Wb|lm|lx|Hz|Bq|Gy|Sv|L|l|t|eV|B|bit|bar|Wh|Ah|cal|mHg|yr|pc)"
+)
+
+_SUPERSCRIPT = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_PLAIN_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_PLAIN_CHARACTERS = str.maketrans(
+    {"−": "-", "º": "°", "˚": "°", "℃": "°C", "℉": "°F", "％": "%", "×": "x", "⋅": "·", "∙": "·", "’": "'"}
+    | {"\N{KELVIN SIGN}": "K", "\N{OHM SIGN}": "Ω", "\N{ANGSTROM SIGN}": "Å", "\N{MICRO SIGN}": "μ"}
+)
+_LETTER = "[A-Za-zμΩÅ°%‰$€£¥₹]"
+_POWER = r"(?:(?:\^|\*\*)-?[1-4]|[23])?"
+_PER_CENT = re.compile(r"\bper ?cent\b", re.IGNORECASE)
+_DEGREE_SIGN = re.compile(r"° (?=[CFK]\b)")
+_TEXT = re.compile(
+    rf"""(?P<minus>-)? (?:(?P<sign>(?i:{_SIGNS}))\ ?)?
+    (?P<digits>[1-9][0-9]{{0,2}}(?P<gap>[,\ '])[0-9]{{3}}(?:(?P=gap)[0-9]{{3}})*|[0-9]+|(?=\.[0-9]))
+    (?:\.(?P<decimals>[0-9]+))?
+    (?:(?:[eE]\+?|\ ?[x·*]\ ?10(?:\^|\*\*))(?P<power>-?[0-9]{{1,2}})(?![0-9]))?
+    (?!(?:s|st|nd|rd|th)\b)\ ?(?P<rest>(?:{_LETTER}+{_POWER}(?:(?:\ ?[·*/]\ ?|[ -]){_LETTER}+{_POWER})*)?)""",
+    re.VERBOSE,
+)
+_PER = re.compile(r" ?/ ?| per ")
+_WORD = re.compile(rf"({_LETTER}+)(?:\^|\*\*)?(-?[1-4])?")
+
+_lock = Lock()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare_quantities` says: the outcome, and in a few words why two texts are incomparable."""
+
+    outcome: Outcome
+    reason: str | None = None
+
+    def to_json(self) -> str:
+        """The tool's answer: an object with `outcome`, and with `reason` where there is one."""
+        answer = {"outcome": self.outcome, "reason": self.reason}
+        return json.dumps({name: value for name, value in answer.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Root units are `scale` times the number plus `offset`; `dimensions` are the root units and their powers."""
+
+    scale: Fraction
+    dimensions: frozenset[tuple[str, Fraction]]
+    offset: Fraction = Fraction(0)
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """A number as written, the place of its last decimal, that of its last digit but trailing zeros, and its unit.
+
+    A unit of several readings has an element in `units` for each.
+    """
+
+    number: Fraction
+    decimal: Fraction
+    digit: Fraction
+    units: tuple[_Unit, ...]
+
+
+_Factor = tuple[tuple[_Unit, ...], int]
+_NUMBER = _Unit(Fraction(1), frozenset({("number", Fraction(1))}))
+
+
+def compare_quantities(first: str, second: str) -> Comparison:
+    """Compare two texts as physical quantities, within the rounding that they imply (methods, section 3).
+
+    In one unit, two numbers are equal if numerically equal, or if the one with more decimals rounds to the other, a tie
+    to either side. Across units (km and m, or millions and a bare number), one must round to the other's last digit
+    that is no trailing zero of an integer, and they must be within 3 % of each other. Of a unit with several readings
+    (gallon, ton), an equal one counts; else all must agree. Currencies are never converted. Never raises: what is not
+    one number with or without a unit, in English notation and at most 200 characters, is `incomparable`.
+    """
+    one, other = _read(first), _read(second)
+    if isinstance(one, str) or isinstance(other, str):
+        return Comparison("incomparable", one if isinstance(one, str) else str(other))
+    if one.units == other.units:
+        return Comparison(_compare_in_one_unit(one, other))
+    outcomes = {
+        _compare_in_one_unit(one, other) if left == right else _compare_across(one, left, other, right)
+        for left, right in product(one.units, other.units)
+        if left.dimensions == right.dimensions
+    }
+    if "equal" in outcomes:
+        return Comparison("equal")
+    if len(outcomes) == 1:
+        return Comparison(outcomes.pop())
+    return Comparison("incomparable", AMBIGUOUS_UNIT if outcomes else _why_different(one.units[0], other.units[0]))
+
+
+def is_plain_quantity(text: str) -> bool:
+    """Whether a text is one number with a known unit, `%` or a magnitude word; a bare number is none. Never raises."""
+    quantity = _read(text)
+    return not isinstance(quantity, str) and quantity.units != (_NUMBER,)
+
+
+def _compare_in_one_unit(one: _Quantity, other: _Quantity) -> Outcome:
+    coarse = max(one.decimal, other.decimal) if one.decimal != other.decimal else Fraction(0)
+    return "equal" if abs(one.number - other.number) <= coarse / 2 else _order(one.number, other.number)
+
+
+def _compare_across(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+    there, back = _convert(one.number, left, right), _convert(other.number, right, left)
+    if _rounds_to(there, other) or _rounds_to(back, one):
+        return "equal"
+    return _order(there, other.number)
+
+
+def _convert(number: Fraction, unit: _Unit, target: _Unit) -> Fraction:
+    return (number * unit.scale + unit.offset - target.offset) / target.scale
+
+
+def _rounds_to(converted: Fraction, written: _Quantity) -> bool:
+    """Both conditions in the unit as written: what is near in one unit of temperature may not be in another."""
+    difference, largest = abs(converted - written.number), max(abs(converted), abs(written.number))
+    return difference <= min(written.digit / 2, TOLERANCE * largest)
+
+
+def _order(one: Fraction, other: Fraction) -> Outcome:
+    return "first_larger" if one > other else "second_larger"
+
+
+def _why_different(left: _Unit, right: _Unit) -> str:
+    if _NUMBER.dimensions in (left.dimensions, right.dimensions):
+        return ONE_UNIT
+    names = {name for unit in (left, right) for name, _ in unit.dimensions}
+    return DIFFERENT_CURRENCIES if len(names) == 2 and names <= {*_CURRENCY_FORMS} else DIFFERENT_DIMENSIONS
+
+
+def _read(text: str) -> _Quantity | str:
+    """The quantity, or why there is none."""
+    if len(text) > MAX_LENGTH:
+        return TOO_LONG
+    match = _TEXT.fullmatch(_write_plainly(text))
+    if not match:
+        return NOT_PLAIN
+    sign = match["sign"]
+    magnitude, rest = _split_magnitude(match["rest"], _MONEY_MAGNITUDES if sign else _MAGNITUDES)
+    if sign and rest:
+        return NOT_PLAIN
+    units = _read_units(sign or rest)
+    if not units:
+        return UNKNOWN_UNIT
+    return _number(match, tuple(replace(unit, scale=unit.scale * 10**magnitude) for unit in units))
+
+
+def _write_plainly(text: str) -> str:
+    """One form of spaces, signs and superscripts. No NFKC: it reads 5½ as 51⁄2 and 10⁶ as 106."""
+    plain = " ".join(text.translate(_PLAIN_CHARACTERS).split())
+    plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_PLAIN_DIGITS), plain)
+    plain = _DEGREE_SIGN.sub("°", _PER_CENT.sub("%", plain))
+    return plain.removesuffix(".").rstrip()
+
+
+def _split_magnitude(rest: str, magnitudes: dict[str, int]) -> tuple[int, str]:
+    word, _, others = rest.partition(" ")
+    power = magnitudes.get(word.lower())
+    return (0, rest) if power is None else (power, others)
+
+
+def _number(match: re.Match[str], units: tuple[_Unit, ...]) -> _Quantity:
+    digits = re.sub("[^0-9]", "", match["digits"])
+    decimals = match["decimals"] or ""
+    decimal = Fraction(10) ** (int(match["power"] or 0) - len(decimals))
+    number = int(digits + decimals) * decimal * (-1 if match["minus"] else 1)
+    zeros = 0 if decimals or not digits.strip("0") else len(digits) - len(digits.rstrip("0"))
+    return _Quantity(number, decimal, decimal * 10**zeros, units)
+
+
+def _read_units(text: str) -> tuple[_Unit, ...]:
+    if not text:
+        return (_NUMBER,)
+    currency = _CURRENCIES.get(text.casefold())
+    if currency:
+        return (_Unit(Fraction(1), frozenset({(currency, Fraction(1))})),)
+    return _read_compound(text)
+
+
+@lru_cache(_CACHED_UNITS)
+def _read_compound(text: str) -> tuple[_Unit, ...]:
+    """Every reading of a product of units; none if a part is unknown, or two have several readings."""
+    factors: list[_Factor] = []
+    for place, segment in enumerate(_PER.split(text)):
+        found = _read_factors([(word, int(power or 1)) for word, power in _WORD.findall(segment)])
+        if not found:
+            return ()
+        factors += [(units, -power if place else power) for units, power in found]
+    if len(factors) == 1 and factors[0][1] == 1:
+        return factors[0][0]
+    if len(factors) > _MAX_FACTORS or sum(len(units) > 1 for units, _ in factors) > 1:
+        return ()
+    # A zero point, as of degrees Celsius, has no meaning within a product.
+    choices = [[(unit, power) for unit in units if not unit.offset] for units, power in factors]
+    return tuple(_multiply(choice) for choice in product(*choices))
+
+
+def _read_factors(words: list[tuple[str, int]]) -> list[_Factor]:
+    """The units of words and their powers, each of as many words as have a common meaning; none if one has none."""
+    factors: list[_Factor] = []
+    while words:
+        before = _POWERS.get(words[0][0].lower(), 1) if len(words) > 1 else 1
+        words = words[before > 1 :]
+        sizes = [size for size in range(min(_MAX_PHRASE, len(words)), 0, -1) if not _has_power(words[: size - 1])]
+        found = ((size, _read_phrase("_".join(word for word, _ in words[:size]))) for size in sizes)
+        size, units = next(((size, units) for size, units in found if units), (0, ()))
+        if not units:
+            return []
+        power, words = words[size - 1][1], words[size:]
+        after = _POWERS_AFTER.get(words[0][0].lower(), 1) if words else 1
+        words = words[after > 1 :]
+        factors.append((units, before * after * power))
+    return factors
+
+
+def _has_power(words: list[tuple[str, int]]) -> bool:
+    return any(power != 1 for _, power in words)
+
+
+def _multiply(choice: tuple[tuple[_Unit, int], ...]) -> _Unit:
+    scale, dimensions = Fraction(1), defaultdict[str, Fraction](Fraction)
+    for unit, power in choice:
+        scale *= unit.scale**power
+        for name, root_power in unit.dimensions:
+            dimensions[name] += root_power * power
+    return _Unit(scale, frozenset((name, power) for name, power in dimensions.items() if power))
+
+
+def _read_phrase(phrase: str) -> tuple[_Unit, ...]:
+    """The readings of words joined by `_`: as written, in lower case, then in the singular."""
+    lower = phrase.lower()
+    forms = (phrase, lower, lower.removesuffix("s"))
+    for form in forms:
+        if form in _READINGS:
+            return tuple(unit for name in _READINGS[form] if (unit := _root_unit(name)))
+    alias = next((_ALIASES[form] for form in forms if form in _ALIASES), None)
+    name = alias or _find_name(phrase) or (_find_name(lower) if len(lower) > _LONGEST_SYMBOL else None)
+    return (_root_unit(name),) if name else ()
+
+
+def _find_name(word: str) -> str | None:
+    """Pint's name of a unit. A short prefix only before the symbols that take one, else "cat" is a pressure."""
+    if word in _NO_UNITS or (len(word) == 1 and word not in _SYMBOLS):
+        return None
+    with _lock:
+        candidates = _registry().parse_unit_name(word)
+    if not candidates:
+        return None
+    prefix, name, _ = candidates[0]
+    return prefix + name if word.startswith(prefix) or _PREFIXED.fullmatch(word) else None
+
+
+@lru_cache(_CACHED_UNITS)
+def _root_unit(name: str) -> _Unit:
+    """A unit by Pint's name for it. One that is not linear, such as the decibel, is comparable with itself alone."""
+    try:
+        with _lock:
+            quantity: Any = _registry().Quantity
+            zero, one = (quantity(Fraction(number), name).to_root_units() for number in (0, 1))
+    except TypeError:
+        return _Unit(Fraction(1), frozenset({(name, Fraction(1))}))
+    dimensions = frozenset((root, Fraction(power)) for root, power in one.unit_items())
+    return _Unit(Fraction(one.magnitude - zero.magnitude), dimensions, Fraction(zero.magnitude))
+
+
+@cache
+def _registry() -> UnitRegistry[Any]:
+    # Here, as it takes a second, which not every process that imports this module needs.
+    from pint import UnitRegistry
+
+    return UnitRegistry(non_int_type=Fraction, cache_folder=None)
