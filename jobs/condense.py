@@ -150,7 +150,11 @@ def _read_input(spark: SparkSession, steps: Steps, request: CondenseRequest) -> 
     number = F.when(F.col("frequency").isNull(), 1).otherwise(
         F.coalesce(F.expr("try_cast(frequency as bigint)"), F.lit(0))
     )
-    named = _with_graph(read.withColumn("frequency", number), "id", "text", "origin", "frequency")
+    numbered = read.withColumn("frequency", number)
+    if all(name in read.columns for name in GROUPS if name in raw.columns):
+        named = _with_graph(numbered, "id", "text", "origin", "frequency")
+    else:
+        named = place_nodes(numbered, relations)
     rows = _keep_rows(steps, request.nodes, named)
     _check_nodes(steps, request.nodes, rows)
     nodes = steps.keep(merge_nodes(rows))
@@ -211,12 +215,10 @@ def _describe_unreadable(path: str, error: PySparkException) -> str:
 
 def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:
     for name in GROUPS:
-        if (name in relations) != (name in nodes):
-            having, lacking = (
-                (request.relations, request.nodes) if name in relations else (request.nodes, request.relations)
-            )
+        if name in nodes and name not in relations:
             raise RelationsError(
-                f"{having} has the column `{name}` and {lacking} has not; give it in both or in neither"
+                f"{request.nodes} has the column `{name}` and {request.relations} has not; give it in both, or in the "
+                "relations alone"
             )
 
 
@@ -254,7 +256,7 @@ def _check_nodes(steps: Steps, path: str, rows: DataFrame) -> None:
 
 def _check_ends(steps: Steps, request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> None:
     """Raises RelationsError for relations whose ids are not among the nodes, with ids that differ by case or space."""
-    ends = relations.select("graph", F.explode(F.array("premise_id", "hypothesis_id")).alias("node")).distinct()
+    ends = _ends(relations).select("graph", F.col("id").alias("node"))
     lost = steps.keep(ends.join(nodes.select("graph", "node"), on=["graph", "node"], how="left_anti"))
     if not (count := steps.count(lost)):
         return
@@ -293,12 +295,28 @@ def _examples(ids: DataFrame) -> str:
     return ", ".join(f"`{_short(name)}`" for name in shown)
 
 
+def place_nodes(nodes: DataFrame, relations: DataFrame) -> DataFrame:
+    """Nodes that do not say which graph they are of, once in each graph whose relations name them, and in no other.
+
+    nodes: id, text, origin, frequency, and at most one of sample_id and metric. Columns: as `merge_nodes` reads them.
+    """
+    shared = [name for name in ("id", *GROUPS) if name in nodes.columns]
+    found = nodes.join(_ends(relations), on=shared, how="inner")
+    return found.select("graph", *GROUPS, "id", "text", "origin", "frequency")
+
+
 def nodes_of(relations: DataFrame) -> DataFrame:
     """The nodes that relations alone speak of: all of the contexts, with their ids as texts. Columns: `merge_nodes`."""
-    ends = relations.select("graph", *GROUPS, F.explode(F.array("premise_id", "hypothesis_id")).alias("id")).distinct()
     return merge_nodes(
-        ends.select("*", F.col("id").alias("text"), F.lit("context").alias("origin"), F.lit(1).alias("frequency"))
+        _ends(relations).select(
+            "*", F.col("id").alias("text"), F.lit("context").alias("origin"), F.lit(1).alias("frequency")
+        )
     )
+
+
+def _ends(relations: DataFrame) -> DataFrame:
+    """graph, sample_id, metric, id: the ids that relations speak of."""
+    return relations.select("graph", *GROUPS, F.explode(F.array("premise_id", "hypothesis_id")).alias("id")).distinct()
 
 
 def merge_nodes(rows: DataFrame) -> DataFrame:

@@ -119,6 +119,16 @@ def test_samples_and_metrics_are_graphs_of_their_own(spark: SparkSession, tmp_pa
     assert scores == {("1", "nli"): 0, ("1", "qa"): 2, ("2", "nli"): 2, ("2", "qa"): 2}
 
 
+def test_nodes_without_a_sample_are_of_every_sample_that_relates_them(spark: SparkSession, tmp_path: Path) -> None:
+    told = [{**row, "sample_id": "told"} for row in RELATIONS]
+    untold = [{**row, "sample_id": "untold"} for row in RELATIONS if "a0" not in row.values()]
+    request = ask(tmp_path, [*told, *untold], NODES)
+    condense_in(spark, request)
+    scores = {row["sample_id"]: (row["covered"], row["uncovered"]) for row in rows_of(request, "scores")}
+    assert scores == {"told": (2, 2), "untold": (0, 4)}
+    assert len(rows_of(request, "atoms")) == 6 + 5
+
+
 def test_without_nodes_every_id_is_a_context(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, None)
     condense_in(spark, request)
@@ -208,7 +218,7 @@ REFUSED = {
     "unknown origin": (RELATIONS, changed(NODES, 1, origin="contexts"), "`contexts` (did you mean `context`?)"),
     "null text": (RELATIONS, changed(NODES, 1, text=None), "no `text` in 1 of 6 rows"),
     "frequency": (RELATIONS, [{**row, "frequency": 0} for row in NODES], "`frequency` is no number from 1 in 6 rows"),
-    "samples in one": ([{**row, "sample_id": "1"} for row in RELATIONS], NODES, "has the column `sample_id`"),
+    "samples in one": (RELATIONS, [{**row, "sample_id": "1"} for row in NODES], "has the column `sample_id`"),
 }
 
 
