@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,7 +18,14 @@ from tests.fakes.model_server import ModelServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
-SPARK = '{"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'
+SPARK = json.dumps(
+    {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+)
 RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py, marked slow",
     "pip install -e '.[test]' && pytest": ".ci/run",

@@ -85,7 +85,7 @@ def test_equals_scipy_and_networkx(spark: SparkSession, tmp_path: Path) -> None:
     assert components.held == 0, "what the components held is released"
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(graphs=named_digraphs(max_graphs=60, max_nodes=9))
 def test_equals_networkx_for_any_digraph(spark: SparkSession, tmp_path: Path, graphs: dict[str, Digraph]) -> None:
     found = condense(spark, tmp_path, graphs, FineComponents(found=100), limit=20)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -96,10 +94,8 @@ def planned(spark: SparkSession, server: ModelServer, tmp_path_factory: pytest.T
     before = files_in(folder)
     rows = plan(request)
     calls, new_files = server.count(), files_in(folder) - before
-    given = [f"llm.base_url={server.base_url}", "llm.model=m", f"prompts_dir={PROMPTS}", "fail_on_error=false"]
-    command = ["score", "--input", path, "--output", str(output), "--metric", "e2e"]
-    command += [word for assignment in given for word in ("--set", assignment)]
-    subprocess.run([sys.executable, "-m", "jobs.cli", *command], check=True, capture_output=True)
+    ended = score(server, Path(path), output, settings={"llm.model": "m", "fail_on_error": "false"})
+    assert ended.code == 0, ended.err
     usage = {row["stage"]: row for row in open_run(output).table("usage").to_pylist()}
     return Planned(rows, calls, new_files, request, usage, server)
 

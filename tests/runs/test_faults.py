@@ -231,6 +231,7 @@ def _again(first: Expectation, samples: Sequence[Row], lasting: bool) -> Expecta
     return found
 
 
+@pytest.mark.slow
 def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(case: Case) -> None:
     first = expect(case.samples, RULES)
     case.server.configure(rules=[])

@@ -271,6 +271,7 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job
     assert any(one.atoms != job.expected[name].atoms for name, one in expected.items())
 
 
+@pytest.mark.slow
 def test_a_cap_is_counted_and_widens_the_bounds(job: Job, tmp_path: Path) -> None:
     cap = 12
     settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "false"}

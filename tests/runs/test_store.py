@@ -171,6 +171,7 @@ def test_an_endpoint_that_refuses_ends_the_run_at_once(
     assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
 
 
+@pytest.mark.slow
 def test_an_outage_is_resumable_and_a_short_one_is_sat_out(server: ModelServer, tmp_path: Path) -> None:
     samples = make_samples(100)
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
