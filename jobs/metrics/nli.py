@@ -13,16 +13,20 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
-from jobs.metrics.base import (
-    MetricResult,
-    Tools,
-    failure_rows,
-    incomplete_samples,
-    is_unasked,
-    score_columns,
-)
+from jobs.metrics.base import MetricResult, Tools, failure_rows, incomplete_samples
 from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import gather_contexts, is_ready
+from jobs.metrics.contexts import gather_contexts
+from jobs.metrics.graphs import (
+    atom_rows,
+    graph_nodes,
+    in_order,
+    leave_complete,
+    passages,
+    place_members,
+    relation_rows,
+    score_rows,
+    statement_rows,
+)
 from jobs.session import spark_schema
 from jobs.settings import Settings
 from udfs.atoms import METRIC as METRIC
@@ -41,7 +45,8 @@ def stages(settings: Settings) -> tuple[str, ...]:
 def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Settings) -> MetricResult:
     """Scores valid samples (columns of the table `samples`) from their condensed contexts."""
     prepared = gather_contexts(contexts)
-    extracted = tools.ask("extract_atoms", passages(samples, prepared))
+    texts = passages(samples, prepared)
+    extracted = tools.ask("extract_atoms", texts.withColumn("passage", F.col("text")))
     revised = tools.ask("revise_atoms", _statements_to_revise(extracted, settings.nli.unit_types))
     rated = tools.ask("rate_relevance", _statements_to_rate(revised))
     incomplete = incomplete_samples(extracted, revised, rated)
@@ -50,42 +55,17 @@ def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Setti
     judged = judge_pairs(owners, tools, skip_implied=settings.nli.skip_implied)
     relations = tools.keep("relations", _relations_of_samples(owners, judged))
     condensed = tools.condense(*_graphs(atoms, owners, relations))
-    members = tools.keep("members", _members(atoms, condensed.classes))
+    members = tools.keep("members", place_members(atoms, condensed.classes))
     failures = [
         failure_rows(METRIC, stage, rows)
         for stage, rows in zip((SUMMARISE, *STAGES), (contexts, extracted, revised, rated, relations), strict=True)
     ]
     return MetricResult(
-        statements=_statements(members),
-        scores=_scores(samples, prepared, incomplete, owners, relations, condensed.counts),
+        statements=statement_rows(METRIC, members),
+        scores=score_rows(METRIC, samples, prepared, incomplete, owners, relations, condensed.counts),
         failures=reduce(DataFrame.unionByName, failures),
-        atoms=_atom_rows(members),
-        relations=_relation_rows(atoms, relations),
-    )
-
-
-def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
-    """Columns sample_id, query, position, context_id, passage, text: the texts that atoms are taken from.
-
-    They are the condensed contexts and the response (position null) of each sample all of whose contexts are known. A
-    blank text has no atoms and is not asked for.
-    """
-    ready = samples.select("sample_id", "query", "response").join(
-        prepared.where(is_ready()), on="sample_id", how="inner"
-    )
-    answer = F.struct(
-        F.lit(None).cast("int").alias("position"),
-        F.lit(None).cast("string").alias("context_id"),
-        F.col("response").alias("summary"),
-    )
-    texts = ready.select("sample_id", "query", F.explode(F.concat("kept", F.array(answer))).alias("text"))
-    return texts.where(F.length(F.trim("text.summary")) > 0).select(
-        "sample_id",
-        "query",
-        F.col("text.position").alias("position"),
-        F.col("text.context_id").alias("context_id"),
-        F.col("text.summary").alias("passage"),
-        F.col("text.summary").alias("text"),
+        atoms=atom_rows(METRIC, members),
+        relations=relation_rows(METRIC, atoms, relations),
     )
 
 
@@ -98,19 +78,13 @@ def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> Da
         F.col("passage").alias("text"),
         F.transform(wanted, lambda atom: atom["text"]).alias("statements"),
     )
-    return _complete(rows, extracted).where(F.size("statements") > 0)
+    return leave_complete(rows, extracted).where(F.size("statements") > 0)
 
 
 def _statements_to_rate(revised: DataFrame) -> DataFrame:
     rows = revised.where(F.col("position").isNotNull() & (F.size("atoms") > 0))
     rows = rows.select("sample_id", "position", "query", F.col("atoms").alias("statements"))
-    return _complete(rows, revised)
-
-
-def _complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """The rows of samples that a stage left nothing of unanswered; the others' would be paid for in vain."""
-    incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
-    return rows.join(incomplete, on="sample_id", how="left_anti")
+    return leave_complete(rows, revised)
 
 
 def _gather_atoms(
@@ -132,10 +106,7 @@ def _gather_atoms(
             how="left",
         )
     )
-    passage = F.struct(
-        F.col("position").isNull().alias("is_response"), "position", "context_id", "units", "statements", "ratings"
-    )
-    grouped = joined.groupBy("sample_id").agg(F.array_sort(F.collect_list(passage)).alias("passages"))
+    grouped = joined.groupBy("sample_id").agg(in_order("units", "statements", "ratings"))
     gather = partial(gather_atoms, unit_types=settings.nli.unit_types, threshold=settings.thresholds.relevance)
     return grouped.mapInArrow(gather, spark_schema(SAMPLE_ATOMS))
 
@@ -264,15 +235,6 @@ def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
     """The nodes and edges of the samples' graphs, for `Condenser.condense`."""
-    nodes = (
-        atoms.where(F.col("contexts") > 0)
-        .select("sample_id", F.explode("atoms").alias("atom"))
-        .where(F.col("atom.node").isNotNull())
-        .select(
-            F.col("sample_id").alias("graph"),
-            *(F.col(f"atom.{name}").alias(name) for name in ("node", "context", "response", "frequency")),
-        )
-    )
     edges = relations.where((F.col("relation") == "entailment") | F.col("relation").isNull()).select(
         F.col("sample_id").alias("graph"), "source", "target", F.col("relation").isNotNull().alias("judged")
     )
@@ -294,116 +256,4 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
     unjudged = beyond.where(F.col("source").isNotNull()).select(
         "graph", "source", "target", F.lit(False).alias("judged")
     )
-    return nodes.unionByName(joints), edges.unionByName(unjudged)
-
-
-def _members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
-    """One row an atom: sample_id, the fields of `ATOM_TYPE`, and what its class is."""
-    rows = atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
-    found = classes.select(
-        F.col("graph").alias("sample_id"), "node", "statement", "representative", "covered", "in_basis"
-    )
-    return rows.join(found, on=["sample_id", "node"], how="left")
-
-
-def _statement_id() -> Column:
-    return F.when(
-        F.col("statement").isNotNull(),
-        F.concat_ws(":", "sample_id", F.lit(METRIC), (F.col("statement") + 1).cast("string")),
-    )
-
-
-def _context_ids(sources: Column | str) -> Column:
-    """The ids of sources, each once, in the order of the contexts."""
-    return F.array_distinct(F.transform(F.array_sort(sources), lambda source: source["id"]))
-
-
-def _atom_rows(members: DataFrame) -> DataFrame:
-    """The table `atoms`."""
-    return members.select(
-        "sample_id",
-        F.lit(METRIC).alias("metric"),
-        "atom_id",
-        "text",
-        F.lit(None).cast("string").alias("question"),
-        "origin",
-        _context_ids("sources").alias("sources"),
-        "unit_type",
-        "rating",
-        "kept",
-        _statement_id().alias("statement_id"),
-    )
-
-
-def _statements(members: DataFrame) -> DataFrame:
-    """The table `statements`: the classes of atoms that hold a context atom."""
-    in_order = F.array_sort(F.collect_list(F.struct("node", "text")))
-    return (
-        members.where(F.col("statement").isNotNull())
-        .groupBy("sample_id", "statement")
-        .agg(
-            F.max(F.when(F.col("representative"), F.col("text"))).alias("text"),
-            F.max("covered").alias("covered"),
-            F.max("in_basis").alias("in_basis"),
-            F.flatten(F.collect_list("sources")).alias("sources"),
-            in_order.alias("members"),
-        )
-        .select(
-            "sample_id",
-            F.lit(METRIC).alias("metric"),
-            _statement_id().alias("statement_id"),
-            "text",
-            "covered",
-            "in_basis",
-            _context_ids("sources").alias("sources"),
-            F.array_distinct(F.transform("members", lambda member: member["text"])).alias("members"),
-        )
-    )
-
-
-def _relation_rows(atoms: DataFrame, relations: DataFrame) -> DataFrame:
-    """The table `relations`."""
-    ids = atoms.select("sample_id", F.transform("atoms", lambda atom: atom["atom_id"]).alias("ids"))
-    return relations.join(ids, on="sample_id", how="inner").select(
-        "sample_id",
-        F.lit(METRIC).alias("metric"),
-        F.get("ids", F.col("source").cast("int")).alias("premise_id"),
-        F.get("ids", F.col("target").cast("int")).alias("hypothesis_id"),
-        "relation",
-    )
-
-
-def _scores(
-    samples: DataFrame,
-    prepared: DataFrame,
-    incomplete: DataFrame,
-    owners: DataFrame,
-    relations: DataFrame,
-    counts: DataFrame,
-) -> DataFrame:
-    """The table `scores`."""
-    judged = relations.groupBy("sample_id").agg(
-        F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("unasked")
-    )
-    joined = (
-        samples.select("sample_id", "system")
-        .join(prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
-        .join(
-            incomplete.withColumnsRenamed({"lost": "lost_later", "waiting": "waiting_later"}),
-            on="sample_id",
-            how="left",
-        )
-        .join(owners.select("sample_id", "left_out"), on="sample_id", how="left")
-        .join(judged, on="sample_id", how="left")
-        .join(counts.withColumnRenamed("graph", "sample_id"), on="sample_id", how="left")
-    )
-    status = (
-        F.when(F.col("lost") | F.col("lost_later"), "failed")
-        .when(F.col("waiting") | F.col("waiting_later") | F.col("unasked"), "budget")
-        .when(F.col("left_out").isNull(), "no_statements")
-        .when(F.col("unjudged") > 0, "partial")
-        .otherwise("ok")
-    )
-    unjudged = F.coalesce("left_out", F.lit(0)) + F.coalesce("failed", F.lit(0))
-    with_status = joined.withColumn("unjudged", unjudged).withColumn("status", status)
-    return with_status.select(*score_columns(METRIC))
+    return graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)

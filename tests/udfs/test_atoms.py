@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.atoms import gather_atoms, normalise
+from udfs.atoms import gather_atoms
+from udfs.nodes import normalise
 
 Unit = tuple[str, str]
 

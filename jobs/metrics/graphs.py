@@ -1,0 +1,173 @@
+"""What the metrics with a fact graph share: the passages they read, and the tables that a condensed graph becomes."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from jobs.metrics.base import is_unasked, score_columns
+from jobs.metrics.contexts import is_ready
+
+
+def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
+    """Columns sample_id, query, position, context_id, text: the texts that the metric reads.
+
+    They are the condensed contexts and the response (position null) of each sample all of whose contexts are known. A
+    blank text says nothing and is not asked for.
+    """
+    ready = samples.select("sample_id", "query", "response").join(
+        prepared.where(is_ready()), on="sample_id", how="inner"
+    )
+    answer = F.struct(
+        F.lit(None).cast("int").alias("position"),
+        F.lit(None).cast("string").alias("context_id"),
+        F.col("response").alias("summary"),
+    )
+    texts = ready.select("sample_id", "query", F.explode(F.concat("kept", F.array(answer))).alias("text"))
+    return texts.where(F.length(F.trim("text.summary")) > 0).select(
+        "sample_id",
+        "query",
+        F.col("text.position").alias("position"),
+        F.col("text.context_id").alias("context_id"),
+        F.col("text.summary").alias("text"),
+    )
+
+
+def leave_complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
+    """The rows of samples that a stage left nothing of unanswered; the others' would be paid for in vain."""
+    incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
+    return rows.join(incomplete, on="sample_id", how="left_anti")
+
+
+def in_order(*columns: str) -> Column:
+    """The passages of a sample, gathered from its rows: the contexts in order, then the response."""
+    passage = F.struct(F.col("position").isNull().alias("is_response"), "position", "context_id", *columns)
+    return F.array_sort(F.collect_list(passage)).alias("passages")
+
+
+def graph_nodes(atoms: DataFrame) -> DataFrame:
+    """The nodes of the samples' graphs, for `Condenser.condense`, from rows of `SAMPLE_NODES`."""
+    return (
+        atoms.where(F.col("contexts") > 0)
+        .select("sample_id", F.explode("atoms").alias("atom"))
+        .where(F.col("atom.node").isNotNull())
+        .select(
+            F.col("sample_id").alias("graph"),
+            *(F.col(f"atom.{name}").alias(name) for name in ("node", "context", "response", "frequency")),
+        )
+    )
+
+
+def place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
+    """One row an atom: sample_id, the fields of `NODE_TYPE`, and what its class is."""
+    rows = atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
+    found = classes.select(
+        F.col("graph").alias("sample_id"), "node", "statement", "representative", "covered", "in_basis"
+    )
+    return rows.join(found, on=["sample_id", "node"], how="left")
+
+
+def _statement_id(metric: str) -> Column:
+    return F.when(
+        F.col("statement").isNotNull(),
+        F.concat_ws(":", "sample_id", F.lit(metric), (F.col("statement") + 1).cast("string")),
+    )
+
+
+def _context_ids(sources: Column | str) -> Column:
+    """The ids of sources, each once, in the order of the contexts."""
+    return F.array_distinct(F.transform(F.array_sort(sources), lambda source: source["id"]))
+
+
+def _stated() -> Column:
+    """An atom as statements show it: an answer together with its question."""
+    answered = F.concat(F.lit("Q: "), "question", F.lit(" A: "), "text")
+    return F.when(F.col("question").isNull(), F.col("text")).otherwise(answered)
+
+
+def atom_rows(metric: str, members: DataFrame) -> DataFrame:
+    """The table `atoms`."""
+    return members.select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        "atom_id",
+        "text",
+        "question",
+        "origin",
+        _context_ids("sources").alias("sources"),
+        "unit_type",
+        "rating",
+        "kept",
+        _statement_id(metric).alias("statement_id"),
+    )
+
+
+def statement_rows(metric: str, members: DataFrame) -> DataFrame:
+    """The table `statements`: the classes of atoms that hold a context atom."""
+    shown = members.where(F.col("statement").isNotNull()).withColumn("stated", _stated())
+    return (
+        shown.groupBy("sample_id", "statement")
+        .agg(
+            F.max(F.when(F.col("representative"), F.col("stated"))).alias("text"),
+            F.max("covered").alias("covered"),
+            F.max("in_basis").alias("in_basis"),
+            F.flatten(F.collect_list("sources")).alias("sources"),
+            F.array_sort(F.collect_list(F.struct("node", "stated"))).alias("members"),
+        )
+        .select(
+            "sample_id",
+            F.lit(metric).alias("metric"),
+            _statement_id(metric).alias("statement_id"),
+            "text",
+            "covered",
+            "in_basis",
+            _context_ids("sources").alias("sources"),
+            F.array_distinct(F.transform("members", lambda member: member["stated"])).alias("members"),
+        )
+    )
+
+
+def relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFrame:
+    """The table `relations`."""
+    ids = atoms.select("sample_id", F.transform("atoms", lambda atom: atom["atom_id"]).alias("ids"))
+    return relations.join(ids, on="sample_id", how="inner").select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        F.get("ids", F.col("source").cast("int")).alias("premise_id"),
+        F.get("ids", F.col("target").cast("int")).alias("hypothesis_id"),
+        "relation",
+    )
+
+
+def score_rows(
+    metric: str,
+    samples: DataFrame,
+    prepared: DataFrame,
+    incomplete: DataFrame,
+    left_out: DataFrame,
+    relations: DataFrame,
+    counts: DataFrame,
+) -> DataFrame:
+    """The table `scores`. `left_out` has a row a sample with a graph: how many pairs a cap left out."""
+    judged = relations.groupBy("sample_id").agg(
+        F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("unasked")
+    )
+    later = incomplete.withColumnsRenamed({"lost": "lost_later", "waiting": "waiting_later"})
+    joined = (
+        samples.select("sample_id", "system")
+        .join(prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
+        .join(later, on="sample_id", how="left")
+        .join(left_out.select("sample_id", "left_out"), on="sample_id", how="left")
+        .join(judged, on="sample_id", how="left")
+        .join(counts.withColumnRenamed("graph", "sample_id"), on="sample_id", how="left")
+    )
+    status = (
+        F.when(F.col("lost") | F.col("lost_later"), "failed")
+        .when(F.col("waiting") | F.col("waiting_later") | F.col("unasked"), "budget")
+        .when(F.col("left_out").isNull(), "no_statements")
+        .when(F.col("unjudged") > 0, "partial")
+        .otherwise("ok")
+    )
+    unjudged = F.coalesce("left_out", F.lit(0)) + F.coalesce("failed", F.lit(0))
+    with_status = joined.withColumn("unjudged", unjudged).withColumn("status", status)
+    return with_status.select(*score_columns(metric))

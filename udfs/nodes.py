@@ -1,0 +1,142 @@
+"""The nodes of a sample's fact graph: texts that are equal after normalisation are one node, with all its sources."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+_QUOTES = frozenset({'""', "''", "“”", "‘’", "„“", "‚‘", "«»", "»«", "‹›", "””", "’’", "„”", "``"})
+_FULL_STOPS = ".。"
+
+SOURCE_TYPE = pa.struct([pa.field("position", pa.int32()), pa.field("id", pa.string())])
+NODE_TYPE = pa.struct(
+    [
+        pa.field("atom_id", pa.string()),
+        pa.field("node", pa.int64()),
+        pa.field("question", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("context", pa.bool_()),
+        pa.field("response", pa.bool_()),
+        pa.field("frequency", pa.int64()),
+        pa.field("origin", pa.string()),
+        pa.field("sources", pa.list_(SOURCE_TYPE)),
+        pa.field("unit_type", pa.string()),
+        pa.field("rating", pa.float64()),
+        pa.field("kept", pa.bool_()),
+    ]
+)
+SAMPLE_NODES = pa.schema(
+    [
+        pa.field("sample_id", pa.string()),
+        pa.field("atoms", pa.list_(NODE_TYPE)),
+        pa.field("contexts", pa.int64()),
+        pa.field("responses", pa.int64()),
+    ]
+)
+
+
+def normalise(text: str) -> str:
+    """What texts are compared by: NFKC, single spaces, without outer quotes and final full stop, case folded."""
+    plain = " ".join(unicodedata.normalize("NFKC", text).split())
+    stopped = _without_stop(plain)
+    bare = _without_quotes(stopped)
+    if bare != stopped and stopped == plain:
+        bare = _without_stop(bare)
+    return bare.casefold()
+
+
+def _without_stop(text: str) -> str:
+    return text[:-1].rstrip() if text[-1:] in _FULL_STOPS else text
+
+
+def _without_quotes(text: str) -> str:
+    return text[1:-1].strip() if len(text) > 2 and text[0] + text[-1] in _QUOTES else text
+
+
+@dataclass
+class Node:
+    """An atom, or an answer to a question, and where it occurs.
+
+    It passes from a context, or from the response, where its own rating there is high enough. `wanted`: whether what
+    is of its unit type goes on at all.
+    """
+
+    unit_type: str | None = None
+    question: str | None = None
+    wanted: bool = True
+    in_contexts: Counter[str] = field(default_factory=Counter)
+    in_response: Counter[str] = field(default_factory=Counter)
+    sources: dict[int, str] = field(default_factory=dict)
+    passed: dict[int, str] = field(default_factory=dict)
+    response_passed: bool = False
+    ratings: list[float] = field(default_factory=list)
+
+    def add(
+        self, text: str, position: int | None, context_id: str | None, rating: float | None, *, passes: bool
+    ) -> None:
+        """Adds an occurrence: in the context at that position, or in the response, which has none."""
+        self.ratings += [] if rating is None else [rating]
+        if position is None:
+            self.in_response[text] += 1
+            self.response_passed |= passes
+            return
+        self.in_contexts[text] += 1
+        self.sources[position] = context_id or ""
+        if passes:
+            self.passed[position] = context_id or ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is in the graph."""
+        return self.wanted and bool(self.passed or self.response_passed)
+
+    @cached_property
+    def text(self) -> str:
+        """Its most frequent form, among the contexts' where there are any, so that no response changes it."""
+        return (self.in_contexts or self.in_response).most_common(1)[0][0]
+
+    def to_row(self, atom_id: str, number: int | None) -> dict[str, Any]:
+        """A value of `NODE_TYPE`."""
+        sources = self.passed if self.kept else self.sources
+        context, response = bool(sources), self.response_passed if self.kept else bool(self.in_response)
+        return {
+            "atom_id": atom_id,
+            "node": number,
+            "question": self.question,
+            "text": self.text,
+            "context": context,
+            "response": response,
+            "frequency": self.in_contexts.total() + self.in_response.total(),
+            "origin": "both" if context and response else "response" if response else "context",
+            "sources": [{"position": position, "id": source} for position, source in sorted(sources.items())],
+            "unit_type": self.unit_type,
+            "rating": max(self.ratings, default=None),
+            "kept": self.kept,
+        }
+
+
+def number_nodes(
+    sample_id: str, metric: str, found: Iterable[Node], others: Sequence[Node] = ()
+) -> tuple[dict[str, Any], list[Node]]:
+    """The row of `SAMPLE_NODES` of a sample, and the nodes of its graph in their order.
+
+    These come first among `atoms`: the `contexts` with a context source, then the `responses` others, each in order of
+    first appearance; after them, with a null node, what did not pass, and `others`.
+    """
+    nodes = list(found)
+    from_contexts = [node for node in nodes if node.kept and node.passed]
+    from_response = [node for node in nodes if node.kept and not node.passed]
+    kept = [*from_contexts, *from_response]
+    dropped = [*(node for node in nodes if not node.kept), *others]
+    numbered = [*enumerate(kept), *((None, node) for node in dropped)]
+    rows = [
+        node.to_row(f"{sample_id}:{metric}:{place}", number) for place, (number, node) in enumerate(numbered, start=1)
+    ]
+    row = {"sample_id": sample_id, "atoms": rows, "contexts": len(from_contexts), "responses": len(from_response)}
+    return row, kept
