@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import udfs.stages.e2e as e2e
+import udfs.stages.generation as generation
 import udfs.stages.nli as nli
+import udfs.stages.qa as qa
 from udfs.stages.base import StageDefinition
 
 STAGES: dict[str, StageDefinition] = {
@@ -15,5 +17,11 @@ STAGES: dict[str, StageDefinition] = {
         nli.REVISE_ATOMS,
         nli.RATE_RELEVANCE,
         nli.CLASSIFY_RELATION,
+        qa.MINE_QUESTIONS,
+        qa.REFINE_QUESTIONS,
+        qa.ANSWER_QUESTIONS,
+        qa.COMPARE_ANSWERS,
+        generation.GENERATE_ANSWER,
+        generation.RESTATE_ANSWER,
     )
 }

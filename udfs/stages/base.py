@@ -20,7 +20,8 @@ class StageDefinition:
     """A stage as its metric family defines it; `udfs.llm.keys.Stage` is one with model, template and decoding bound.
 
     `parse(completion, variables)` gives a row of `output` or raises `Unparsable`. `rated` stages ask for
-    log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating.
+    log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
+    the model may call, where settings and endpoint let it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class StageDefinition:
     parse: Parser
     output: pa.Schema
     rated: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def results(self) -> pa.Schema:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +11,16 @@ import pyarrow as pa
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.lists import AFTERWORDS, list_items, read_rows, says_none, whole
+from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rating_pattern, read_digit
 from udfs.stages.reading import (
     Line,
-    collapsed,
     end_of_thinking,
     is_drawing,
     is_none,
     letters,
     split_marker,
     strip_thinking,
-    unfenced,
     without_emphasis,
 )
 
@@ -35,26 +33,15 @@ REVISED_SCHEMA = pa.schema([pa.field("atoms", pa.list_(pa.string()))])
 RATINGS_SCHEMA = pa.schema([pa.field("ratings", pa.list_(pa.float64()))])
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 
-_AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
 _TYPE_NAMES = {name.casefold().replace(" ", "") + end: name for name in UNIT_TYPES for end in ("", "s")}
 _TYPE_LABEL = re.compile(r"[:：(\[]\s{0,9}[*_]{0,2}(?:unit )?type[*_]{0,2}\Z", re.IGNORECASE)
 _BRACKETED_TYPE = re.compile(r"[(\[【][^()\[\]]{1,30}[)\]】][\W_]{0,8}\Z")
 _LONGEST_TYPE = 60
 _COLONS = ":："
-_BOLD = "**"
 
-_RATING = re.compile(
-    r"(?<![^\W_])(?:relevance|relevancy|(?<=[(\[【])(?:rating|score))(?: (?:score|rating))?(?: (?:is|of))?"
-    r"(?P<mark>(?:[\s*_:：=\"'`(\[]|[-–—](?=\s)){0,6})(?P<number>[+-]?[0-9][0-9.,]{0,9})?",
-    re.IGNORECASE,
-)
-_NAMING = ":：="
-_OUT_OF = re.compile(r"\s{0,3}(?:/|out of\b|of\b)\s{0,3}([0-9]{1,9})")
-_RANGE = re.compile(rf"\s?(?:[-–—]|to\b|or\b)\s?[{SCALE}](?!\w)")
-_IN_SCALE = re.compile(rf"[{SCALE}](?:[.,]0{{1,9}})?")
+_RATING = rating_pattern("relevance|relevancy")
 _LAST_NUMBER = re.compile(rf"(?<![\w.,/+-])(?P<number>[{SCALE}])(?:\s?/\s?{SCALE[-1]})?[\W_]{{0,8}}\Z")
 _LONGEST_END = 24
-_NOT_WORDS = re.compile(r"[\W_]+")
 
 _LABEL = r"(?:entail(?:ment|s|ed|ing)?|contradict(?:ion|s|ed|ing|ory)?|neutral)(?![^\W_]|[\W_]{0,3}\?)"
 _OTHER_LABEL = rf"[*_\"'`]{{0,3}}\s{{0,2}}(?:[/|,]\s?(?:or|and)?|or|and)\s{{0,2}}[*_\"'`]{{0,3}}{_LABEL}"
@@ -88,18 +75,18 @@ def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list
 
     The type follows the last colon. Raises `Unparsable` where a bulleted unit has no known type or nothing is a unit.
     """
-    rows = _rows(completion)
+    rows = read_rows(completion)
     atoms = [{"text": text, "unit_type": unit_type} for text, unit_type in _units(rows) if text]
-    if not atoms and not _says_none(rows):
+    if not atoms and not says_none(rows):
         raise Unparsable("no unit with a unit type")
     return {"atoms": atoms}
 
 
 def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`atoms`: the statements in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
-    rows = _rows(completion)
-    atoms = [without_emphasis(" ".join(item)) for item in _items(rows)]
-    if not atoms and not _says_none(rows):
+    rows = read_rows(completion)
+    atoms = [without_emphasis(" ".join(item)) for item in list_items(rows)]
+    if not atoms and not says_none(rows):
         raise Unparsable("no list of statements")
     return {"atoms": atoms}
 
@@ -111,9 +98,9 @@ def parse_relevance(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     lines as statements. Raises `Unparsable` where a statement has no rating from 1 to 5.
     """
     statements: Sequence[str] = variables["statements"]
-    rated = list(_rated_lines(completion, set(map(_key, statements))))
-    chosen = _match(statements, [_keys(line.text) for line in rated])
-    ratings = [rated[chosen[place]].digit if place in chosen else None for place in range(len(statements))]
+    rated = list(_rated_lines(completion, set(map(matching_key, statements))))
+    chosen = match_lines(statements, [line.text for line in rated])
+    ratings = [rated[chosen[place][-1]].digit if place in chosen else None for place in range(len(statements))]
     found = [digit for digit in ratings if digit is not None]
     if len(found) < len(statements):
         raise Unparsable(f"no rating from 1 to 5 for {len(statements) - len(found)} of {len(statements)} statements")
@@ -135,14 +122,6 @@ def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     raise Unparsable(f"none of {', '.join(RELATIONS)} is the answer")
 
 
-def _rows(completion: str) -> list[Line]:
-    return [split_marker(line) for line in unfenced(strip_thinking(completion)).split("\n")]
-
-
-def _says_none(rows: Iterable[Line]) -> bool:
-    return any(is_none(row.text) for row in rows)
-
-
 def _units(rows: Sequence[Line]) -> Iterator[tuple[str, str]]:
     """The (text, type) of each unit; a bulleted one goes on over unmarked lines until its type comes.
 
@@ -156,11 +135,11 @@ def _units(rows: Sequence[Line]) -> Iterator[tuple[str, str]]:
             continue
         if begun and row.marked:
             break
-        if any_came and not begun and not row.marked and letters(row.text) in _AFTERWORDS:
+        if any_came and not begun and not row.marked and letters(row.text) in AFTERWORDS:
             return
         typed = _split_type(row.text)
         if typed:
-            yield _whole(" ".join([*begun, typed[0]])), typed[1]
+            yield whole(" ".join([*begun, typed[0]])), typed[1]
             begun, any_came = [], True
         elif row.marked or begun or (any_came and not bulleted):
             begun.append(row.text)
@@ -186,38 +165,6 @@ def _type_name(text: str) -> str | None:
     return _TYPE_NAMES.get(letters(text).replace(" ", ""))
 
 
-def _whole(text: str) -> str:
-    """The text without surrounding emphasis, or half of a bold that ended with the type."""
-    text = text.strip()
-    if text.count(_BOLD) % 2:
-        text = text.removeprefix(_BOLD) if text.startswith(_BOLD) else text.removesuffix(_BOLD)
-    return without_emphasis(text.strip())
-
-
-def _items(rows: Sequence[Line]) -> list[list[str]]:
-    """The lines of each list item; one goes on over the unmarked lines directly below that are indented further."""
-    items: list[list[str]] = []
-    indent: int | None = None
-    for place, row in enumerate(rows):
-        if row.marked and not is_drawing(row):
-            indent = row.indent
-            if not is_none(row.text) and not _is_group_label(rows, place):
-                items.append([row.text])
-        elif items and indent is not None and row.text and row.indent > indent:
-            items[-1].append(row.text)
-        elif items and letters(row.text) in _AFTERWORDS:
-            break
-        else:
-            indent = None
-    return items
-
-
-def _is_group_label(rows: Sequence[Line], place: int) -> bool:
-    """`* Part 1:` directly above items that are indented further."""
-    below = rows[place + 1] if place + 1 < len(rows) else rows[place]
-    return rows[place].text.rstrip("*_").endswith(":") and below.marked and below.indent > rows[place].indent
-
-
 def _rated_lines(completion: str, known: set[str]) -> Iterator[_Rated]:
     """Every rating with the text that it is for: its own line's, or that of the lines that it ends."""
     begun: list[str] = []
@@ -238,17 +185,17 @@ def _rated_lines(completion: str, known: set[str]) -> Iterator[_Rated]:
 
 def _read_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
     """The last rating of a line, null where it has none; a line that repeats a statement and no more has none."""
-    if _is_known(line, known):
+    if is_known(line, known):
         return None
     last = None
     for found in _RATING.finditer(line):
-        if found["number"] or any(mark in found["mark"] for mark in _NAMING):
+        if found["number"] or is_named(found):
             last = found
     bare = _read_bare_rating(line, offset, known)
     if last is None or bare is not None:
         return bare
     before = line[: last.start()]
-    return _Rated(before if _key(before) else line[last.end() :], _digit(line, last, offset))
+    return _Rated(before if matching_key(before) else line[last.end() :], read_digit(line, last, offset))
 
 
 def _read_bare_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
@@ -259,19 +206,7 @@ def _read_bare_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
         return None
     place = len(line.rstrip()) - len(end) + found.start()
     text = line[:place]
-    return _Rated(text, Digit(int(line[place]), offset + place)) if _is_known(text, known) else None
-
-
-def _digit(line: str, found: re.Match[str], offset: int) -> Digit | None:
-    """The digit of a rating; null where it is no whole number of the scale, or out of another one."""
-    number = (found["number"] or "").rstrip(".,")
-    if not _IN_SCALE.fullmatch(number):
-        return None
-    end = found.start("number") + len(number)
-    out_of = _OUT_OF.match(line, end)
-    if line[end : end + 1].isalnum() or _RANGE.match(line, end) or (out_of and out_of[1] != SCALE[-1]):
-        return None
-    return Digit(int(number[0]), offset + found.start("number"))
+    return _Rated(text, Digit(int(line[place]), offset + place)) if is_known(text, known) else None
 
 
 def _rated_text(text: str, begun: Sequence[str], known: set[str]) -> str:
@@ -280,46 +215,7 @@ def _rated_text(text: str, begun: Sequence[str], known: set[str]) -> str:
         return text
     joined = " ".join([*begun, text])
     meant = [text, joined, begun[0]]
-    return next((each for each in meant if _is_known(each, known)), text if _key(text) else joined)
-
-
-def _key(text: str) -> str:
-    """What texts are matched by: letters and digits, case folded, with single spaces."""
-    return _NOT_WORDS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
-
-
-def _keys(line: str) -> list[str]:
-    """The keys of a line with its markers, without its first one, and without its first two, which are not empty."""
-    once = split_marker(line).text
-    return [key for key in map(_key, (line, once, split_marker(once).text)) if key]
-
-
-def _is_known(line: str, known: set[str]) -> bool:
-    return any(key in known for key in _keys(line))
-
-
-def _match(statements: Sequence[str], lines: Sequence[list[str]]) -> dict[int, int]:
-    """The line of each statement, by place. Of several lines with one text the last count, as many as are needed.
-
-    A statement that is given several times may be rated once.
-    """
-    places, said = defaultdict(list), defaultdict(list)
-    for place, statement in enumerate(statements):
-        places[_key(statement)].append(place)
-    for number, keys in enumerate(lines):
-        known = next((key for key in keys if key in places), None)
-        if known is not None:
-            said[known].append(number)
-    chosen: dict[int, int] = {}
-    for key, numbers in said.items():
-        wanted = len(places[key])
-        if len({collapsed(statements[place]) for place in places[key]}) == 1:
-            numbers.extend(numbers[-1:] * (wanted - len(numbers)))
-        chosen |= zip(places[key], numbers[-wanted:], strict=False)
-    if len(lines) == len(statements):
-        free = set(range(len(lines))) - set(chosen.values())
-        chosen |= {place: place for place in free if place not in chosen}
-    return chosen
+    return next((each for each in meant if is_known(each, known)), text if matching_key(text) else joined)
 
 
 def _first_answer(lines: Iterable[str]) -> list[str]:

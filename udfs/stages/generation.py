@@ -1,0 +1,83 @@
+"""The stages that write text: answers, and answers as statements (Dejl et al. 2025; methods, sections 6 and 8)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.reading import collapsed, is_drawing, split_marker, strip_thinking, unfenced, without_emphasis
+
+ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
+RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
+
+_NAME = r"(?:(?:restated|rewritten|rephrased|combined|final|declarative|atomic) )?(?:statement|sentence)"
+_LABEL = re.compile(rf"[#*_\s]{{0,9}}{_NAME}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
+_GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?[,.!]*\s*)"
+_INTRODUCTION = re.compile(
+    rf"{_GREETING}?(?:here(?:['’]s| is)|this is|the following is) (?:a|an|the|your|my|one)\b"
+    r"[^.:\n]{0,60}\b(?:statement|sentence|version)\b[^.:\n]{0,60}[:：][*_]{0,2}\s*",
+    re.IGNORECASE,
+)
+_ONLY_GREETING = re.compile(_GREETING, re.IGNORECASE)
+_BULLETS = "-*+•●○◦▪■‣·–—"
+_ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
+_QUOTES = {'""', "“”", "«»", "„“"}
+
+
+def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """`answer`: the text without thinking and a fence around all of it. Raises `Unparsable` where that is empty."""
+    text = unfenced(strip_thinking(completion))
+    if not text:
+        raise Unparsable("no answer: the completion is empty after thinking is removed")
+    return {"answer": text}
+
+
+def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """`statement`: the first sentence or line, on one line, without label, bullet and quotes.
+
+    Raises `Unparsable` where nothing is left.
+    """
+    text = unfenced(_without_introduction(unfenced(strip_thinking(completion))))
+    statement = _undecorated(_first_of(text.split("\n")))
+    if not any(map(str.isalnum, statement)):
+        raise Unparsable("no statement: the completion is empty after thinking and labels are removed")
+    return {"statement": statement}
+
+
+def _without_introduction(text: str) -> str:
+    """The text without a greeting on a line of its own, `Here is the statement:` and `Statement:`."""
+    first, newline, rest = text.partition("\n")
+    if newline and _ONLY_GREETING.fullmatch(first.strip()):
+        text = rest.lstrip()
+    for opening in (_INTRODUCTION, _LABEL):
+        found = opening.match(text)
+        text = text[found.end() :] if found else text
+    return text
+
+
+def _first_of(lines: Iterable[str]) -> str:
+    """The lines of the first paragraph up to the one that ends a sentence."""
+    taken: list[str] = []
+    for line in lines:
+        drawn = is_drawing(split_marker(line))
+        if taken and drawn:
+            break
+        if not drawn:
+            taken.append(line)
+        if taken and line.rstrip().endswith(_ENDS):
+            break
+    return collapsed(" ".join(taken))
+
+
+def _undecorated(text: str) -> str:
+    text = split_marker(text).text if text[:1] in _BULLETS else text
+    text = without_emphasis(text)
+    return text[1:-1].strip() if text[:1] + text[-1:] in _QUOTES and text[0] not in text[1:-1] else text
+
+
+GENERATE_ANSWER = StageDefinition("generate_answer", ("query", "contexts"), parse_answer, ANSWER_SCHEMA)
+RESTATE_ANSWER = StageDefinition("restate_answer", ("question", "answer"), parse_restated, RESTATED_SCHEMA)
