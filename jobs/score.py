@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from jobs.store import is_transient
 from jobs.tables import RESULT_TABLES, SUMMARY, USAGE
 from udfs.llm.keys import Stage
 from udfs.llm.segments import is_local, open_filesystem
+from udfs.stages import STAGES
 
 EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}
 MANIFEST_STATUS = {"refused": "failed", "broken": "failed"}
@@ -137,10 +138,18 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         sha256 = endpoint.model_sha256
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+        _show_unused_tools(settings, stages, display)
         interrupts = Interrupts()
         spark = open_session(settings)
         interrupts.install()
         return _score(_Run(request, spark, display, interrupts, endpoint, stages, stack))
+
+
+def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
+    """Says which stages cannot use the tools that the settings ask for."""
+    unused = [name for name, stage in stages.items() if STAGES[name].tools and not stage.tools]
+    if unused and settings.qa.quantity_tool == "tool":
+        display.note(f"{', '.join(unused)}: text completions have no tools; qa.quantity_tool is as if it were none")
 
 
 def _score(run: _Run) -> ScoreOutcome:
@@ -150,8 +159,8 @@ def _score(run: _Run) -> ScoreOutcome:
     found = read_samples(run.spark, request.input, format=request.format, limit=request.limit)
     show_invalid(found, run.display)
     identity = manifest.identify(fingerprint(found.samples), request.metrics, request.settings, run.stages)
-    earlier = _check_output(request, identity)
-    if earlier is not None and _has_nothing_to_do(request, earlier):
+    earlier = check_output(request.output, identity, overwrite=request.overwrite)
+    if earlier is not None and is_complete(request.output, RESULT_TABLES, earlier, again=request.retry_failed):
         counts = earlier["counts"]
         code = exit_code("finished", counts, request.settings.fail_on_error)
         return ScoreOutcome(code, earlier["summary"], counts, None, request.embedded, unchanged=True)
@@ -162,49 +171,50 @@ def _score(run: _Run) -> ScoreOutcome:
         samples = _write_samples(run, found)
         if fingerprint(samples) != identity.fingerprint:
             raise SampleError(f"{request.input} changed while it was read; start again")
-        runner = _runner(run, bool(_sum_starts(current, "answered")))
+        runner = _runner(run, bool(sum_starts(current, "answered")))
         tables = _score_metrics(run, runner, samples, found.invalid)
         if run.process is not None:
             run.process.leave()
         return _finish(run, runner, current, tables)
     except BaseException as error:
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        _remove(request.output, [name for name in RESULT_TABLES if name != "samples"])
+        remove_folders(request.output, [name for name in RESULT_TABLES if name != "samples"])
         manifest.write_manifest(request.output, {**current, "status": ended})
         raise
 
 
-def show_invalid(found: Samples, display: Display) -> None:
-    """Says how many rows cannot be scored, and why the first of them."""
+def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:
+    """Says how many rows cannot be scored, or what else was to be done with them, and why the first of them."""
     if found.invalid_count:
-        display.note(f"{found.invalid_count:,} rows cannot be scored and are in the table failures; the first:")
+        display.note(f"{found.invalid_count:,} rows cannot be {done} and are in the table failures; the first:")
         for line in found.first_invalid:
             display.note(f"  {line}")
 
 
-def _check_output(request: ScoreRequest, identity: Identity) -> dict[str, Any] | None:
+def check_output(output: str, identity: Identity, *, overwrite: bool) -> dict[str, Any] | None:
     """The manifest of an earlier start of the same run; None for a new output. Raises OutputError for another run's."""
-    earlier = None if request.overwrite else manifest.read_manifest(request.output)
+    earlier = None if overwrite else manifest.read_manifest(output)
     if earlier is None:
         return None
     differences = identity.differences(earlier.get("identity", {}))
     if differences:
         raise OutputError(
-            f"{request.output} belongs to {' and '.join(differences)}; "
+            f"{output} belongs to {' and '.join(differences)}; "
             "give another --output, or --overwrite to replace its tables (completions stay)"
         )
     return earlier
 
 
-def _has_nothing_to_do(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
-    if earlier["status"] != "finished" or any(not _exists(f"{request.output}/{name}") for name in RESULT_TABLES):
+def is_complete(output: str, tables: Iterable[str], earlier: Mapping[str, Any], *, again: bool) -> bool:
+    """Whether an earlier start left nothing to ask, lasting failures included where they are asked `again`."""
+    if earlier["status"] != "finished" or any(not exists(f"{output}/{name}") for name in tables):
         return False
     counts = earlier["counts"]
-    again = counts["failures"] if request.retry_failed else counts["passing_failures"]
-    return not again
+    return not (counts["failures"] if again else counts["passing_failures"])
 
 
-def _exists(uri: str) -> bool:
+def exists(uri: str) -> bool:
+    """Whether there is such a folder."""
     system, path = open_filesystem(uri)
     return bool(system.get_file_info(path).type == fs.FileType.Directory)
 
@@ -314,10 +324,10 @@ def _finish(run: _Run, runner: StageRunner, current: dict[str, Any], tables: Map
     if runner.damaged_files:
         run.display.note(f"{runner.damaged_files} damaged files of the store were skipped: {request.store}")
     code = exit_code(ended, current["counts"], request.settings.fail_on_error)
-    _add_start(run, runner, current, code)
-    _remove(request.output, [WORK])
+    add_start(current, run.id, run.started_at, runner.usage, code)
+    remove_folders(request.output, [WORK])
     manifest.write_manifest(request.output, current)
-    message = _explain(runner, request)
+    message = explain(runner, request.command)
     return ScoreOutcome(code, summary, current["counts"], message, request.embedded)
 
 
@@ -345,34 +355,37 @@ def _count(scores: DataFrame, failures: DataFrame) -> dict[str, Any]:
     }
 
 
-def _add_start(run: _Run, runner: StageRunner, current: dict[str, Any], code: int) -> None:
+def add_start(
+    current: dict[str, Any], run: str, started_at: datetime, usage: Sequence[Mapping[str, Any]], code: int
+) -> None:
     """One entry a start that had something to ask, and the sums over all starts."""
-    usage = runner.usage
     asked = any(row["calls"] or row["unasked"] for row in usage)
     if asked or not current["starts"]:
         current["starts"].append(
             {
-                "run": run.id,
-                "started_at": run.started_at.isoformat(),
+                "run": run,
+                "started_at": started_at.isoformat(),
                 "ended_at": datetime.now(UTC).isoformat(),
                 "status": current["status"],
                 "exit_code": code,
-                "usage": usage,
+                "usage": list(usage),
             }
         )
     names = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
-    current["totals"] = {name: _sum_starts(current, name) for name in names}
+    current["totals"] = {name: sum_starts(current, name) for name in names}
 
 
-def _sum_starts(current: Mapping[str, Any], name: str) -> Any:
+def sum_starts(current: Mapping[str, Any], name: str) -> Any:
+    """The sum of a column of the usage of all starts that a manifest has; None where no value is known."""
     values = [row[name] for start in current["starts"] for row in start["usage"]]
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
 
 
-def _remove(output: str, folders: Sequence[str]) -> None:
+def remove_folders(output: str, folders: Sequence[str]) -> None:
+    """Removes those folders of an output that are there."""
     for folder in folders:
-        if _exists(f"{output}/{folder}"):
+        if exists(f"{output}/{folder}"):
             system, path = open_filesystem(f"{output}/{folder}")
             system.delete_dir(path)
 
@@ -391,13 +404,14 @@ def exit_code(ended: str, counts: Mapping[str, Any], fail_on_error: bool | int |
     return FAILED_TOO_MANY if exceeded else 0
 
 
-def _explain(runner: StageRunner, request: ScoreRequest) -> str | None:
-    again = f"continue with: {request.command}"
+def explain(runner: StageRunner, command: str) -> str | None:
+    """The line that says why a run ended early, and how to go on; None where it did not."""
+    again = f"continue with: {command}"
     reasons = {
         "budget": f"the budget is used up after {runner.spent.calls:,} calls; raise budget.* and {again}",
         "outage": f"the endpoint does not answer; nothing is lost, {again}",
         "interrupted": f"interrupted; what was answered is kept, {again}",
-        "refused": f"the endpoint refuses the run: {runner.error}; check key, llm.base_url and llm.model, then {again}",
+        "refused": f"the endpoint refuses the run: {runner.error}, then {again}",
         "broken": f"{runner.error}; what was answered is kept, {again}",
     }
     return reasons.get(runner.ended or "")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 from udfs.llm.client import Answer
 from udfs.llm.limiter import Budget, Limits
+from udfs.ratings import read_alternatives
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,10 @@ class Progress:
 
 @dataclass(slots=True)
 class Request:
-    """A request while it is asked: what was sent and spent, why it was not answered yet. Times in seconds."""
+    """A request while it is asked: what was sent and spent, why it was not answered yet. Times in seconds.
+
+    `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said.
+    """
 
     request_id: str
     variables: Mapping[str, Any]
@@ -83,6 +90,14 @@ class Request:
     cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = False
+    rounds: int = 0
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[str, str]] = field(default_factory=list)
+
+    def begin_again(self) -> None:
+        """Forgets what followed the prompt."""
+        self.rounds, self.turns, self.trace = 0, [], []
+        self.body, self.tokens = None, 0
 
 
 @dataclass
@@ -101,3 +116,25 @@ class News:
         self.successes += success
         self.answered = True
         self.faults = 0
+
+
+def completion_row(request: Request, answer: Answer, *, rated: bool, run: str) -> tuple[Any, ...]:
+    """The row of the table `completions` that a request ends with, in the order of its schema."""
+    return (
+        request.request_id,
+        answer.text,
+        answer.finish_reason,
+        json.dumps(request.trace, ensure_ascii=False) if request.trace else None,
+        read_alternatives(answer.text, answer.logprobs) if rated and answer.text else None,
+        answer.model,
+        request.prompt_tokens,
+        request.cached_prompt_tokens,
+        request.completion_tokens,
+        request.estimated,
+        request.calls,
+        monotonic() - request.first_sent if request.first_sent else None,
+        datetime.now(UTC),
+        answer.error_type,
+        answer.error,
+        run,
+    )

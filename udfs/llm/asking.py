@@ -11,18 +11,18 @@ from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
-from udfs.llm.accounts import CallSettings, News, Progress, Request, Tally
+from udfs.llm.accounts import CallSettings, News, Progress, Request, Tally, completion_row
 from udfs.llm.client import Answer, Endpoint, Usage, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Lease, Report, Spent
 from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
-from udfs.ratings import read_alternatives
+from udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from udfs.stages.base import Unparsable
 
 LATE_SECONDS = 0.05
@@ -36,6 +36,8 @@ COMPLETION_QUANTILE = 0.9
 COMPLETIONS_REMEMBERED = 1000
 FIRST_COMPLETION_TOKENS = 512
 FAULTS = frozenset({"timeout", "connection"})
+CHECK = "check key, llm.base_url and llm.model"
+NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
 ASK_AGAIN = frozenset({"unparsable", "empty", "truncated", "bad_body"})
 
 
@@ -61,6 +63,7 @@ class Asker:
         self._spent_before = spent_before
         self._answered_ever = self._succeeded_ever = answered_before
         self._answered_at = 0.0
+        self._answered_here = False
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         self._counts_tokens = (
             settings.limits.tokens_per_minute is not None
@@ -208,7 +211,7 @@ class Asker:
 
     async def _ask(self, request: Request) -> None:
         try:
-            body = request.body or request_body(self._stage, self._prompt, request.variables)
+            body = request.body or self._body(request)
         except Exception as error:
             self._give_back(request, 0)
             failure = Answer(error_type="template", error=f"the template cannot be filled in ({type(error).__name__})")
@@ -227,7 +230,27 @@ class Asker:
         request.calls += 1
         answer = await self._endpoint.call(self._stage.api, body, left)
         self._count(request, answer)
-        self._settle(request, self._read(request, answer))
+        if self._stage.tools and answer.tool_calls and answer.error_type in (None, "empty"):
+            self._use_tools(request, answer)
+        else:
+            self._settle(request, self._read(request, answer))
+
+    def _body(self, request: Request) -> bytes:
+        left = request.rounds < MAX_ROUNDS
+        return request_body(self._stage, self._prompt, request.variables, request.turns, tools_left=left)
+
+    def _use_tools(self, request: Request, answer: Answer) -> None:
+        """Runs what the model calls and goes on with the conversation; each of its turns is a call under the limits."""
+        if request.rounds >= MAX_ROUNDS:
+            self._settle(request, _failed(answer, "unparsable", "the model does not stop calling tools"))
+            return
+        self._hear(success=True)
+        results = [run_tool(call) for call in answer.tool_calls]
+        request.turns += exchange(answer.text, answer.tool_calls, results)
+        request.trace += trace(answer.tool_calls, results)
+        request.rounds += 1
+        request.body, request.tokens = None, 0
+        self._return(request)
 
     def _read(self, request: Request, answer: Answer) -> Answer:
         """The answer, with the error `unparsable` where the stage's parser cannot read it."""
@@ -266,8 +289,10 @@ class Asker:
     def _settle(self, request: Request, answer: Answer) -> None:
         """Records the answer, or arranges for the request to be asked again."""
         error_type = answer.error_type
-        if answer.refused:
-            self._refused = self._refused or answer
+        without_tools = answer.about_tools and bool(self._stage.tools) and not self._answered_here
+        if answer.refused or without_tools:
+            remedy = NO_TOOLS if without_tools else CHECK
+            self._refused = self._refused or replace(answer, error=f"{answer.error}; {remedy}")
             return
         if error_type == "http_429":
             self._settle_limited(request, answer)
@@ -278,6 +303,7 @@ class Asker:
         self._hear(success=error_type is None)
         request.attempts += 1
         if error_type in ASK_AGAIN and request.attempts < self._settings.max_attempts:
+            request.begin_again()
             self._ask_again(request, answer, _backoff(request.attempts) if error_type == "bad_body" else 0.0)
         else:
             self._record(request, answer)
@@ -287,6 +313,7 @@ class Asker:
         self._news.hear(success=success)
         self._answered_ever, self._answered_at = True, time()
         self._succeeded_ever |= success
+        self._answered_here |= success
 
     def _settle_limited(self, request: Request, answer: Answer) -> None:
         self._tally.rate_limited += 1
@@ -340,33 +367,12 @@ class Asker:
 
     def _record(self, request: Request, answer: Answer) -> None:
         size = len(answer.text or "") + len(request.request_id) + 200
-        self._writer.add(self._row(request, answer), size)
+        self._writer.add(completion_row(request, answer, rated=self._stage.rated, run=self._run), size)
         self._tally.done += 1
         self._tally.failed += answer.error_type is not None
         self._units[request.unit] -= 1
         if not self._units[request.unit]:
             self._recorded.append(request.unit)
-
-    def _row(self, request: Request, answer: Answer) -> tuple[Any, ...]:
-        """A row of the table `completions`, in the order of its schema."""
-        return (
-            request.request_id,
-            answer.text,
-            answer.finish_reason,
-            None,
-            read_alternatives(answer.text, answer.logprobs) if self._stage.rated and answer.text else None,
-            answer.model,
-            request.prompt_tokens,
-            request.cached_prompt_tokens,
-            request.completion_tokens,
-            request.estimated,
-            request.calls,
-            monotonic() - request.first_sent if request.first_sent else None,
-            datetime.now(UTC),
-            answer.error_type,
-            answer.error,
-            self._run,
-        )
 
     async def _keep_flushing(self) -> None:
         while True:
@@ -458,7 +464,7 @@ class Asker:
     def _request_tokens(self, request: Request) -> int:
         if not request.tokens:
             try:
-                request.body = request_body(self._stage, self._prompt, request.variables)
+                request.body = self._body(request)
             except Exception:
                 request.body = None
             request.tokens = estimate_tokens(len(request.body or b""))
@@ -478,15 +484,7 @@ class Asker:
 
 
 def _failed(answer: Answer, error_type: str, error: str) -> Answer:
-    return Answer(
-        text=answer.text,
-        finish_reason=answer.finish_reason,
-        model=answer.model,
-        usage=answer.usage,
-        logprobs=answer.logprobs,
-        error_type=error_type,
-        error=error,
-    )
+    return replace(answer, error_type=error_type, error=error)
 
 
 def _backoff(attempt: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -22,6 +22,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHt
 from udfs.llm.keys import Stage
 from udfs.llm.templates import Prompt
 from udfs.llm.tokens import estimate_tokens
+from udfs.llm.tools import ToolCall, read_tool_calls
 
 TOP_LOGPROBS = 10
 MOST_TOKENS = 2**40
@@ -55,6 +56,11 @@ _MODEL_CODES = {"model_not_found", "model_not_available", "invalid_model", "unkn
 _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|not available|no such)", re.I | re.S)
 
 
+_TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
+_NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
+_LONGEST_MESSAGE = 500
+
+
 @dataclass(frozen=True)
 class Usage:
     """Tokens of one call; `estimated` where the endpoint did not return them."""
@@ -70,7 +76,8 @@ class Answer:
     """What came of one call.
 
     `error_type` is None for a completion that can be read. `refused` means that no call of the run can succeed (key,
-    address or model). `unconnected` means that no connection was made. `retry_after` is in seconds.
+    address or model), `about_tools` that the endpoint's error speaks of tools. `unconnected` means that no connection
+    was made. `retry_after` is in seconds.
     """
 
     text: str | None = None
@@ -78,10 +85,12 @@ class Answer:
     model: str | None = None
     usage: Usage = Usage()
     logprobs: Any = None
+    tool_calls: tuple[ToolCall, ...] = ()
     error_type: str | None = None
     error: str | None = None
     retry_after: float | None = None
     refused: bool = False
+    about_tools: bool = False
     unconnected: bool = False
 
 
@@ -133,14 +142,22 @@ class Endpoint:
         await self._client.close()
 
 
-def request_body(stage: Stage, prompt: Prompt, variables: Mapping[str, Any]) -> bytes:
-    """The JSON body of the call for these variables.
+def request_body(
+    stage: Stage,
+    prompt: Prompt,
+    variables: Mapping[str, Any],
+    turns: Sequence[Mapping[str, Any]] = (),
+    *,
+    tools_left: bool = True,
+) -> bytes:
+    """The JSON body of the call for these variables, going on after the `turns` that tools were used in.
 
-    `logprobs: false` in `extra_body` sends none of them, for models that refuse to give log-probabilities.
+    Without `tools_left` the model is told to call none. `logprobs: false` in `extra_body` sends none of them, for
+    models that refuse to give log-probabilities.
     """
     body: dict[str, Any] = {"model": stage.model}
     if stage.api == "chat":
-        body["messages"] = prompt.messages(variables)
+        body["messages"] = [*prompt.messages(variables), *turns]
         if stage.rated:
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
     else:
@@ -149,6 +166,8 @@ def request_body(stage: Stage, prompt: Prompt, variables: Mapping[str, Any]) -> 
             body["logprobs"] = TOP_LOGPROBS
     if stage.tools:
         body["tools"] = list(stage.tools)
+        if not tools_left:
+            body["tool_choice"] = "none"
     body |= stage.decoding
     if body.get("logprobs") is False:
         del body["logprobs"]
@@ -179,6 +198,7 @@ def read_completion(content: bytes, api: str, sent: int) -> Answer:
         model=_valid_utf8(model) if isinstance(model, str) else None,
         usage=_read_usage(body.get("usage"), text or "", sent),
         logprobs=choice.get("logprobs"),
+        tool_calls=read_tool_calls(message),
         error_type=error_type,
         error=_COMPLETION_ERRORS.get(error_type or ""),
     )
@@ -215,27 +235,31 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _read_status(response: httpx2.Response) -> Answer:
     status = response.status_code
-    code, model_unknown = _read_error_body(response.content)
+    code, message = _read_error_body(response.content)
+    model_unknown = code in _MODEL_CODES or bool(_MODEL_MESSAGE.search(message))
     if 300 <= status < 400:
         return Answer(error_type=f"http_{status}", error=f"HTTP {status}: redirects are not followed", refused=True)
     return Answer(
         error_type=f"http_{status}",
-        error=f"HTTP {status}" + (f" ({code})" if code else ""),
+        error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else ""),
         retry_after=_retry_after(response.headers) if status == 429 or status >= 500 else None,
         refused=status in _REFUSED or (400 <= status < 500 and status != 429 and model_unknown),
+        about_tools=status not in _NOT_ABOUT_TOOLS and bool(_TOOL_MESSAGE.search(message)),
     )
 
 
-def _read_error_body(content: bytes) -> tuple[str | None, bool]:
+def _read_error_body(content: bytes) -> tuple[str | None, str]:
+    """The code, or type, of an error, and the beginning of its message with the name of the parameter it is about."""
     try:
-        error = json.loads(content)["error"]
+        body = json.loads(content)
+        error = body.get("error", body)
+        if isinstance(error, str):
+            return None, error[:_LONGEST_MESSAGE]
         code = error.get("code") or error.get("type")
-        message = error.get("message")
+        said = [text for text in (error.get("param"), error.get("message")) if isinstance(text, str)]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None, False
-    unknown = code in _MODEL_CODES if isinstance(code, str) else False
-    unknown = unknown or (isinstance(message, str) and bool(_MODEL_MESSAGE.search(message[:500])))
-    return code if isinstance(code, str) and code in _KNOWN_CODES else None, unknown
+        return None, ""
+    return code if isinstance(code, str) else None, " ".join(said)[:_LONGEST_MESSAGE]
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
