@@ -41,8 +41,10 @@ COUNTS = "graph string, covered long, uncovered long, low double, high double"
 
 # What stands for the result of a request that was not answered, so that the stages after it are counted too: never
 # fewer and never shorter than what could come. The mark keeps it from being taken for a text that the store knows.
-# An atom takes two words at least, and is seldom longer than `LONGEST_ATOM` characters.
+# An atom takes two words at least and a question three of what it asks about; of a text's answers each takes another
+# word. None is often longer than `LONGEST_ATOM` characters.
 WORDS_OF_AN_ATOM = 2
+WORDS_OF_A_QUESTION = 3
 LONGEST_ATOM = 300
 STAND_INS: Mapping[str, Callable[[Settings], Mapping[str, Column]]] = {
     "summarise_context": lambda _: {"summary": F.concat("text", F.lit(MARK))},
@@ -51,20 +53,43 @@ STAND_INS: Mapping[str, Callable[[Settings], Mapping[str, Column]]] = {
     "revise_atoms": lambda _: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(MARK)))},
     "rate_relevance": lambda _: {"ratings": F.transform("statements", lambda _: F.lit(5.0)), "weighted": F.lit(True)},
     "classify_relation": lambda _: {"relation": F.lit(None)},
+    "mine_questions": lambda _: {"questions": F.concat(F.array("query"), _different_texts(WORDS_OF_A_QUESTION))},
+    "refine_questions": lambda _: {
+        "questions": F.transform("questions", lambda text: F.concat(text, F.lit(MARK))),
+        "ratings": F.transform("questions", lambda _: F.lit(5.0)),
+        "weighted": F.lit(True),
+    },
+    "answer_questions": lambda _: {
+        "answers": _all_to_the_first(_different_texts(1)),
+        "confidences": _all_to_the_first(F.transform(_different_texts(1), lambda _: F.lit(5.0))),
+        "weighted": F.lit(True),
+    },
+    "compare_answers": lambda _: {"relation": F.lit(None)},
 }
 
 
 def _most_atoms(unit_type: str) -> Column:
     """As many different atoms as a text can have, each beginning as it does."""
-    count = F.ceil(F.size(F.split(F.trim("text"), r"\s+")) / WORDS_OF_AN_ATOM).cast("int")
+    return F.transform(
+        _different_texts(WORDS_OF_AN_ATOM),
+        lambda text: F.struct(text.alias("text"), F.lit(unit_type).alias("unit_type")),
+    )
+
+
+def _different_texts(words: int) -> Column:
+    """One for so many words of a text, each beginning as it does."""
+    count = F.ceil(F.size(F.split(F.trim("text"), r"\s+")) / words).cast("int")
     text = F.substring("text", 1, LONGEST_ATOM)
     return F.transform(
         F.sequence(F.lit(1), count),
-        lambda number: F.struct(
-            F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text).alias("text"),
-            F.lit(unit_type).alias("unit_type"),
-        ),
+        lambda number: F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text),
     )
+
+
+def _all_to_the_first(items: Column) -> Column:
+    """The items as the answers to the first question, where they make the most pairs; none to the others."""
+    nothing = F.transform(F.slice("questions", 2, F.size("questions")), lambda _: F.slice(items, 1, 0))
+    return F.concat(F.array(items), nothing)
 
 
 @dataclass(frozen=True)
@@ -164,10 +189,13 @@ class Planner:
         """Nothing: a plan ends where everything is asked."""
         return Condensed(self._spark.createDataFrame([], CLASSES), self._spark.createDataFrame([], COUNTS))
 
-    def _ask(self, metric: str, name: str, rows: DataFrame) -> DataFrame:
+    def _ask(self, metric: str, name: str, rows: DataFrame, bound: DataFrame | None = None) -> DataFrame:
         """Counts the requests of the rows and gives results as `StageRunner.ask` does, stand-ins among them."""
         stage = self._stages[name]
         keys = carried_columns(stage, rows)
+        if bound is not None and not self._exact:
+            self._count_bound(metric, stage, bound)
+            return self._spark.createDataFrame([], result_schema(stage, add_ids(stage, rows, keys), keys))
         keyed = self.keep(add_ids(stage, rows, keys))
 
         def texts_of(requests: DataFrame) -> DataFrame:
@@ -217,12 +245,16 @@ class Planner:
         """2 * R * C + C * (C - 1) pairs an owner, each as long as with its longest texts."""
         pairs = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
         longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
-        row = owners.select(F.sum(pairs).alias("pairs"), F.sum(pairs * longest).alias("bytes")).first()
+        bound = owners.select(pairs.alias("requests"), (len(stage.variables) * longest).alias("bytes"))
+        self._count_bound(metric, stage, bound)
+
+    def _count_bound(self, metric: str, stage: Stage, bound: DataFrame) -> None:
+        """Columns requests and bytes: so many requests, the variables of each together so long."""
+        row = bound.select(F.sum("requests"), F.sum(F.col("requests") * F.col("bytes"))).first()
         count, size = (int(value or 0) for value in row) if row else (0, 0)
         prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         frame = prompt.characters(dict.fromkeys(stage.variables, ""))
-        tokens = count * estimate_tokens(frame) + len(stage.variables) * estimate_tokens(size)
-        self._add_row(metric, stage, count, count, tokens)
+        self._add_row(metric, stage, count, count, count * estimate_tokens(frame) + estimate_tokens(size))
 
     def _completions(self, stage: Stage) -> DataFrame:
         if self._store is None:

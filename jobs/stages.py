@@ -141,7 +141,7 @@ class StageRunner:
         """The rows of the table `usage` so far, one a stage."""
         return [account.row for account in self.accounts.values()]
 
-    def ask(self, name: str, rows: DataFrame) -> DataFrame:
+    def ask(self, name: str, rows: DataFrame, bound: DataFrame | None = None) -> DataFrame:
         """The stage's results for the rows: their other columns, request_id, the stage's output, error_type, error.
 
         Columns named after the stage's variables are its variables; the others are carried. A row whose request was

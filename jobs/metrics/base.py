@@ -17,12 +17,13 @@ from udfs.stages.arrow import UNASKED
 class Tools:
     """What a metric may call; everything that materialises happens behind these.
 
-    `ask(stage, rows)` answers a stage for rows. `ask_pairs(stage, owners, choose)` answers it for pairs of the texts of
-    `owners`, as `udfs.pairs.generate_pairs` makes them. `keep(name, frame)` writes a frame that is read more than once.
-    `condense(nodes, edges)` condenses fact graphs.
+    `ask(stage, rows, bound=None)` answers a stage for rows; where these would be too many to plan with, a plan takes
+    the columns requests and bytes of `bound`: how many there can be, and how long their variables. `ask_pairs(stage,
+    owners, choose)` answers it for pairs of the texts of `owners`, as `udfs.pairs.generate_pairs` makes them.
+    `keep(name, frame)` writes a frame that is read more than once. `condense(nodes, edges)` condenses fact graphs.
     """
 
-    ask: Callable[[str, DataFrame], DataFrame]
+    ask: Callable[..., DataFrame]
     ask_pairs: Callable[[str, DataFrame, Callable[..., Any]], DataFrame]
     keep: Callable[[str, DataFrame], DataFrame]
     condense: Callable[[DataFrame, DataFrame], Condensed]
