@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
+from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
+from tests.fakes.tools import NO_TOOLS, Call, call, forced_call
 
 Payload = dict[str, Any]
 Statement = tuple[str, tuple[int, ...]]
@@ -36,15 +38,20 @@ _HTML = b"<!DOCTYPE html>\n<html><head><title>Bad gateway</title></head><body><h
 _THOUGHT = "<think>\nThe statements are compared one by one.\n</think>\n\n"
 _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
-_DEEDS |= {"empty", "null", "length", "filter", "no_usage", "text", "think"}
+_DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop"}
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A completion, and by offset the probabilities of what could stand at some places of it, what stands there too."""
+    """A completion, and by offset the probabilities of what could stand at some places of it, what stands there too.
+
+    With `call` it is a call of a tool instead.
+    """
 
     text: str
     odds: Mapping[int, Odds] = field(default_factory=dict)
+    call: Call | None = None
 
 
 Answer = Callable[[Payload], str | Said]
@@ -108,9 +115,14 @@ def fixed(payload: Payload) -> str:
 
 
 def e2e(payload: Payload) -> str:
-    """The deterministic truth: `expected_summary` and `expected_e2e` in the forms of their stages."""
+    """The deterministic truth: `expected_summary` and `expected_e2e` in the forms of their stages.
+
+    `generate_answer` gets all that the summaries of the contexts say.
+    """
     if payload.get("stage") == "summarise_context":
         return expected_summary(payload["text"]) or "None"
+    if payload.get("stage") == "generate_answer":
+        return " ".join(filter(None, map(expected_summary, payload["contexts"]))) or NO_INFORMATION
     if payload.get("stage") != "evaluate_coverage":
         return fixed(payload)
     covered, uncovered = expected_e2e(payload["query"], payload["contexts"], payload["response"])
@@ -124,8 +136,15 @@ def echo(payload: Payload) -> str:
 
 
 def world(payload: Payload, judge: str) -> str | Said:
-    """The truth of the symbolic world of `tests.fakes.facts`, by that judge; for stages unknown there, as `e2e`."""
-    said = say(payload, judge)
+    """The truth of the symbolic world of `tests.fakes.facts`, by that judge; for stages unknown there, as `e2e`.
+
+    Two lengths are given to the tool where there is one, and what it says of them counts.
+    """
+    if payload.get("stage") == "compare_answers" and payload.get("tools") and "outcome" not in payload:
+        quantities = quantities_of(payload["question"], payload["first"], payload["second"])
+        if quantities:
+            return Said("", call=call(quantities))
+    said = say(payload, judge) or say_qa(payload, judge)
     return e2e(payload) if said is None else Said(*said)
 
 
@@ -184,7 +203,9 @@ def completion_body(
         "model": request.get("model", ""),
     }
     choice: Payload = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
-    if chat:
+    if said is not None and said.call:
+        choice["message"] = {"role": "assistant", "content": None, "tool_calls": [said.call]}
+    elif chat:
         choice["message"] = {"role": "assistant", "content": text}
     else:
         choice["text"] = text
@@ -365,14 +386,17 @@ def make_reply(answer: Answer, request: Request, prompt_tokens: int, deeds: Mapp
     """The reply with a completion by `answer`, or what the deeds of a rule make of it."""
     if "status" in deeds:
         return _status_reply(deeds)
+    if "no_tools" in deeds and request.body.get("tools"):
+        return error_reply(400, NO_TOOLS)
     if "hang" in deeds or "refuse" in deeds:
         return Reply(0, None, close="refuse" in deeds)
     if "html" in deeds:
         return Reply(200, http_message(200, _HTML, {"Content-Type": "text/html; charset=utf-8"}))
     said, finish_reason = _say(answer, request, deeds)
-    tokens = count_tokens(said.text if said else "")
+    tokens = count_tokens(json.dumps(said.call) if said.call else said.text) if said else count_tokens("")
     usage = None if "no_usage" in deeds else (prompt_tokens, tokens)
-    content = json.dumps(completion_body(request.body, request.chat, said, finish_reason, usage)).encode()
+    asked = request.body | ({"logprobs": None} if "no_logprobs" in deeds else {})
+    content = json.dumps(completion_body(asked, request.chat, said, finish_reason, usage)).encode()
     if "cut_json" in deeds:
         return Reply(200, http_message(200, content[: len(content) // 2]), completion_tokens=tokens)
     if "cut_body" in deeds:
@@ -381,6 +405,9 @@ def make_reply(answer: Answer, request: Request, prompt_tokens: int, deeds: Mapp
 
 
 def _say(answer: Answer, request: Request, deeds: Mapping[str, Any]) -> tuple[Said | None, str]:
+    forced = forced_call(request.body, request.payload, deeds)
+    if forced:
+        return Said("", call=forced), "tool_calls"
     if "null" in deeds:
         return None, "stop"
     if "empty" in deeds or "filter" in deeds:
@@ -388,6 +415,8 @@ def _say(answer: Answer, request: Request, deeds: Mapping[str, Any]) -> tuple[Sa
     text = GARBAGE if "garbage" in deeds else deeds.get("text")
     answered = answer(request.payload) if text is None else text
     said = answered if isinstance(answered, Said) else Said(answered)
+    if said.call:
+        return said, "tool_calls"
     if "think" in deeds:
         said = Said(_THOUGHT + said.text, {place + len(_THOUGHT): odds for place, odds in said.odds.items()})
     return (Said(said.text[: len(said.text) // 2], said.odds), "length") if "length" in deeds else (said, "stop")
@@ -433,6 +462,8 @@ _ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "garbag
 _ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
 _ANSWERS["world"] = _ANSWERS["world_closed"]
 _FIXED = {
+    "generate_answer": "A fixed answer. It has two sentences.",
+    "restate_answer": "A fixed statement.",
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),
 }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import networkx as nx
 
@@ -16,6 +16,8 @@ from tests.fakes.facts import extract, normalise, rate, relate, revise, summaris
 
 Sample = Mapping[str, Any]
 Pair = tuple[str, str]
+AtomType = TypeVar("AtomType")
+PairType = TypeVar("PairType")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class Atom:
 
 @dataclass(frozen=True)
 class ExpectedStatement:
-    """A statement of the contexts; `members` in order of first appearance, those of contexts first."""
+    """A statement of the contexts.
+
+    `sources` are in the order of the contexts, `members` in that of first appearance, those of contexts first.
+    """
 
     text: str
     covered: bool
@@ -60,16 +65,15 @@ class ExpectedStatement:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What must come of a sample: relations by (premise text, hypothesis text), None where unjudged.
+class Verdict(Generic[AtomType, PairType]):
+    """What must come of a sample: atoms, statements in order of first appearance, relations, None where unjudged.
 
-    Statements and atoms are in order of first appearance, atoms of unit types that are not wanted after the others.
     `score` is of what was judged, `bounds` are its (low, high).
     """
 
-    atoms: tuple[Atom, ...] = ()
+    atoms: tuple[AtomType, ...] = ()
     statements: tuple[ExpectedStatement, ...] = ()
-    relations: Mapping[Pair, str | None] = field(default_factory=dict)
+    relations: Mapping[PairType, str | None] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
 
     @property
@@ -78,21 +82,6 @@ class Expected:
         if not self.statements:
             return "no_statements"
         return "partial" if None in self.relations.values() else "ok"
-
-    @property
-    def context_atoms(self) -> int:
-        """C: how many nodes passed from a context."""
-        return sum(atom.kept and bool(atom.sources) for atom in self.atoms)
-
-    @property
-    def response_atoms(self) -> int:
-        """R: how many other nodes there are."""
-        return sum(atom.kept and not atom.sources for atom in self.atoms)
-
-    @property
-    def pairs(self) -> int:
-        """How many ordered pairs there are to judge: 2 R C + C (C - 1)."""
-        return len(self.relations)
 
     @property
     def covered(self) -> int:
@@ -110,8 +99,36 @@ class Expected:
         return self.covered / len(self.statements) if self.statements else None
 
 
+@dataclass(frozen=True)
+class Expected(Verdict[Atom, Pair]):
+    """What nli must make of a sample: relations by (premise text, hypothesis text).
+
+    Atoms are in order of first appearance, those of unit types that are not wanted after the others.
+    """
+
+    @property
+    def context_atoms(self) -> int:
+        """C: how many nodes passed from a context."""
+        return sum(atom.kept and bool(atom.sources) for atom in self.atoms)
+
+    @property
+    def response_atoms(self) -> int:
+        """R: how many other nodes there are."""
+        return sum(atom.kept and not atom.sources for atom in self.atoms)
+
+    @property
+    def pairs(self) -> int:
+        """How many ordered pairs there are to judge: 2 R C + C (C - 1)."""
+        return len(self.relations)
+
+
 @dataclass
-class _Node:
+class Node:
+    """What is equal after normalisation, where it was found, and the `sources` whose rating passed.
+
+    `position` is its place in order of first appearance.
+    """
+
     position: int
     context_texts: list[str] = field(default_factory=list)
     response_texts: list[str] = field(default_factory=list)
@@ -126,6 +143,11 @@ class _Node:
         return max(dict.fromkeys(texts), key=texts.count)
 
     @property
+    def label(self) -> str:
+        """What a statement is named after it."""
+        return self.text
+
+    @property
     def frequency(self) -> int:
         return len(self.context_texts) + len(self.response_texts)
 
@@ -133,27 +155,44 @@ class _Node:
     def kept(self) -> bool:
         return self.wanted and bool(self.sources or self.response_texts)
 
+    @property
+    def is_said(self) -> bool:
+        """Whether the response says it."""
+        return bool(self.response_texts)
+
+    @property
+    def shown_sources(self) -> list[str]:
+        """The sources that passed; of one that is not kept, all that it was found in."""
+        return self.sources if self.kept else self.found_in
+
+    def add_context(self, text: str, name: str) -> None:
+        """An occurrence in a context, whether it passes or not."""
+        self.context_texts.append(text)
+        if name not in self.found_in:
+            self.found_in.append(name)
+
     def to_atom(self) -> Atom:
-        sources = self.sources if self.kept else self.found_in
-        origin = "response" if not sources else "both" if self.response_texts else "context"
+        """It as a row."""
+        sources = self.shown_sources
+        origin = "response" if not sources else "both" if self.is_said else "context"
         return Atom(self.text, origin, tuple(sources), self.kept)
 
 
-class _Graph:
-    """Nodes by text, the edges between them, what the response reaches, and the classes that hold a context node."""
+class FactGraph:
+    """Nodes by label, the edges between them, what the response reaches, and the classes that hold a context node."""
 
-    def __init__(self, nodes: Sequence[_Node], edges: Iterable[Pair]) -> None:
+    def __init__(self, nodes: Sequence[Node], edges: Iterable[Pair]) -> None:
         self.edges = nx.DiGraph(edges)
-        self.edges.add_nodes_from(node.text for node in nodes)
-        said = {node.text for node in nodes if node.response_texts}
-        self.reached = said.union(*(nx.descendants(self.edges, text) for text in said))
-        classes = [[n for n in nodes if n.text in texts] for texts in nx.strongly_connected_components(self.edges)]
+        self.edges.add_nodes_from(node.label for node in nodes)
+        said = {node.label for node in nodes if node.is_said}
+        self.reached = said.union(*(nx.descendants(self.edges, label) for label in said))
+        classes = [[n for n in nodes if n.label in labels] for labels in nx.strongly_connected_components(self.edges)]
         self.classes = sorted((c for c in classes if any(n.sources for n in c)), key=lambda c: c[0].position)
-        self.missing = {node.text for members in self.classes for node in members} - self.reached
+        self.missing = {node.label for members in self.classes for node in members} - self.reached
 
     def count_classes(self, wanted: Container[str]) -> int:
-        """How many classes hold a context node of which the text is wanted."""
-        return sum(any(node.sources and node.text in wanted for node in members) for members in self.classes)
+        """How many classes hold a context node of which the label is wanted."""
+        return sum(any(node.sources and node.label in wanted for node in members) for members in self.classes)
 
 
 def expected_nli(sample: Sample, options: Options, answered: Mapping[Pair, str | None] | None = None) -> Expected:
@@ -167,29 +206,38 @@ def expected_nli(sample: Sample, options: Options, answered: Mapping[Pair, str |
     kept = [node for node in nodes if node.kept]
     pairs = [(a.text, b.text) for a, b in permutations(kept, 2) if a.sources or b.sources]
     relations = {pair: (answered or {}).get(pair, relate(*pair, options.judge)) for pair in pairs}
-    lower = _Graph(kept, [pair for pair in pairs if relations[pair] == "entailment"])
-    upper = _Graph(kept, [pair for pair in pairs if relations[pair] in ("entailment", None)])
+    lower = FactGraph(kept, [pair for pair in pairs if relations[pair] == "entailment"])
+    upper = FactGraph(kept, [pair for pair in pairs if relations[pair] in ("entailment", None)])
     atoms = tuple(node.to_atom() for node in [*nodes, *_others(sample, options, nodes)])
-    statements = tuple(_statement(members, lower) for members in lower.classes)
-    return Expected(atoms, statements, relations, _bounds(lower, upper) if statements else None)
+    statements, bounds = conclude(sample, lower, upper)
+    return Expected(atoms, statements, relations, bounds)
 
 
-def _statement(members: Sequence[_Node], graph: _Graph) -> ExpectedStatement:
+def conclude(
+    sample: Sample, lower: FactGraph, upper: FactGraph
+) -> tuple[tuple[ExpectedStatement, ...], tuple[float, float] | None]:
+    """The statements of the graph without the unjudged edges, and the bounds by that and the graph with all of them."""
+    statements = tuple(_statement(members, lower, list(contexts_of(sample))) for members in lower.classes)
+    return statements, _bounds(lower, upper) if statements else None
+
+
+def _statement(members: Sequence[Node], graph: FactGraph, contexts: Sequence[str]) -> ExpectedStatement:
     of_contexts = [node for node in members if node.sources]
+    sources = {source for node in of_contexts for source in node.sources}
     representative = max(of_contexts, key=lambda node: node.frequency)
-    texts = {node.text for node in members}
-    is_missing = texts <= graph.missing
-    is_first = not any((nx.ancestors(graph.edges, text) - texts) & graph.missing for text in texts)
+    labels = {node.label for node in members}
+    is_missing = labels <= graph.missing
+    is_first = not any((nx.ancestors(graph.edges, label) - labels) & graph.missing for label in labels)
     return ExpectedStatement(
-        text=representative.text,
+        text=representative.label,
         covered=not is_missing,
         in_basis=is_missing and is_first,
-        sources=tuple({source: None for node in of_contexts for source in node.sources}),
-        members=tuple(node.text for node in sorted(members, key=lambda node: not node.sources)),
+        sources=tuple(source for source in contexts if source in sources),
+        members=tuple(node.label for node in sorted(members, key=lambda node: not node.sources)),
     )
 
 
-def _bounds(lower: _Graph, upper: _Graph) -> tuple[float, float]:
+def _bounds(lower: FactGraph, upper: FactGraph) -> tuple[float, float]:
     least, most = upper.count_classes(lower.reached), lower.count_classes(upper.reached)
     fewest, all_missing = upper.count_classes(upper.missing), lower.count_classes(lower.missing)
     return least / (least + all_missing), most / (most + fewest)
@@ -204,8 +252,13 @@ def payloads(sample: Sample, options: Options) -> list[dict[str, Any]]:
 
 def count_requests(samples: Sequence[Sample], options: Options) -> Counter[str]:
     """How many distinct requests the samples need, by stage."""
-    asked = {json.dumps(payload, sort_keys=True) for sample in samples for payload in payloads(sample, options)}
-    return Counter(json.loads(payload)["stage"] for payload in asked)
+    return count_distinct(payload for sample in samples for payload in payloads(sample, options))
+
+
+def count_distinct(asked: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """How many different payloads there are, by stage."""
+    distinct = {json.dumps(payload, sort_keys=True) for payload in asked}
+    return Counter(json.loads(payload)["stage"] for payload in distinct)
 
 
 def contexts_of(sample: Sample) -> dict[str, str]:
@@ -219,55 +272,52 @@ def contexts_of(sample: Sample) -> dict[str, str]:
     }
 
 
-def _read(sample: Sample, options: Options) -> tuple[list[_Node], list[dict[str, Any]]]:
+def summaries_of(sample: Sample) -> list[dict[str, Any]]:
+    """What is asked to condense the contexts."""
+    of_query = {"stage": "summarise_context", "query": sample["query"]}
+    return [{**of_query, "text": text} for text in contexts_of(sample).values()]
+
+
+def _read(sample: Sample, options: Options) -> tuple[list[Node], list[dict[str, Any]]]:
     """The nodes in order of first appearance, contexts before the response, and what was asked for them."""
-    asked: list[dict[str, Any]] = []
-    if options.summarise:
-        of_query = {"stage": "summarise_context", "query": sample["query"]}
-        asked += [{**of_query, "text": text} for text in contexts_of(sample).values()]
-    nodes: dict[str, _Node] = {}
-    for name, text in _passages(sample, options):
+    asked = summaries_of(sample) if options.summarise else []
+    nodes: dict[str, Node] = {}
+    for name, text in passages(sample, options.summarise):
         atoms = _atoms(text, options, asked)
         if name is None:
             for atom in atoms:
-                nodes.setdefault(normalise(atom), _Node(len(nodes))).response_texts.append(atom)
+                nodes.setdefault(normalise(atom), Node(len(nodes))).response_texts.append(atom)
             continue
         for atom, passed in _rate(sample["query"], atoms, options, asked):
-            node = nodes.setdefault(normalise(atom), _Node(len(nodes)))
-            _add_context(node, atom, name)
+            node = nodes.setdefault(normalise(atom), Node(len(nodes)))
+            node.add_context(atom, name)
             if passed and name not in node.sources:
                 node.sources.append(name)
     return list(nodes.values()), asked
 
 
-def _passages(sample: Sample, options: Options) -> list[tuple[str | None, str]]:
+def passages(sample: Sample, summarised: bool) -> list[tuple[str | None, str]]:
     """The texts that have atoms, by context id, last that of the response (None); none where no context is left."""
     texts = contexts_of(sample)
-    if options.summarise:
+    if summarised:
         texts = {name: summary for name, text in texts.items() if (summary := summarise(text)) is not None}
-    passages = [*texts.items(), (None, sample["response"])] if texts else []
-    return [(name, text) for name, text in passages if text.strip()]
+    found = [*texts.items(), (None, sample["response"])] if texts else []
+    return [(name, text) for name, text in found if text.strip()]
 
 
-def _others(sample: Sample, options: Options, nodes: Sequence[_Node]) -> list[_Node]:
+def _others(sample: Sample, options: Options, nodes: Sequence[Node]) -> list[Node]:
     """The units of types that are not wanted, unless a node is equal to them."""
-    known, others = {normalise(node.text) for node in nodes}, dict[str, _Node]()
-    for name, text in _passages(sample, options):
+    known, others = {normalise(node.text) for node in nodes}, dict[str, Node]()
+    for name, text in passages(sample, options.summarise):
         for unit, kind in extract(text):
             if kind in options.unit_types or normalise(unit) in known:
                 continue
-            other = others.setdefault(normalise(unit), _Node(len(others), wanted=False))
+            other = others.setdefault(normalise(unit), Node(len(others), wanted=False))
             if name is None:
                 other.response_texts.append(options.read(unit))
             else:
-                _add_context(other, options.read(unit), name)
+                other.add_context(options.read(unit), name)
     return list(others.values())
-
-
-def _add_context(node: _Node, text: str, name: str) -> None:
-    node.context_texts.append(text)
-    if name not in node.found_in:
-        node.found_in.append(name)
 
 
 def _atoms(text: str, options: Options, asked: list[dict[str, Any]]) -> list[str]:

@@ -18,9 +18,14 @@ Odds = Mapping[str, float]
 
 IRRELEVANT = "IRRELEVANT"
 TOPICS = ("founding", "home", "fleet", "taste")
+QA_TOPICS = (*TOPICS, "length")
 CITIES = {"Lyon": "France", "Nantes": "France", "Turin": "Italy", "Osaka": "Japan", "Kyoto": "Japan", "Cusco": "Peru"}
 CONTINENTS = {"France": "Europe", "Italy": "Europe", "Japan": "Asia", "Peru": "America"}
 TASTES = ("tea", "coffee", "chess", "rain")
+# In metres, within the rounding that they are written with.
+LENGTHS = {"5 km": 5000, "5,000 m": 5000, "3.1 miles": 5000, "8 km": 8000, "8,000 m": 8000, "5 miles": 8000}
+LOOSE_LENGTHS = {"about 5 km": 5000, "about 5 miles": 8000}
+DURATION = "20 minutes"
 MONTHS = ("January", "March", "May", "August", "October")
 NEEDED: Odds = {"5": 0.85, "4": 0.1, "n": 0.05}
 FOREIGN: Odds = {"1": 0.9, "2": 0.06, "n": 0.04}
@@ -32,7 +37,7 @@ RELATED: Sequence[Odds] = (
     {"3": 0.45, "5": 0.35, "4": 0.15, "n": 0.05},
 )
 _RELATIONS = ("entailment", "contradiction", "neutral")
-_NOISE = 0.2
+NOISE = 0.2
 _QUOTES = "\"'“”‘’«»"
 _SENTENCE_BREAK = re.compile(r"\n+|(?<=[.!?])\s+")
 _IRRELEVANT = re.compile(rf"\b{IRRELEVANT}\b")
@@ -45,11 +50,12 @@ _FOUNDED = ("{x} was founded in {v}", "The founding {level} of {x} is {v}", "In 
 _FOUNDED_ON = ("{x} was founded on {v}", "The founding day of {x} is {v}", "On {v} came the founding of {x}")
 _LIVES = ("{x} lives in {v}", "The home of {x} is in {v}", "{v} is where {x} lives")
 _OWNS = ("{x} owns {v} boats", "The fleet of {x} has {v} boats", "{v} boats belong to {x}")
+_EXTENDS = ("{x} is {v} long", "The length of {x} is {v}", "{v} is the length of {x}")
 _LIKES = ("{x} likes {v}", "{v} is what {x} likes")
 
 
 def _any_of(words: Sequence[str]) -> str:
-    return "|".join(words).casefold()
+    return "|".join(map(re.escape, words)).casefold()
 
 
 # Topic and level: the sentences that say it, which entail one another, and the values that it takes.
@@ -64,6 +70,7 @@ LEVELS: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("fleet", "exact"): (_OWNS, r"exactly \d+"),
     ("fleet", "least"): (_OWNS, r"at least \d+"),
     ("taste", "taste"): (_LIKES, _any_of(TASTES)),
+    ("length", "length"): (_EXTENDS, _any_of((*LENGTHS, *LOOSE_LENGTHS, DURATION))),
 }
 
 
@@ -77,6 +84,11 @@ class Fact:
     value: str
 
     @property
+    def written(self) -> str:
+        """The value as a text writes it."""
+        return self.value.title() if self.topic == "home" or self.level == "day" else self.value
+
+    @property
     def forms(self) -> int:
         """How many sentences say it."""
         return len(LEVELS[self.topic, self.level][0])
@@ -84,8 +96,7 @@ class Fact:
     def sentence(self, form: int = 0) -> str:
         """It in words, with a full stop; form 0 begins with the subject."""
         template = LEVELS[self.topic, self.level][0][form]
-        value = self.value.title() if self.topic == "home" or self.level == "day" else self.value
-        text = template.format(x=self.subject.title(), v=value, level=self.level)
+        text = template.format(x=self.subject.title(), v=self.written, level=self.level)
         return f"{text[0].upper()}{text[1:]}."
 
 
@@ -184,11 +195,12 @@ def _relate_by_steps(premise: str, hypothesis: str) -> str:
 
 
 def _relate_noisily(premise: str, hypothesis: str) -> str:
-    roll = _roll(normalise(premise), normalise(hypothesis))
-    return _RELATIONS[roll % 3] if roll % 1000 < _NOISE * 1000 else _relate_closed(premise, hypothesis)
+    number = roll(normalise(premise), normalise(hypothesis))
+    return _RELATIONS[number % 3] if number % 1000 < NOISE * 1000 else _relate_closed(premise, hypothesis)
 
 
-def _roll(*texts: str) -> int:
+def roll(*texts: str) -> int:
+    """A number of 64 bits, of these texts alone."""
     return int.from_bytes(blake2b(json.dumps(texts).encode(), digest_size=8).digest(), "big")
 
 
@@ -263,18 +275,24 @@ def rate(query: str, statements: Sequence[str]) -> list[Odds]:
     What the query asks for is needed, other subjects are foreign. What else is said of the subject gets one of
     `RELATED`, which depends on the statement and the length of the list, as a real judge depends on the prompt.
     """
-    asked = _QUERY.fullmatch(normalise(query))
+    asked = read_query(query)
     return [_rate(asked, statement, len(statements)) for statement in statements]
 
 
-def _rate(asked: re.Match[str] | None, statement: str, length: int) -> Odds:
+def read_query(query: str) -> tuple[Sequence[str], str] | None:
+    """The topics and the subject that a query asks for; None for any other text."""
+    found = _QUERY.fullmatch(normalise(query))
+    return (found["topics"].split(), found["subject"]) if found else None
+
+
+def _rate(asked: tuple[Sequence[str], str] | None, statement: str, length: int) -> Odds:
     found, noted = read_fact(statement), _NOTED.fullmatch(normalise(statement))
     subject = found[0].subject if found else noted["x"] if noted else None
-    if asked is None or subject != asked["subject"]:
+    if asked is None or subject != asked[1]:
         return FOREIGN
-    if found and found[0].topic in asked["topics"].split():
+    if found and found[0].topic in asked[0]:
         return NEEDED
-    return RELATED[_roll(normalise(statement), str(length)) % len(RELATED)]
+    return RELATED[roll(normalise(statement), str(length)) % len(RELATED)]
 
 
 def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] | None:

@@ -39,6 +39,7 @@ from tests.fakes.answers import (
     payload_of,
 )
 from tests.fakes.arrivals import COMPLETION_PATHS, Arrival, Log
+from tests.fakes.tools import conversation_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
@@ -205,6 +206,7 @@ class _Model:
         texts = [content_of(turn) for turn in turns]
         asked = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] == "user"]
         payload = payload_of(asked[-1]) if asked else {}
+        payload = payload | conversation_of(body) if payload else {}
         key = hash_of("\0".join(texts).encode("utf-8", "replace"))
         self.completions += 1
         self.attempts[key] += 1

@@ -40,7 +40,8 @@ _DAY = Fact("founding", "day", "ada mill", "3 may 1912")
 _CITY = Fact("home", "city", "ada mill", "lyon")
 _BOATS = Fact("fleet", "exact", "ada mill", "exactly 3")
 _TEA = Fact("taste", "taste", "ada mill", "tea")
-_EVERY = [general for fact in (_DAY, _CITY, _BOATS, _TEA) for general in chain(fact)]
+_LENGTH = Fact("length", "length", "ada mill", "5 km")
+_EVERY = [general for fact in (_DAY, _CITY, _BOATS, _TEA, _LENGTH) for general in chain(fact)]
 _QUERY = "What is known of the founding and the home of Ada Mill?"
 _THRESHOLD = Options().relevance
 

@@ -1,6 +1,7 @@
 """A symbolic world for tests: a query, facts with known entailments, and samples whose texts are written from them.
 
-`tests.fakes.facts` is the language, in which the model server answers too; `tests.fakes.expected` is the brute force.
+`tests.fakes.facts` and `tests.fakes.questions` are the language, in which the model server answers too;
+`tests.fakes.expected` and `tests.fakes.expected_qa` are the brute force.
 """
 
 from __future__ import annotations
@@ -10,7 +11,19 @@ from random import Random
 from typing import Any
 
 from tests.fakes.expected import Options
-from tests.fakes.facts import CITIES, IRRELEVANT, MONTHS, TASTES, TOPICS, Fact, chain
+from tests.fakes.facts import (
+    CITIES,
+    DURATION,
+    IRRELEVANT,
+    LENGTHS,
+    LOOSE_LENGTHS,
+    MONTHS,
+    QA_TOPICS,
+    TASTES,
+    TOPICS,
+    Fact,
+    chain,
+)
 
 _FIRST = ("ada", "boris", "clara", "dario", "edith", "felix", "greta", "hugo", "irene", "jonas", "karla", "lars")
 _LAST = ("mill", "works", "lane", "north", "brook", "stone", "field", "marsh", "wood", "hill", "bridge", "shore")
@@ -29,15 +42,16 @@ _ASIDES = (
 class World:
     """One query, its contexts and any number of responses to it, all of the seed alone.
 
-    `judge` is one of `tests.fakes.facts.JUDGES`: the server has to answer with `answer`, the oracle to expect with
-    `options`. With `ids` the contexts are objects with ids of their own, else strings.
+    `judge` is one of `tests.fakes.facts.JUDGES`: the server has to answer with `answer`, the oracle of nli to expect
+    with `options`. With `ids` the contexts are objects with ids of their own, else strings. `topics` are what there is
+    talk of.
     """
 
-    def __init__(self, seed: int, judge: str = "closed", ids: bool = False) -> None:
+    def __init__(self, seed: int, judge: str = "closed", ids: bool = False, topics: Sequence[str] = TOPICS) -> None:
         random = Random(seed)
         self.seed, self.answer, self.options = seed, f"world_{judge}", Options(judge=judge)
         subject, other = (f"{random.choice(_FIRST)} {last}" for last in random.sample(_LAST, 2))
-        asked, aside = random.sample(TOPICS, 2), random.choice(TOPICS)
+        asked, aside = random.sample(topics, 2), random.choice(topics)
         self.subject = subject
         self.query = f"What is known of the {asked[0]} and the {asked[1]} of {subject.title()}?"
         leaves = [_leaf(random, topic, subject) for topic in [*asked, *asked, aside]]
@@ -99,6 +113,11 @@ def worlds(count: int, judge: str = "closed", ids: bool = False, first: int = 0)
     return [World(seed, judge, ids) for seed in range(first, first + count)]
 
 
+def qa_worlds(count: int, judge: str = "closed", ids: bool = False, first: int = 0) -> list[World]:
+    """Worlds of successive seeds in which there is talk of lengths too."""
+    return [World(seed, judge, ids, QA_TOPICS) for seed in range(first, first + count)]
+
+
 def _leaf(random: Random, topic: str, subject: str) -> Fact:
     if topic == "founding":
         day = f"{random.randint(1, 28)} {random.choice(MONTHS)} {random.randint(1880, 1919)}"
@@ -107,6 +126,8 @@ def _leaf(random: Random, topic: str, subject: str) -> Fact:
         return Fact(topic, "city", subject, random.choice(list(CITIES)).casefold())
     if topic == "fleet":
         return Fact(topic, "exact", subject, f"exactly {random.randint(1, _MOST_BOATS)}")
+    if topic == "length":
+        return Fact(topic, "length", subject, random.choice([*LENGTHS, *LENGTHS, *LOOSE_LENGTHS, DURATION]))
     return Fact(topic, "taste", subject, random.choice(TASTES))
 
 
