@@ -129,6 +129,7 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
 def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
     """Runs the main job. Raises errors with one clear line for what a user can mend."""
     settings = request.settings
+    _check_apart(request)
     with ExitStack() as stack:
         if is_local(request.output):
             path = open_filesystem(request.output)[1]
@@ -143,6 +144,13 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         spark = open_session(settings)
         interrupts.install()
         return _score(_Run(request, spark, display, interrupts, endpoint, stages, stack))
+
+
+def _check_apart(request: ScoreRequest) -> None:
+    """Raises OutputError for samples that lie in a table of the output, which would be written over them."""
+    place = f"{absolute(request.input)}/"
+    if any(place.startswith(f"{request.output.rstrip('/')}/{name}/") for name in RESULT_TABLES):
+        raise OutputError(f"{request.input} is a table of the output {request.output}; give another --output")
 
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:

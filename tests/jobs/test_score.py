@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from jobs.manifest import identify
-from jobs.score import exit_code
+from jobs.manifest import OutputError, identify
+from jobs.progress import Display
+from jobs.score import ScoreRequest, exit_code, score
 from jobs.settings import Settings
 from udfs.llm.keys import Stage
 
@@ -60,3 +63,13 @@ def test_what_changes_results_is_named(update: dict[str, object], named: str) ->
     other = identify(**{**given, **update})  # type: ignore[arg-type]
     (difference,) = identify(**given).differences(other.to_json())  # type: ignore[arg-type]
     assert named in difference
+
+
+def test_no_table_is_written_over_the_samples_that_it_is_made_of(tmp_path: Path) -> None:
+    given = tmp_path / "samples" / "part-0.parquet"
+    given.parent.mkdir()
+    given.write_bytes(b"answers")
+    request = ScoreRequest(str(given), str(tmp_path), ("e2e",), Settings(), embedded=False, overwrite=True)
+    with pytest.raises(OutputError, match="give another --output"):
+        score(request, Display())
+    assert given.read_bytes() == b"answers"
