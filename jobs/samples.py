@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -32,7 +32,7 @@ from jobs.inputs import (
 )
 from udfs.samples.adapters import FORMATS, Adapter
 from udfs.samples.batches import index_batches, sample_batches
-from udfs.samples.conversion import KNOWN, REQUIRED
+from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples"]
 
@@ -54,6 +54,7 @@ class Samples:
     `samples`: sample_id, query, response, contexts array<struct<id, text>>, system, label, then the rest by name; a row
     a distinct input row, invalid ones included, null where unusable. Evaluating it reads the files: write it once.
     `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts exact duplicates dropped.
+    `columns` are those of the files.
     """
 
     samples: DataFrame
@@ -62,6 +63,7 @@ class Samples:
     invalid_count: int
     duplicates: int
     first_invalid: list[str]
+    columns: frozenset[str]
 
 
 def read_samples(spark: SparkSession, path: str, *, format: str | None = None, limit: int | None = None) -> Samples:
@@ -70,15 +72,28 @@ def read_samples(spark: SparkSession, path: str, *, format: str | None = None, l
     `format` names an adapter of `FORMATS`; `limit` keeps the first samples by sample_id. Raises SampleError for what
     cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
     """
-    adapter = _adapter(format)
+    return read_rows(spark, path, _adapter(format), limit)
+
+
+def read_rows(
+    spark: SparkSession,
+    path: str,
+    adapter: Adapter | None,
+    limit: int | None = None,
+    required: Sequence[str] = REQUIRED,
+) -> Samples:
+    """As `read_samples`, by an adapter or none, and for rows that need have only some of `REQUIRED`.
+
+    Rows without `response` are questions: `udfs.samples.conversion.to_sample` says what becomes of them.
+    """
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
     files = inspect_files(spark, find_files(path))
     units = plan_units(spark, files, whole_files=adapter is not None)
-    index = _index(units, adapter).persist(StorageLevel.MEMORY_AND_DISK)
+    index = _index(units, adapter, required).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         facts = _facts(index)
-        check_columns(path, files, facts, adapter.required if adapter else REQUIRED)
+        check_columns(path, files, facts, adapter.required if adapter else required)
         rows = index.where(F.col("facts").isNull()).drop("facts")
         by_id = _check_ids(rows, files)
         total, distinct = (int(n or 0) for n in by_id.agg(F.sum("n"), F.count("*")).first() or (0, 0))
@@ -94,7 +109,7 @@ def read_samples(spark: SparkSession, path: str, *, format: str | None = None, l
         first = [row["error"] for row in invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID).collect()]
     finally:
         index.unpersist()
-    samples = _samples(units, adapter, carried_types(files, facts, adapted=adapter is not None))
+    samples = _samples(units, adapter, required, carried_types(files, facts, adapted=adapter is not None))
     return Samples(
         samples=_kept(samples, dropped, last_id).select("sample.*"),
         invalid=invalid.select("sample_id", "error"),
@@ -102,19 +117,21 @@ def read_samples(spark: SparkSession, path: str, *, format: str | None = None, l
         invalid_count=invalid_count,
         duplicates=total - distinct,
         first_invalid=first,
+        columns=frozenset[str]().union(*(found.columns for found in facts.values())),
     )
 
 
 def fingerprint(samples: DataFrame) -> str:
     """32 hex characters of the content of a samples table, the same for any order and partitioning of its rows."""
-    digest = F.sha2(F.to_json(F.struct(*[_column(name) for name in samples.columns])), 256)
+    digest = F.sha2(F.to_json(F.struct(*[column_named(name) for name in samples.columns])), 256)
     starts = [1 + part * FINGERPRINT_DIGITS for part in range(FINGERPRINT_PARTS)]
     parts = [F.conv(F.substring("digest", start, FINGERPRINT_DIGITS), 16, 10).cast("decimal(38,0)") for start in starts]
     sums = samples.select(digest.alias("digest")).agg(F.count("*"), *[F.sum(part) for part in parts]).first()
     return hashlib.blake2b(json.dumps([str(value) for value in sums or ()]).encode(), digest_size=16).hexdigest()
 
 
-def _column(name: str) -> Any:
+def column_named(name: str) -> Column:
+    """The column of that name, whatever characters it has."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
@@ -130,9 +147,10 @@ def _adapter(name: str | None) -> Adapter | None:
     return FORMATS[name]
 
 
-def _index(units: DataFrame, adapter: Adapter | None) -> DataFrame:
+def _index(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) -> DataFrame:
     """First pass: the place of each row, sample_id, content, error; facts in a row of its own for each unit."""
-    return _read(units, partial(index_batches, adapter=adapter), T.StructType([*PLACE_FIELDS, *FOUND_FIELDS]))
+    read = partial(index_batches, adapter=adapter, required=tuple(required))
+    return _read(units, read, T.StructType([*PLACE_FIELDS, *FOUND_FIELDS]))
 
 
 def _facts(index: DataFrame) -> dict[int, Facts]:
@@ -220,13 +238,17 @@ def _invalid(rows: DataFrame, dropped: DataFrame | None, last_id: str | None, fi
     )
 
 
-def _samples(units: DataFrame, adapter: Adapter | None, carried: Mapping[str, T.DataType]) -> DataFrame:
+def _samples(
+    units: DataFrame, adapter: Adapter | None, required: Sequence[str], carried: Mapping[str, T.DataType]
+) -> DataFrame:
     """Second pass: the samples themselves. sample struct, the place, sample_id."""
-    sources = _output_names(carried)
+    taken = (*KNOWN, QUESTION_ID) if is_question(required) else KNOWN
+    sources = _output_names([name for name in carried if name not in taken], taken)
     known = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
     others = [T.StructField(name, carried[sources[name]]) for name in sorted(sources)]
     schema = T.StructType([T.StructField("sample", T.StructType([*known, *others])), *PLACE_FIELDS])
-    rows = _read(units, partial(sample_batches, adapter=adapter, sources=sources), schema)
+    read = partial(sample_batches, adapter=adapter, required=tuple(required), sources=sources)
+    rows = _read(units, read, schema)
     return rows.withColumn("sample_id", F.col("sample.sample_id"))
 
 
@@ -235,10 +257,10 @@ def _read(units: DataFrame, read: Callable[..., Iterator[pa.RecordBatch]], schem
     return units.mapInArrow(partial(read, schema=arrow), schema)
 
 
-def _output_names(carried: Iterable[str]) -> dict[str, str]:
+def _output_names(carried: Collection[str], known: Iterable[str]) -> dict[str, str]:
     """Column -> name in the file. Names equal but for case get a number: Spark takes them for one."""
     names: dict[str, str] = {}
-    taken = {name.lower() for name in KNOWN}
+    taken = {name.lower() for name in known}
     for name in sorted(carried):
         number, column = 1, name
         while column.lower() in taken or (number > 1 and column in carried):

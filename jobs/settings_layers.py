@@ -275,6 +275,15 @@ def _scalar(text: str, tag: str = _TEXT) -> yaml.ScalarNode:
 
 def read_yaml(text: str, origin: str) -> Layer:
     layer = Layer(origin, with_lines=True)
+    node, loader = _read_tree(layer, text)
+    if node is not None:
+        _assign(layer, "", node, loader)
+    return layer
+
+
+def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
+    """The tree of a layer's text and its loader; None where it has problems."""
+    origin = layer.origin
     try:
         node, loader, repeated = _compose(text)
     except yaml.MarkedYAMLError as error:
@@ -289,8 +298,8 @@ def read_yaml(text: str, origin: str) -> Layer:
         for key in repeated:
             layer.complain(str(key.value), {}, "the key stands twice in its mapping", key)
         if not repeated:
-            _assign(layer, "", node, loader)
-    return layer
+            return node, loader
+    return None, _CoreLoader("")
 
 
 def read_file(path: str) -> Layer:
@@ -300,6 +309,33 @@ def read_file(path: str) -> Layer:
         return Layer(path, problems=[f"{path}: cannot be read: {error.strerror}"])
     except UnicodeDecodeError:
         return Layer(path, problems=[f"{path}: cannot be read: it is not UTF-8"])
+
+
+def read_systems(path: str) -> dict[str, Layer]:
+    """By system: what a file of systems, each a name and its settings of `llm.*`, assigns, and what is wrong with it.
+
+    What is wrong with the file itself is the problem of a layer without a name.
+    """
+    whole = Layer(path, with_lines=True)
+    try:
+        node, loader = _read_tree(whole, Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        return {"": Layer(path, problems=[f"{path}: cannot be read ({type(error).__name__})"])}
+    if node is not None and not (isinstance(node, yaml.MappingNode) and node.value):
+        whole.complain("the file", {}, "must be a mapping: the name of each system, and under it settings of llm.*")
+    if whole.problems or node is None:
+        return {"": whole}
+    return {str(key.value): _read_system(f"{path} system {key.value}", value, loader) for key, value in node.value}
+
+
+def _read_system(origin: str, node: yaml.Node, loader: yaml.SafeLoader) -> Layer:
+    layer = Layer(origin, with_lines=True)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _assign(layer, f"llm.{key.value}", value, loader)
+    elif node.tag != _NULL:
+        layer.complain("the system", {}, "must be a mapping of settings of llm.*, without the prefix", node)
+    return layer
 
 
 def _assign_text(layer: Layer, name: str, text: str) -> None:

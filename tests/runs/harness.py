@@ -46,7 +46,7 @@ class Ended:
 
 
 class Run:
-    """A running `untold score`. Its streams go to files, so that nothing of it outlives a kill unnoticed."""
+    """A running command of `untold`. Its streams go to files, so that nothing of it outlives a kill unnoticed."""
 
     def __init__(
         self,
@@ -56,21 +56,22 @@ class Run:
         *flags: str,
         settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        command: str = "score",
     ) -> None:
         base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
         chosen = {**SETTINGS, "llm.base_url": base_url, **(settings or {})}
-        command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--output", str(output)]
-        command += ["--metric", "e2e"] if "--metric" not in flags else []
-        command += flags
+        words = [sys.executable, "-P", "-m", "jobs.cli", command, "--input", str(samples), "--output", str(output)]
+        words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
+        words += flags
         for key, value in chosen.items():
-            command += ["--set", f"{key}={value}"]
+            words += ["--set", f"{key}={value}"]
         self._logs = output.parent / f"log-{output.name}-{time():.3f}"
         self._logs.mkdir(parents=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
         self._began = monotonic()
         with open(self._logs / "out", "w") as out, open(self._logs / "err", "w") as err:
             self._process = subprocess.Popen(
-                command,
+                words,
                 cwd=self._logs,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -132,7 +133,7 @@ class Run:
 
 
 def score(endpoint: ModelServer | str, samples: Path, output: Path, *flags: str, **options: Any) -> Ended:
-    """Runs `untold score` to its end."""
+    """Runs `untold score`, or another command, to its end."""
     run = Run(endpoint, samples, output, *flags, **options)
     try:
         return run.wait()

@@ -9,6 +9,15 @@ from typing import Any
 from udfs.samples.records import Record
 
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
+CONFLICTBANK_CONTEXTS = {
+    "D": "default_evidence",
+    "C1": "misinformation_conflict_evidence",
+    "C2": "temporal_conflict_evidence",
+    "C3": "semantic_conflict_evidence",
+}
+# The three counterfactual contexts state one and the same claim
+CONFLICTBANK_CLAIMS = {"default": "default_claim", "counterfactual": "misinformation_conflict_claim"}
+CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,29 @@ def _wikicontradict_label(label: Any, answer: int) -> Any:
     return "Partially correct" if saw_one_context and label == "Correct" else label
 
 
+def _conflictbank(record: Record, row: int) -> list[Record]:
+    """An instance's two claims as responses, each to all four contexts and to each alone (methods, section 6)."""
+    if record.problem:
+        return [record]
+    values = record.values
+    contexts = {name: {"id": name, "text": values.get(column)} for name, column in CONFLICTBANK_CONTEXTS.items()}
+    return [
+        Record(
+            {
+                "sample_id": f"{row}-{claim}-{context_set}",
+                "query": values.get("question"),
+                "response": values.get(column),
+                "contexts": [contexts[context_set]] if context_set in contexts else list(contexts.values()),
+                "row": row,
+                "claim": claim,
+                "context_set": context_set,
+            }
+        )
+        for claim, column in CONFLICTBANK_CLAIMS.items()
+        for context_set in CONFLICTBANK_SETS
+    ]
+
+
 FORMATS: dict[str, Adapter] = {
     "wikicontradict": Adapter(
         required=(
@@ -56,5 +88,9 @@ FORMATS: dict[str, Adapter] = {
             *(f"{name}{answer}" for name in ("answer", "label") for answer in range(5)),
         ),
         expand=_wikicontradict,
-    )
+    ),
+    "conflictbank": Adapter(
+        required=("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values()),
+        expand=_conflictbank,
+    ),
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from udfs.samples.records import Record
@@ -12,6 +12,9 @@ from udfs.samples.values import ENCODER, load_json, text_of
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
+# What an answer has and a question has not, and what names a question
+OF_ANSWERS = ("response", "system", "label")
+QUESTION_ID = "question_id"
 SAMPLE_ID_CHARACTERS = 32
 
 
@@ -25,11 +28,19 @@ class Sample:
     error: str | None
 
 
-def to_sample(record: Record, contexts_as_text: bool) -> Sample:
-    """A record as a sample: its id where given, else the hash of all columns. What is unusable is null."""
+def to_sample(record: Record, contexts_as_text: bool, required_columns: Sequence[str] = REQUIRED) -> Sample:
+    """A record as a sample: its id where given, else the hash of all columns. What is unusable is null.
+
+    Of `REQUIRED`, those that are not among `required_columns` are null. Of a question, what belongs to answers is left
+    out, and question_id is its id where it has one.
+    """
+    if is_question(required_columns):
+        record = replace(record, values=_question(record.values))
     values = record.values
     problems = [record.problem] if record.problem else []
-    required = dict.fromkeys(REQUIRED) if record.problem else _required(values, contexts_as_text, problems)
+    required = dict.fromkeys(REQUIRED)
+    if not record.problem:
+        required |= _required(values, contexts_as_text, required_columns, problems)
     rest = {name: value for name, value in values.items() if name not in KNOWN}
     content = _content(record, required["contexts"], rest)
     known = {
@@ -41,17 +52,32 @@ def to_sample(record: Record, contexts_as_text: bool) -> Sample:
     return Sample(known, rest, content, "; ".join(problems) or None)
 
 
-def _required(values: Mapping[str, Any], contexts_as_text: bool, problems: list[str]) -> dict[str, Any]:
+def is_question(required_columns: Sequence[str]) -> bool:
+    """Whether rows that need have these columns alone are questions, which have no answer yet."""
+    return "response" not in required_columns
+
+
+def _question(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns without those of answers, question_id as sample_id."""
+    kept = {name: value for name, value in values.items() if name not in (*OF_ANSWERS, QUESTION_ID)}
+    named = text_of(values.get(QUESTION_ID))
+    return {**kept, "sample_id": named} if named else kept
+
+
+def _required(
+    values: Mapping[str, Any], contexts_as_text: bool, columns: Sequence[str], problems: list[str]
+) -> dict[str, Any]:
     """The required columns, null where unusable; what is wrong with them is added to the problems."""
-    query = _text_column("query", values.get("query"), problems)
-    response = _text_column("response", values.get("response"), problems)
-    contexts = None
+    texts = [name for name in ("query", "response") if name in columns]
+    found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
+    if "contexts" not in columns:
+        return found
     try:
         given = values.get("contexts")
-        contexts = normalise_contexts(contexts_of_text(given) if contexts_as_text else given)
+        found["contexts"] = normalise_contexts(contexts_of_text(given) if contexts_as_text else given)
     except ValueError as error:
         problems.append(str(error))
-    return {"query": query, "response": response, "contexts": contexts}
+    return found
 
 
 def _text_column(name: str, value: Any, problems: list[str]) -> str | None:

@@ -1,0 +1,252 @@
+"""Outputs of `untold score` to a ranking of systems, with intervals and paired tests (methods, sections 7 and 8)."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import combinations
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.aggregate import GRID, MAX_DISTINCT, summarise
+from jobs.results import Run, open_run
+from jobs.session import spark_schema
+from jobs.tables import SAMPLES, SCORES
+from udfs.permutation import adjust_p_values, paired_permutation_test
+
+SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
+# Decimals of a difference: beyond them it depends on the order in which a mean was summed
+DECIMALS = 12
+Rows = list[dict[str, Any]]
+
+
+class CompareError(ValueError):
+    """Outputs that cannot be compared. The message is one line a problem and says what to do."""
+
+
+def compare(
+    spark: SparkSession,
+    outputs: Sequence[str],
+    *,
+    metrics: Sequence[str] | None = None,
+    seed: int,
+    notify: Callable[[str], None] = lambda _: None,
+    max_distinct: int = MAX_DISTINCT,
+) -> dict[str, Rows]:
+    """`systems` and `comparisons` of outputs of `untold score`, over `metrics` or all that they have.
+
+    `systems`, best first within a metric: metric, system, n, scored, undefined, failed, mean, ci_low, ci_high, as in
+    the table `summary`. Samples without a system are of one that is named after their output.
+
+    `comparisons`, a row two systems of a metric, the better one first: metric, first, second, n (questions that both
+    have a score for), difference of the means over these, p_value, p_adjusted (Benjamini-Hochberg within the metric);
+    null where n is 0. A question is a query with its contexts; several samples of one count as their mean.
+
+    Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
+    multiples of 1 / `GRID`. Raises CompareError for outputs that cannot be compared, UnreadableRunError for what is no
+    output. Methods, sections 7 and 8.
+    """
+    runs = [_open(output) for output in _distinct(outputs)]
+    wanted = _wanted_metrics(runs, metrics)
+    for difference in _differences(runs):
+        notify(difference)
+    scores = _read_scores(spark, runs, wanted).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        _check_once(scores, runs)
+        systems = rank(summarise(scores, seed=seed, max_distinct=max_distinct))
+        return {"systems": systems, "comparisons": compare_pairs(scores, systems, seed, max_distinct)}
+    finally:
+        scores.unpersist()
+
+
+def _distinct(outputs: Sequence[str]) -> Sequence[str]:
+    twice = sorted({output for output in outputs if outputs.count(output) > 1})
+    if twice:
+        raise CompareError(f"{', '.join(twice)}: given twice; give every output once")
+    return outputs
+
+
+def _open(output: str) -> Run:
+    """The run of an output. Raises CompareError where it has no scores."""
+    run = open_run(output)
+    missing = [name for name in ("samples", "scores") if name not in run.tables]
+    if missing:
+        hint = f"score it: untold score --input {output}/samples" if "samples" in run.tables else "give other outputs"
+        raise CompareError(f"{output}: no table {' and no table '.join(missing)}, so no output of untold score; {hint}")
+    return run
+
+
+def _wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Sequence[str]:
+    known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
+    unknown = [name for name in metrics or () if name not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise CompareError(f"no scores of metric {', '.join(unknown)}; {hint}the outputs have {', '.join(known)}")
+    return metrics or known
+
+
+def _differences(runs: Sequence[Run]) -> Iterable[str]:
+    """A line for every two outputs that were judged by different stages (model, decoding, template) or settings."""
+    for one, other in combinations(runs, 2):
+        first, second = (run.manifest.get("identity", {}) for run in (one, other))
+        stages = first.get("stages", {}).keys() & second.get("stages", {}).keys()
+        judged = [name for name in sorted(stages) if first["stages"][name] != second["stages"][name]]
+        options = [_options(identity) for identity in (first, second)]
+        changed = sorted(name for name in options[0] if options[0][name] != options[1].get(name))
+        if judged or changed:
+            what = ", ".join([*judged, *changed])
+            yield f"{one.directory} and {other.directory} were judged by different {what}: mind it when you compare"
+
+
+def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that change scores, of every metric, less what is only of the statistics."""
+    results = identity.get("results", {})
+    return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
+
+
+def _read_scores(spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str]) -> DataFrame:
+    """Columns of `scores`, output (its place among the runs) and question, null where the sample is invalid."""
+    names = _names_of(runs)
+    frames = [
+        _read_run(spark, run.directory, name).withColumn("output", F.lit(place))
+        for place, (run, name) in enumerate(zip(runs, names, strict=True))
+    ]
+    return reduce(DataFrame.unionByName, frames).where(F.col("metric").isin(*metrics))
+
+
+def _names_of(runs: Sequence[Run]) -> list[str]:
+    """What samples without a system are called: the name of the folder, the whole path where two have one name."""
+    short = [os.path.basename(run.directory.rstrip("/")) for run in runs]
+    return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
+
+
+def _read_run(spark: SparkSession, output: str, name: str) -> DataFrame:
+    scores = spark.read.schema(spark_schema(SCORES)).parquet(f"{output}/scores")
+    samples = spark.read.schema(spark_schema(SAMPLES)).parquet(f"{output}/samples")
+    text = F.to_json(F.struct("query", "contexts"))
+    question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))
+    asked = samples.select("sample_id", question.alias("question"))
+    return scores.join(asked, on="sample_id", how="left").withColumn("system", F.coalesce("system", F.lit(name)))
+
+
+def _check_once(scores: DataFrame, runs: Sequence[Run]) -> None:
+    """Raises CompareError where a system has scores of one metric for one question in two outputs."""
+    outputs = F.min("output").alias("one"), F.max("output").alias("other")
+    places = scores.where(F.col("question").isNotNull()).groupBy("metric", "system", "question").agg(*outputs)
+    several = places.where(F.col("one") < F.col("other")).groupBy("metric", "system", "one", "other")
+    first = several.agg(F.count("*").alias("count")).orderBy("metric", "system", "one", "other").first()
+    if first is not None:
+        one, other = (runs[first[name]].directory for name in ("one", "other"))
+        raise CompareError(
+            f"{one} and {other} both have {first['metric']} scores of system {first['system']}, for {first['count']:,} "
+            "questions; give one of the two, or name the systems apart"
+        )
+
+
+def rank(summary: Iterable[Mapping[str, Any]]) -> Rows:
+    """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`."""
+    rows = [{name: row[name] for name in SYSTEM_COLUMNS} for row in summary if row["level"] == "system"]
+    return sorted(rows, key=lambda row: (row["metric"], row["mean"] is None, -(row["mean"] or 0.0), row["system"]))
+
+
+def compare_pairs(scores: DataFrame, systems: Rows, seed: int, max_distinct: int = MAX_DISTINCT) -> Rows:
+    """The rows of `comparisons` of ranked systems: every two of a metric, the better one first.
+
+    scores: metric, system, question strings, score double. Methods, section 7.
+    """
+    counts = _collect_counts(scores, max_distinct)
+    ranked: dict[str, list[str]] = defaultdict(list)
+    for row in systems:
+        ranked[row["metric"]].append(row["system"])
+    rows: Rows = []
+    for metric, names in ranked.items():
+        found = [_compare_pair(metric, first, second, counts, seed) for first, second in combinations(names, 2)]
+        adjusted = adjust_p_values([row["p_value"] for row in found])
+        rows += [{**row, "p_adjusted": value} for row, value in zip(found, adjusted, strict=True)]
+    return rows
+
+
+def count_differences(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
+    """How often each difference of two systems on one question occurs: metric, first, second, difference, count.
+
+    `first` sorts before `second`. A system's score of a question is the mean over its samples that have one.
+    With `grid`, differences are rounded to multiples of 1 / grid.
+    """
+    means = scores.where(F.col("question").isNotNull() & F.col("score").isNotNull() & ~F.isnan("score"))
+    means = means.groupBy("metric", "question", "system").agg(F.avg("score").alias("score"))
+    first = means.withColumnsRenamed({"system": "first", "score": "first_score"})
+    second = means.withColumnsRenamed({"system": "second", "score": "second_score"})
+    difference = F.col("first_score") - F.col("second_score")
+    rounded = F.round(difference, DECIMALS) if grid is None else F.round(difference * grid) / grid
+    return (
+        first.join(second, on=["metric", "question"], how="inner")
+        .where(F.col("first") < F.col("second"))
+        .groupBy("metric", "first", "second", rounded.alias("difference"))
+        .agg(F.count("*").alias("count"))
+        .select("metric", "first", "second", "difference", "count")
+    )
+
+
+def _collect_counts(scores: DataFrame, max_distinct: int) -> dict[tuple[str, str, str], tuple[list[float], list[int]]]:
+    """By metric and two systems in the order of their names: the differences and how often each occurs."""
+    counted = count_differences(scores).limit(max_distinct + 1).toArrow()
+    if counted.num_rows > max_distinct:
+        counted = count_differences(scores, grid=GRID).toArrow()
+    counts: dict[tuple[str, str, str], tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
+    for batch in counted.to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            differences, times = counts[row["metric"], row["first"], row["second"]]
+            differences.append(row["difference"])
+            times.append(row["count"])
+    return counts
+
+
+def _compare_pair(
+    metric: str,
+    first: str,
+    second: str,
+    counts: Mapping[tuple[str, str, str], tuple[list[float], list[int]]],
+    seed: int,
+) -> dict[str, Any]:
+    low, high = sorted((first, second))
+    sign = 1.0 if first == low else -1.0
+    differences, times = counts.get((metric, low, high), ([], []))
+    test = paired_permutation_test([sign * value for value in differences], times, seed=seed)
+    return {
+        "metric": metric,
+        "first": first,
+        "second": second,
+        "n": test.n,
+        "difference": test.difference,
+        "p_value": test.p_value,
+    }
+
+
+def show_comparison(found: Mapping[str, Rows]) -> None:
+    """Prints the systems by rank and what sets them apart."""
+    print(f"{'metric':8} {'system':28} {'n':>7} {'scored':>7} {'mean':>6}  95 % interval")
+    for row in found["systems"]:
+        interval = "-" if row["ci_low"] is None else f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}"
+        counts = f"{row['n']:>7,} {row['scored']:>7,} {_number(row['mean'], '.3f'):>6}"
+        print(f"{row['metric']:8} {row['system'][:28]:28} {counts}  {interval}")
+    if found["comparisons"]:
+        print(f"\n{'metric':8} {'first':28} {'second':28} {'n':>7} {'diff.':>7} {'p':>7} {'p adj.':>7}")
+    for row in found["comparisons"]:
+        values = " ".join(
+            f"{_number(row[name], form):>7}"
+            for name, form in (("difference", "+.3f"), ("p_value", ".4f"), ("p_adjusted", ".4f"))
+        )
+        print(f"{row['metric']:8} {row['first'][:28]:28} {row['second'][:28]:28} {row['n']:>7,} {values}")
+    sys.stdout.flush()
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

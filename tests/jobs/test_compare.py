@@ -1,0 +1,233 @@
+"""`untold compare`: ranks, intervals and paired tests from outputs of `untold score`."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from scipy.stats import false_discovery_control, permutation_test
+
+from jobs.cli import main
+from jobs.compare import CompareError, compare, count_differences
+from jobs.results import UnreadableRunError
+from jobs.tables import SAMPLES, SCORES
+from udfs.statistics import bca_interval
+
+Scores = dict[tuple[str | None, str, int], float | None]
+IDENTITY = {
+    "input": "i",
+    "metrics": ["qa"],
+    "results": {"stages": {}, "qa": {"questions": "all"}},
+    "stages": {"mine": "1"},
+}
+
+
+def write_output(folder: Path, scores: Scores, metric: str = "qa", **identity: Any) -> str:
+    """An output of `untold score` by (system, kind of sample, question): a score, None for one that is undefined."""
+    samples, rows = [], []
+    for (system, kind, question), score in scores.items():
+        name = f"{question}:{system}:{kind}"
+        contexts = [{"id": "1", "text": f"context of {question}"}]
+        samples.append({"sample_id": name, "query": "q", "response": name, "contexts": contexts, "system": system})
+        status = "no_statements" if score is None else "ok"
+        rows.append({"sample_id": name, "metric": metric, "system": system, "score": score, "status": status})
+    for name, table, schema in (("samples", samples, SAMPLES), ("scores", rows, SCORES)):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(table, schema), folder / name / "part-0.parquet")
+    manifest = {"status": "finished", "metrics": [metric], "identity": {**IDENTITY, **identity}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return str(folder)
+
+
+def draw(systems: str, questions: int, seed: int = 0) -> Scores:
+    random = np.random.default_rng(seed)
+    return {
+        (system, "a", question): float(random.integers(0, 5 + place)) / (4 + place)
+        for place, system in enumerate(systems)
+        for question in range(questions)
+    }
+
+
+def test_systems_are_ranked_and_compared_as_by_scipy(spark: SparkSession, tmp_path: Path) -> None:
+    scores = draw("abc", 60)
+    # As `a` has them, but for one question: what they differ in is exact
+    scores |= {("d", "a", question): scores["a", "a", question] for question in range(59)}
+
+    found = compare(spark, [write_output(tmp_path / "out", scores)], seed=3)
+
+    values = {name: [score for (system, _, _), score in scores.items() if system == name] for name in "abcd"}
+    means = {name: math.fsum(value) / len(value) for name, value in values.items()}
+    ranked = sorted(means, key=lambda name: (-means[name], name))
+    assert [row["system"] for row in found["systems"]] == ranked
+    for row in found["systems"]:
+        interval = bca_interval(values[row["system"]], [1] * row["n"], seed=3)
+        assert (row["mean"], row["ci_low"], row["ci_high"]) == (interval.mean, interval.low, interval.high)
+    pairs = list(combinations(ranked, 2))
+    assert [(row["first"], row["second"]) for row in found["comparisons"]] == pairs
+    for row in found["comparisons"]:
+        check_pair(row, [np.array(values[row[name]][:60]) for name in ("first", "second")])
+    adjusted = false_discovery_control([row["p_value"] for row in found["comparisons"]])
+    assert [row["p_adjusted"] for row in found["comparisons"]] == pytest.approx(list(adjusted))
+
+
+def check_pair(row: dict[str, Any], values: list[Any]) -> None:
+    common = min(map(len, values))
+    first, second = (value[:common] for value in values)
+    assert row["n"] == common
+    assert row["difference"] == pytest.approx((first - second).mean(), abs=1e-9)
+    test = permutation_test(
+        (first, second),
+        lambda x, y, axis: np.mean(x - y, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=9999,
+        rng=np.random.default_rng(0),
+    )
+    # Two estimates of one share, 10,000 resamples each
+    assert row["p_value"] == pytest.approx(test.pvalue, abs=5 * 0.01)
+
+
+def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_all(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    scores: Scores = {("a", "x", 0): 1.0, ("a", "y", 0): 0.5, ("a", "z", 0): None, ("a", "x", 1): None}
+    scores |= {("b", "x", 0): 0.25, ("b", "x", 1): 1.0, ("b", "x", 2): 0.0}
+
+    found = compare(spark, [write_output(tmp_path / "out", scores)], seed=0)
+
+    ranks = [(row["system"], row["n"], row["scored"], row["undefined"], row["mean"]) for row in found["systems"]]
+    assert ranks == [("a", 4, 2, 2, 0.75), ("b", 3, 3, 0, pytest.approx(1.25 / 3))]
+    assert found["comparisons"] == [
+        {"metric": "qa", "first": "a", "second": "b", "n": 1, "difference": 0.5, "p_value": 1.0, "p_adjusted": 1.0}
+    ]
+
+
+def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(spark: SparkSession, tmp_path: Path) -> None:
+    nameless: Scores = {(None, "x", n): 0.5 for n in range(4)}
+    outputs = [
+        write_output(tmp_path / "early", {("a", "x", n): 1.0 for n in range(2)}),
+        write_output(tmp_path / "late", {("a", "x", n): 0.0 for n in range(2, 4)} | nameless),
+        write_output(tmp_path / "other" / "late", nameless),
+        write_output(tmp_path / "e2e", {("a", "x", n): 0.0 for n in range(4)}, metric="e2e"),
+    ]
+
+    found = compare(spark, outputs, seed=0)
+
+    assert [(row["metric"], row["system"], row["n"], row["mean"]) for row in found["systems"]] == [
+        ("e2e", "a", 4, 0.0),
+        ("qa", outputs[1], 4, 0.5),
+        ("qa", outputs[2], 4, 0.5),
+        ("qa", "a", 4, 0.5),
+    ]
+    assert [(row["n"], row["difference"], row["p_value"]) for row in found["comparisons"]] == [(4, 0.0, 1.0)] * 3
+    assert [row["metric"] for row in compare(spark, outputs, metrics=["e2e"], seed=0)["systems"]] == ["e2e"]
+
+
+def test_nothing_in_common_and_nothing_defined_is_no_test(spark: SparkSession, tmp_path: Path) -> None:
+    scores: Scores = {("a", "x", 0): 1.0, ("b", "x", 1): 1.0, ("c", "x", 0): None}
+
+    found = compare(spark, [write_output(tmp_path / "out", scores)], seed=0)
+
+    assert [(row["system"], row["mean"], row["ci_low"]) for row in found["systems"]] == [
+        ("a", 1.0, None),
+        ("b", 1.0, None),
+        ("c", None, None),
+    ]
+    nothing = {"n": 0, "difference": None, "p_value": None, "p_adjusted": None}
+    assert [{name: row[name] for name in nothing} for row in found["comparisons"]] == [nothing] * 3
+    alone = compare(spark, [write_output(tmp_path / "alone", {("a", "x", 0): 1.0})], seed=0)
+    assert (len(alone["systems"]), alone["comparisons"]) == (1, [])
+
+
+def test_too_many_distinct_values_are_rounded_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    scores: Scores = {(system, "x", n): float(random.random()) for system in "ab" for n in range(200)}
+    output = write_output(tmp_path / "out", scores)
+
+    exact, rounded = (compare(spark, [output], seed=0, max_distinct=most)["comparisons"][0] for most in (10_000, 50))
+
+    assert rounded["difference"] == pytest.approx(exact["difference"], abs=1e-4)
+    assert rounded["difference"] != exact["difference"]
+    assert rounded["p_value"] == pytest.approx(exact["p_value"], abs=0.02)
+
+
+def test_differences_are_counted_once_a_question(spark: SparkSession) -> None:
+    rows = [("m", "b", "q1", 0.5), ("m", "a", "q1", 0.3), ("m", "a", "q2", 0.3), ("m", "b", "q2", 0.5)]
+    rows += [("m", "a", "q3", float("nan")), ("m", "b", "q3", 1.0), ("n", "a", "q1", 1.0), ("m", "a", None, 1.0)]
+    scores = spark.createDataFrame(rows, "metric string, system string, question string, score double")
+
+    assert [tuple(row) for row in count_differences(scores).collect()] == [("m", "a", "b", -0.2, 2)]
+    assert [tuple(row) for row in count_differences(scores, grid=2).collect()] == [("m", "a", "b", 0.0, 2)]
+
+
+def test_one_question_of_a_system_in_two_outputs_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    outputs = [write_output(tmp_path / name, {("a", "x", n): 0.0 for n in range(3)}) for name in ("one", "two")]
+
+    with pytest.raises(CompareError, match="both have qa scores of system a, for 3 questions; give one of the two"):
+        compare(spark, outputs, seed=0)
+
+
+def test_outputs_that_were_judged_differently_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    results = {"stages": {"mine": {"model": "m"}}, "qa": {"questions": "contexts"}, "statistics": {"seed": 1}}
+    outputs = [
+        write_output(tmp_path / "one", {("a", "x", 0): 0.0}),
+        write_output(tmp_path / "two", {("b", "x", 0): 0.0}, stages={"mine": "2", "rate": "3"}, results=results),
+        write_output(tmp_path / "three", {("c", "x", 0): 0.0}, stages={"rate": "3"}),
+    ]
+    notes: list[str] = []
+
+    compare(spark, outputs, seed=0, notify=notes.append)
+
+    one, two, three = outputs
+    assert notes == [
+        f"{one} and {two} were judged by different mine, qa: mind it when you compare",
+        f"{two} and {three} were judged by different qa: mind it when you compare",
+    ]
+
+
+def test_what_is_no_output_of_score_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    output = write_output(tmp_path / "out", {("a", "x", 0): 0.0})
+    generated = write_output(tmp_path / "generated", {("a", "x", 0): 0.0})
+    (tmp_path / "generated" / "scores" / "part-0.parquet").unlink()
+
+    with pytest.raises(CompareError, match=f"no table scores.*; score it: untold score --input {generated}/samples"):
+        compare(spark, [output, generated], seed=0)
+    with pytest.raises(CompareError, match="no scores of metric q; did you mean qa"):
+        compare(spark, [output], metrics=["q"], seed=0)
+    with pytest.raises(CompareError, match="given twice"):
+        compare(spark, [output, output], seed=0)
+    with pytest.raises(UnreadableRunError):
+        compare(spark, [str(tmp_path)], seed=0)
+
+
+def test_the_command_prints_a_table_or_json(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = [
+        write_output(tmp_path / name, {(name, "x", n): score for n in range(5)})
+        for name, score in (("a", 0.0), ("b", 1.0))
+    ]
+    command = ["compare", "--output", *outputs, "--set", "statistics.seed=4"]
+
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == compare(spark, outputs, seed=4)
+    assert main(command) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in shown] == [
+        ["metric", "system"],
+        ["qa", "b"],
+        ["qa", "a"],
+        [],
+        ["metric", "first"],
+        ["qa", "b"],
+    ]
+    assert main([*command, "--metric", "nli"]) == 1
+    assert "no scores of metric nli" in capsys.readouterr().err

@@ -1,0 +1,278 @@
+"""`untold generate` without a model: questions as files have them, systems and their settings, rows of the tables."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.cli import main
+from jobs.generate import GenerateRequest, generate, make_failures, make_samples
+from jobs.progress import Display
+from jobs.questions import read_questions
+from jobs.samples import SampleError, Samples
+from jobs.settings import decoding_for
+from jobs.settings_loading import Resolved, load_settings
+from jobs.systems import SystemsError, load_systems
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import PROMPTS
+from tests.sample_files import write_csv, write_lines, write_parquet
+
+QUESTION = {"query": "q", "contexts": ["a", {"id": "x", "text": "b"}]}
+SERVER = ("llm.base_url=http://h/v1", "llm.model=m")
+
+
+def rows_of(found: Samples) -> dict[str, dict[str, Any]]:
+    return {row["sample_id"]: row.asDict(recursive=True) for row in found.samples.collect()}
+
+
+def test_questions_are_samples_without_what_belongs_to_answers(spark: SparkSession, tmp_path: Path) -> None:
+    answered = [{**QUESTION, "question_id": "1", "sample_id": f"1:{name}", "n": 1} for name in ("a", "b")]
+    answered = [
+        {**row, "response": row["sample_id"], "system": row["sample_id"], "label": "Correct"} for row in answered
+    ]
+    path = write_lines(tmp_path / "a.jsonl", [*answered, {**QUESTION, "sample_id": 2}, {**QUESTION, "Question_ID": 3}])
+
+    found, notes = read_questions(spark, path)
+
+    rows = rows_of(found)
+    (hashed,) = rows.keys() - {"1", "2"}
+    assert len(hashed) == 32
+    assert rows["1"] == {
+        "sample_id": "1",
+        "query": "q",
+        "contexts": [{"id": "1", "text": "a"}, {"id": "x", "text": "b"}],
+        "Question_ID_2": None,
+        "n": 1,
+    }
+    assert (found.row_count, found.duplicates, found.invalid_count) == (3, 1, 0)
+    assert notes == [
+        f"{path}: `response`, `system`, `label` left out: what belongs to answers is no part of a question"
+    ]
+
+
+def test_an_id_of_a_question_does_not_depend_on_its_answers_or_its_file(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [{**QUESTION, "contexts": ["a", "b"], "n": "1"}]
+    paths = [
+        write_lines(tmp_path / "a.jsonl", rows),
+        write_lines(tmp_path / "b.jsonl", [{**rows[0], "response": "r", "label": None}]),
+        write_csv(tmp_path / "c.csv", rows),
+        write_parquet(tmp_path / "d.parquet", [{**rows[0], "question_id": None}]),
+    ]
+
+    found = [read_questions(spark, path) for path in paths]
+
+    assert len({name for one, _ in found for name in rows_of(one)}) == 1
+    assert [notes != [] for _, notes in found] == [False, True, False, False]
+    assert {tuple(one.samples.columns) for one, _ in found} == {("sample_id", "query", "contexts", "n")}
+
+
+def test_rows_that_are_no_questions_and_missing_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [QUESTION, {**QUESTION, "query": " "}, {"query": "p", "contexts": "text"}]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+
+    found, _ = read_questions(spark, path)
+
+    assert found.first_invalid == [f"{path} row 2: query is empty", f"{path} row 3: contexts is no list"]
+    with pytest.raises(SampleError, match=r"no column `query`.*; no column `contexts`"):
+        read_questions(spark, write_lines(tmp_path / "b.jsonl", [{"response": "r"}]))
+
+
+ELI5 = [
+    {"q_id": f"q{n}", "title": f"Why {n}?", "selftext": "More.", "category": "Other", "answers": {}} for n in range(6)
+]
+
+
+def write_eli5(folder: Path, contexts: list[Any], questions: list[Any] = ELI5) -> tuple[str, str]:
+    path = folder / "questions.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(questions).encode()))
+    return str(path), write_lines(folder / "contexts.jsonl", contexts)
+
+
+def test_contexts_join_the_questions_of_eli5_category(spark: SparkSession, tmp_path: Path) -> None:
+    given = [{"q_id": name, "contexts": ["a", "b"], "retriever": "bm25"} for name in ("q5", "q0", "q4", "strange")]
+    path, contexts = write_eli5(tmp_path, [*given, {"q_id": "q2", "contexts": None}, {"contexts": ["a"]}])
+
+    found, notes = read_questions(spark, path, contexts=contexts)
+
+    rows = rows_of(found)
+    assert sorted(rows) == ["q0", "q2", "q4", "q5"]
+    assert rows["q4"] == {
+        "sample_id": "q4",
+        "query": "Why 4?",
+        "contexts": [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}],
+        "category": "Other",
+        "selftext": "More.",
+    }
+    assert notes == [
+        f"2 of 6 questions have no contexts in {contexts}: left out",
+        f"2 of 6 rows of {contexts} are of no question of {path}: left out",
+    ]
+    assert [row.asDict() for row in found.invalid.collect()] == [
+        {"sample_id": "q2", "error": f"{contexts} row 5: contexts is null"}
+    ]
+    assert (found.row_count, found.invalid_count) == (4, 1)
+
+
+def test_a_limit_counts_questions_that_have_contexts(spark: SparkSession, tmp_path: Path) -> None:
+    path, contexts = write_eli5(tmp_path, [{"q_id": f"q{n}", "contexts": []} for n in (5, 3, 1)])
+
+    found, _ = read_questions(spark, path, contexts=contexts, limit=2)
+
+    assert sorted(rows_of(found)) == ["q1", "q3"]
+    assert found.row_count == 2
+
+
+def test_files_of_questions_and_contexts_that_do_not_fit_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    path, contexts = write_eli5(tmp_path, [{"q_id": "Q1", "contexts": ["a"]}])
+
+    with pytest.raises(SampleError, match=r"no contexts for any of the questions of .*; check that their q_id agree"):
+        read_questions(spark, path, contexts=contexts)
+    with pytest.raises(SampleError, match="no such file"):
+        read_questions(spark, path, contexts=str(tmp_path / "none.jsonl"))
+    write_eli5(tmp_path, [{"q_id": "q1", "contexts": [text]} for text in "ab"])
+    with pytest.raises(SampleError, match="sample_id `q1` has two contents"):
+        read_questions(spark, path, contexts=contexts)
+
+
+def test_the_questions_of_eli5_category_are_read(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    contexts = write_lines(tmp_path / "contexts.jsonl", [{"q_id": "5lcm18", "contexts": ["a"]}])
+
+    found, notes = read_questions(spark, str(data / "eli5_category" / "eli5-category-test.json.gz"), contexts=contexts)
+
+    assert notes == [f"5,410 of 5,411 questions have no contexts in {contexts}: left out"]
+    assert rows_of(found)["5lcm18"]["query"] == "Why do old games running on new hardware still have technical issues?"
+
+
+def load(folder: Path, text: str, *overrides: str, environ: Mapping[str, str] | None = None) -> dict[str, Resolved]:
+    path = folder / "systems.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_systems(
+        str(path),
+        lambda system: load_settings(
+            None, overrides, None, environ or {}, system=system, local_installed=lambda: False
+        ),
+    )
+
+
+def test_a_system_has_its_settings_over_those_of_the_run(tmp_path: Path) -> None:
+    text = "b: {model: m2, temperature: null, extra_body: {reasoning_effort: high}}\na:\nc: {max_tokens: 9}"
+    run = (*SERVER, "llm.extra_body.seed=1", "stages.generate_answer.temperature=0.5", "stages.generate_answer.model=s")
+
+    systems = load(tmp_path, text, *run)
+
+    assert list(systems) == ["a", "b", "c"]
+    decoding = {name: decoding_for(one.settings, "generate_answer") for name, one in systems.items()}
+    assert [(one.model, one.temperature, one.max_tokens) for one in decoding.values()] == [
+        ("s", 0.5, 4096),
+        ("m2", None, 4096),
+        ("s", 0.5, 9),
+    ]
+    assert decoding["b"].extra_body == {"seed": 1, "reasoning_effort": "high"}
+
+
+def test_a_system_with_an_endpoint_has_nothing_of_the_runs(tmp_path: Path) -> None:
+    run = (*SERVER, "llm.api_key_env=OWN_KEY", "llm.timeout_seconds=7", "llm.price_per_million_prompt_tokens=3")
+
+    systems = load(tmp_path, "own: {}\nother: {endpoint: vllm, model: x}", *run)
+
+    other, own = (systems[name].settings.llm for name in ("other", "own"))
+    assert (other.base_url, other.model, other.api_key_env) == ("http://localhost:8000/v1", "x", "OPENAI_API_KEY")
+    assert (other.timeout_seconds, other.price_per_million_prompt_tokens) == (7, None)
+    assert (own.base_url, own.model, own.api_key_env) == ("http://h/v1", "m", "OWN_KEY")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "a: {modle: m}",
+            ["llm.modle=m (PATH system a line 1): no such setting; the nearest is llm.model (a string or null)"],
+        ),
+        (
+            "a:\n  temperature: -1\nb:\n  stages: {}",
+            [
+                "llm.temperature=-1 (PATH system a line 2): must be a number >= 0 or null",
+                "llm.stages (PATH system b line 4): no such setting; the nearest is llm.",
+            ],
+        ),
+        ("a: 5", ["the system (PATH system a line 1): must be a mapping of settings of llm.*, without the prefix"]),
+        ("a: {endpoint: openai}", ["PATH system a: OPENAI_API_KEY: not set in the environment"]),
+        ("a: {}\na: {}", ["a (PATH line 2): the key stands twice in its mapping"]),
+        ("[a]", ["the file (PATH): must be a mapping: the name of each system"]),
+        ("", ["the file (PATH): must be a mapping: the name of each system"]),
+        ("a: [", ["PATH line 1: no valid YAML"]),
+        ("qwen:7b: {}", ["PATH: `qwen:7b` cannot name a system: give text without a colon"]),
+        ("' ': {}", ["PATH: `` cannot name a system"]),
+        ("a: {extra_body: {model: x}}", ["llm.extra_body (PATH system a line 1): must be a mapping without model"]),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_systems_is_named(tmp_path: Path, text: str, expected: list[str]) -> None:
+    with pytest.raises(SystemsError) as raised:
+        load(tmp_path, text, *SERVER)
+
+    lines = str(raised.value).splitlines()
+    starts = [line.replace("PATH", str(tmp_path / "systems.yaml")) for line in expected]
+    assert [line.startswith(start) for line, start in zip(lines, starts, strict=True)] == [True] * len(lines), lines
+
+
+def test_a_system_without_an_endpoint_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemsError, match=r"systems\.yaml system a: no endpoint: set OPENAI_API_KEY"):
+        load(tmp_path, "a: {}")
+    with pytest.raises(SystemsError, match=r"none\.yaml: cannot be read \(FileNotFoundError\)"):
+        load_systems(str(tmp_path / "none.yaml"), lambda system: pytest.fail("nothing to load"))
+
+
+def test_systems_that_would_share_every_answer_are_refused_before_any_call(tmp_path: Path) -> None:
+    with ModelServer() as server:
+        run = (f"llm.base_url={server.base_url}", "llm.model=m", f"prompts_dir={PROMPTS}")
+        systems = load(tmp_path, "a: {}\nb: {base_url: 'http://elsewhere/v1'}\nc: {temperature: 1}", *run)
+        request = GenerateRequest(str(tmp_path / "none.jsonl"), str(tmp_path / "out"), systems)
+        with pytest.raises(SystemsError, match="systems a and b have one model, decoding and template"):
+            generate(request, Display())
+        assert server.count() == 0
+
+
+ANSWERS = "sample_id string, request_id string, answer string, error_type string, error string"
+
+
+def test_a_failure_and_what_was_not_asked_are_no_answers(spark: SparkSession) -> None:
+    columns = "sample_id string, query string, `a.b``` int"
+    plain = spark.createDataFrame([(name, "q", 1) for name in "wxyz"], columns)
+    questions = plain.selectExpr("sample_id", "query", "array(struct('1' as id, 't' as text)) as contexts", "`a.b```")
+    answers = spark.createDataFrame(
+        [
+            ("y", "r1", "two", None, None),
+            ("x", "r0", "", None, None),
+            ("z", "r2", None, "http_400", "HTTP 400"),
+            ("w", "r3", None, "unasked", None),
+        ],
+        ANSWERS,
+    )
+    invalid = spark.createDataFrame([("bad:row", "file row 3: query is null")], "sample_id string, error string")
+
+    samples = make_samples(questions, answers, "s").orderBy("sample_id").collect()
+    failures = make_failures(answers, invalid, "s").orderBy("sample_id").collect()
+
+    assert [tuple(row)[:3] + tuple(row)[4:] for row in samples] == [
+        ("x:s", "q", "", "s", "x", 1),
+        ("y:s", "q", "two", "s", "y", 1),
+    ]
+    assert [tuple(row) for row in failures] == [
+        ("bad:row:s", None, "input", None, "invalid_input", "file row 3: query is null"),
+        ("z:s", None, "generate_answer", "r2", "http_400", "HTTP 400"),
+    ]
+
+
+@pytest.mark.parametrize("flags", [("--format", "eli5_category"), ("--contexts", "c.jsonl")])
+def test_a_format_and_contexts_go_together(capsys: pytest.CaptureFixture[str], flags: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["generate", "--input", "a", "--output", "b", "--systems", "c", *flags])
+
+    assert raised.value.code == 2
+    assert "--format eli5_category and --contexts go together" in capsys.readouterr().err

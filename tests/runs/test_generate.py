@@ -1,0 +1,186 @@
+"""Whole runs of `untold generate`: two systems over one file, what fails, what is asked again, and the scoring."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import Ended, Run, read_manifest, read_table, score, snapshot, times, write_samples
+
+SYSTEMS = {"terse": {"model": "small-model"}, "whole": {"model": "large-model", "temperature": None}}
+SHORT = "Fact of them all."
+TERSE = {"when": {"contains": "small-model"}, "do": {"text": SHORT}}
+COUNT = 30
+IN_FLIGHT = 4
+FLUSH_SECONDS = 1.0
+
+
+def make_questions(count: int = COUNT) -> list[dict[str, Any]]:
+    """Questions in the order of their ids; whoever says all of their contexts says two facts, one of them in all."""
+    return [
+        {
+            "question_id": f"q{number:03d}",
+            "query": f"What of {number}?",
+            "contexts": [f"{SHORT} IRRELEVANT thing.", {"id": "b", "text": f"Fact B{number}."}],
+            "topic": {"number": number},
+        }
+        for number in range(count)
+    ]
+
+
+def write_systems(folder: Path, systems: dict[str, Any]) -> Path:
+    path = folder / "systems.yaml"
+    path.write_text(yaml.safe_dump(systems), encoding="utf-8")
+    return path
+
+
+def start(
+    server: ModelServer, questions: Path, output: Path, *flags: str, systems: Path | None = None, **settings: Any
+) -> Run:
+    path = systems or write_systems(output.parent, SYSTEMS)
+    return Run(server, questions, output, "--systems", str(path), *flags, settings=settings, command="generate")
+
+
+def generate(server: ModelServer, questions: Path, output: Path, *flags: str, **options: Any) -> Ended:
+    run = start(server, questions, output, *flags, **options)
+    try:
+        return run.wait()
+    finally:
+        if run.is_running:
+            run.kill()
+
+
+def test_two_systems_answer_what_is_asked_and_are_scored(server: ModelServer, tmp_path: Path) -> None:
+    lost = {"when": {"contains": "What of 3?"}, "do": {"status": 400, "error": {"message": "no"}}}
+    server.configure(rules=[lost, TERSE])
+    rows = [*make_questions(), {**make_questions(1)[0], "question_id": "empty", "query": " "}]
+    questions, output = write_samples(tmp_path / "questions.jsonl", rows), tmp_path / "out"
+
+    stopped = generate(server, questions, output, **{"budget.max_calls": COUNT + 5})
+    assert (stopped.code, server.count("generate_answer")) == (3, COUNT + 5), stopped.err
+    assert f"system whole: the budget is used up after {COUNT + 5} calls" in stopped.err
+    assert [(row["system"], row["unasked"]) for row in read_manifest(output)["systems"]] == [
+        ("terse", 0),
+        ("whole", 25),
+    ]
+
+    ended = generate(server, questions, output)
+    # Each question once of each system: what failed for good is not asked again
+    assert (ended.code, server.count()) == (4, 2 * COUNT), ended.err
+    check_samples(output)
+    failures = {row["sample_id"]: (row["stage"], row["error_type"]) for row in read_table(output, "failures")}
+    assert failures == {
+        **{f"q003:{system}": ("generate_answer", "http_400") for system in SYSTEMS},
+        **{f"empty:{system}": ("input", "invalid_input") for system in SYSTEMS},
+    }
+    check_usage(output)
+
+    scored = score(server, output / "samples", tmp_path / "scores")
+    assert scored.code == 0, scored.err
+    scores = {row["sample_id"]: (row["system"], row["score"]) for row in read_table(tmp_path / "scores", "scores")}
+    expected = {"terse": 0.5, "whole": 1.0}
+    assert scores == {
+        row["sample_id"]: (row["system"], expected[row["system"]]) for row in read_table(output, "samples")
+    }
+
+
+def check_samples(output: Path) -> None:
+    samples = read_table(output, "samples")
+    answered = [number for number in range(COUNT) if number != 3]
+    assert [row["sample_id"] for row in samples] == [f"q{n:03d}:{system}" for n in answered for system in SYSTEMS]
+    said = {row["sample_id"]: row["response"] for row in samples}
+    assert (said["q007:terse"], said["q007:whole"]) == (SHORT, f"{SHORT} Fact B7.")
+    assert samples[0] == {
+        "sample_id": "q000:terse",
+        "query": "What of 0?",
+        "response": SHORT,
+        "contexts": [{"id": "1", "text": f"{SHORT} IRRELEVANT thing."}, {"id": "b", "text": "Fact B0."}],
+        "system": "terse",
+        "question_id": "q000",
+        "topic": {"number": 0},
+    }
+
+
+def check_usage(output: Path) -> None:
+    """The second start asked one of the systems what the budget of the first had left."""
+    columns = ("system", "model", "requests", "reused", "answered", "failed", "unasked", "calls")
+    assert [tuple(row[column] for column in columns) for row in read_table(output, "usage")] == [
+        ("terse", "small-model", COUNT, COUNT - 1, 0, 1, 0, 0),
+        ("whole", "large-model", COUNT, 5, 24, 1, 0, 25),
+    ]
+    manifest = read_manifest(output)
+    assert (manifest["status"], manifest["totals"]["calls"], len(manifest["starts"])) == ("finished", 2 * COUNT, 2)
+    counts = [(row["system"], row["questions"], row["answered"], row["failed"]) for row in manifest["systems"]]
+    assert counts == [(system, COUNT + 1, COUNT - 1, 2) for system in SYSTEMS]
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_and_a_finished_one_is_left_alone(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[TERSE], latency=0.5)
+    questions, output = write_samples(tmp_path / "questions.jsonl", make_questions()), tmp_path / "out"
+    run = start(server, questions, output, **{"llm.max_in_flight": IN_FLIGHT})
+    try:
+        run.wait_for(server, COUNT + 10)
+        killed_at = time()
+    finally:
+        run.kill()
+    at_risk = IN_FLIGHT + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+    assert read_manifest(output)["status"] == "running"
+
+    server.configure(latency=0.0)
+    ended = generate(server, questions, output)
+    assert ended.code == 0, ended.err
+    assert 2 * COUNT <= (asked := server.count()) <= 2 * COUNT + at_risk
+    assert len(read_table(output, "samples")) == 2 * COUNT
+
+    before = snapshot(output)
+    again = generate(server, questions, output)
+    assert (again.code, server.count(), snapshot(output)) == (0, asked, before), again.err
+
+    write_systems(tmp_path, SYSTEMS | {"third": {"model": "third-model"}})
+    refused = generate(server, questions, output, systems=tmp_path / "systems.yaml")
+    assert (refused.code, server.count(), snapshot(output)) == (1, asked, before)
+    assert "belongs to other settings (systems.third); give another --output, or --overwrite" in refused.err
+    more = generate(server, questions, output, "--overwrite", systems=tmp_path / "systems.yaml")
+    assert (more.code, server.count()) == (0, asked + COUNT), more.err
+
+
+@pytest.mark.slow
+def test_a_refused_system_ends_the_run_and_leaves_the_others_to_the_next(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"when": {"contains": "small-model"}, "do": {"status": 401}}])
+    questions, output = write_samples(tmp_path / "questions.jsonl", make_questions(5)), tmp_path / "out"
+    refused = generate(server, questions, output)
+    assert refused.code == 1, refused.err
+    assert "system terse: the endpoint refuses the run: " in refused.err
+    assert read_manifest(output)["status"] == "failed"
+    assert {arrival.model for arrival in server.arrivals()} == {"small-model"}
+    assert read_table(output, "samples") == []
+
+    server.configure(rules=[])
+    server.reset()
+    ended = generate(server, questions, output)
+    assert (ended.code, server.count()) == (0, 10), ended.err
+    assert len(read_table(output, "samples")) == 10
+
+
+@pytest.mark.slow
+def test_questions_of_eli5_category_get_their_contexts(server: ModelServer, tmp_path: Path) -> None:
+    rows = [{"q_id": f"q{n}", "title": f"What of {n}?", "selftext": "", "answers": {"text": ["a"]}} for n in range(4)]
+    questions = tmp_path / "eli5.json.gz"
+    questions.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    contexts = write_samples(
+        tmp_path / "contexts.jsonl", [{"q_id": f"q{n}", "contexts": [f"Fact {n}."]} for n in (1, 3, 8)]
+    )
+    flags = ("--format", "eli5_category", "--contexts", str(contexts))
+    ended = generate(server, questions, tmp_path / "out", *flags)
+    assert (ended.code, server.count()) == (0, 4), ended.err
+    assert f"2 of 4 questions have no contexts in {contexts}: left out" in ended.err
+    said = {row["sample_id"]: row["response"] for row in read_table(tmp_path / "out", "samples")}
+    assert said == {f"q{n}:{system}": f"Fact {n}." for n in (1, 3) for system in SYSTEMS}
