@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 
 from graph.distributed import CondensationError
 from jobs import local_model
 from jobs.answering import AnsweringError
+from jobs.arguments import (
+    Command,
+    add_input,
+    add_run_flags,
+    add_settings,
+    load,
+    settings_without_endpoint,
+)
+from jobs.compare import CompareError
 from jobs.condense import RelationsError
 from jobs.condensing import GraphFramesError
 from jobs.manifest import OutputError
-from jobs.metrics import METRICS
+from jobs.meta_inputs import MetaEvaluationError
 from jobs.progress import Display
 from jobs.prompts import SUFFIXES, find_template
 from jobs.results import UnreadableRunError
 from jobs.samples import SampleError
 from jobs.session import JavaError
-from jobs.settings import Settings, SettingsError, decoding_for
-from jobs.settings_loading import NoEndpointError, Resolved, load_settings
+from jobs.settings import SettingsError, decoding_for
+from jobs.studies import COMMANDS as STUDIES
 from jobs.tables import TABLES
+from udfs.annotations import AnnotationError
 from udfs.llm.templates import PromptError
+from udfs.spreadsheets import SpreadsheetError
 from udfs.stages import STAGES
 
 USER_ERRORS = (
@@ -41,68 +49,18 @@ USER_ERRORS = (
     GraphFramesError,
     CondensationError,
     UnreadableRunError,
+    CompareError,
+    MetaEvaluationError,
+    AnnotationError,
+    SpreadsheetError,
 )
 DEMO_OUTPUT = "untold-demo"
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: its help line, its arguments, and what runs it."""
-
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every command that runs or plans a metric."""
-    parser.add_argument("--config", metavar="F", help="a settings file (YAML)")
-    parser.add_argument("--set", metavar="K=V", action="append", default=[], dest="overrides", help="one setting")
-    parser.add_argument("--endpoint", metavar="NAME", help="an endpoint preset: openai, vllm, local, ...")
-
-
-def load(options: argparse.Namespace, *, demo: bool = False, asks: bool = True) -> Resolved:
-    """The settings of a command line; a command that asks nothing needs no key."""
-    return load_settings(
-        options.config,
-        options.overrides,
-        options.endpoint,
-        os.environ,
-        demo=demo,
-        asks=asks,
-        local_installed=local_model.installed,
-    )
-
-
-def _add_input(parser: argparse.ArgumentParser, *, output: bool) -> None:
-    parser.add_argument("--input", metavar="PATH", required=True, help="samples: a file, a folder or a glob")
-    parser.add_argument("--output", metavar="DIR", required=output, help="where the tables go")
-    known = ", ".join(METRICS)
-    parser.add_argument("--metric", metavar="LIST", required=True, type=_metrics, help=f"metrics, by comma: {known}")
-    parser.add_argument("--format", metavar="NAME", help="an adapter for a known data set: wikicontradict")
-    parser.add_argument("--limit", metavar="N", type=_count, help="only the first N samples by sample_id")
-
-
-def _metrics(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in METRICS]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"no metric {', '.join(unknown) or text!r}; there are {', '.join(METRICS)}")
-    return names
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
-    return int(text)
-
-
 def _add_score(parser: argparse.ArgumentParser) -> None:
-    _add_input(parser, output=True)
+    add_input(parser, output=True)
     add_settings(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace the tables of another run in --output")
-    parser.add_argument("--retry-failed", action="store_true", help="ask lasting failures again")
-    parser.add_argument("--no-wait", action="store_true", help="refuse instead of waiting for another run")
+    add_run_flags(parser)
 
 
 def _score(options: argparse.Namespace) -> int:
@@ -166,7 +124,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    _add_input(parser, output=False)
+    add_input(parser, output=False)
     add_settings(parser)
     parser.add_argument("--overwrite", action="store_true", help="as for score")
     parser.add_argument("--retry-failed", action="store_true", help="count lasting failures as to be asked")
@@ -225,20 +183,11 @@ def _condense(options: argparse.Namespace) -> int:
     from jobs.condense import CondenseRequest, condense, show_counts
     from jobs.score import absolute
 
-    settings = _settings_without_endpoint(options)
+    settings = settings_without_endpoint(options)
     output = absolute(options.output)
     request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite)
     show_counts(condense(request), output)
     return 0
-
-
-def _settings_without_endpoint(options: argparse.Namespace) -> Settings:
-    """The settings of a command that needs no endpoint, with or without one."""
-    try:
-        return load(options, asks=False).settings
-    except NoEndpointError:
-        overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
-        return load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False).settings
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -284,7 +233,7 @@ def _prompts(options: argparse.Namespace) -> int:
 
 def _template_of(options: argparse.Namespace) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
-    settings = _settings_without_endpoint(options)
+    settings = settings_without_endpoint(options)
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
 
 
@@ -292,6 +241,7 @@ COMMANDS = {
     "score": Command("score a file of answers", _add_score, _score),
     "plan": Command("say what a run would ask and cost; asks nothing", _add_plan, _plan),
     "condense": Command("condense relations from any source to statements", _add_condense, _condense),
+    **STUDIES,
     "demo": Command("score the shipped samples on the embedded model", _add_demo, _demo),
     "show": Command("show one sample's statements, and draw its graph", _add_show, _show),
     "doctor": Command("check this machine and the endpoint", _add_doctor, _doctor),

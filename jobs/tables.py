@@ -137,6 +137,41 @@ COMPLETIONS = pa.schema(
         ("run_id", pa.string()),
     ]
 )
+META_EVALUATION = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("metric", pa.string()),
+        ("model", pa.string()),
+        ("undefined", pa.string()),
+        ("measure", pa.string()),
+        ("value", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("n", pa.int64()),
+    ]
+)
+COMPARISONS = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("model", pa.string()),
+        ("first", pa.string()),
+        ("second", pa.string()),
+        ("difference", pa.float64()),
+        ("p_value", pa.float64()),
+        ("p_adjusted", pa.float64()),
+        ("n", pa.int64()),
+    ]
+)
+HUMAN_STUDY = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("measure", pa.string()),
+        ("value", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("n", pa.int64()),
+    ]
+)
 
 RESULT_TABLES = {
     "samples": SAMPLES,
@@ -148,4 +183,10 @@ RESULT_TABLES = {
     "usage": USAGE,
     "summary": SUMMARY,
 }
-TABLES = {**RESULT_TABLES, "completions": COMPLETIONS}
+TABLES = {
+    **RESULT_TABLES,
+    "completions": COMPLETIONS,
+    "meta_evaluation": META_EVALUATION,
+    "comparisons": COMPARISONS,
+    "human_study": HUMAN_STUDY,
+}

@@ -1,0 +1,404 @@
+"""Metrics against what people said: `untold meta-evaluate`. Dejl et al. 2025; methods, sections 6 and 7."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs import agreement, manifest
+from jobs.annotations import Restate, write_sheet
+from jobs.condensing import Steps
+from jobs.endpoint import DEMO_LABEL
+from jobs.interrupts import Interrupts
+from jobs.locks import FolderLock
+from jobs.manifest import OutputError
+from jobs.meta_inputs import MetaEvaluationError, ScoreTables, check_samples, read_score_tables
+from jobs.meta_report import Cost, draw, render
+from jobs.metrics import METRICS
+from jobs.progress import Display
+from jobs.restating import Restater
+from jobs.samples import fingerprint, read_samples
+from jobs.score import FAILED_TOO_MANY, ScoreRequest, score, show_invalid
+from jobs.session import open_session
+from jobs.settings import Settings
+from jobs.settings_layers import without_secrets
+from jobs.tables import COMPARISONS, META_EVALUATION
+from udfs.agreement import LABELS, OVERLAP_FIELDS, PREDICTIONS, overlap_batches
+from udfs.files import is_local, open_filesystem
+from udfs.statistics import IntArray
+
+WORK = "_work"
+RUNS = "runs"
+REPORT = "meta_evaluation"
+TABLES = {"meta_evaluation": META_EVALUATION, "comparisons": COMPARISONS}
+FIGURES = ("svg", "png")
+ENDED = {3: "budget", 5: "outage", 130: "interrupted", 1: "failed"}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model to run the metrics with: its name in tables and folders, and its settings."""
+
+    model: str
+    settings: Settings
+    embedded: bool
+
+    @property
+    def folder(self) -> str:
+        """The name of its run's folder."""
+        return re.sub(r"[^\w.-]+", "-", self.model).strip(".") or "model"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The annotation sheet to write: of so many samples, and the endpoint that restates answers, where there is one."""
+
+    samples: int
+    seed: int
+    endpoint: Endpoint | None
+
+
+@dataclass(frozen=True)
+class MetaEvaluationRequest:
+    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder)."""
+
+    dataset: str
+    input: str
+    output: str
+    settings: Settings
+    metrics: tuple[str, ...] | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+    scores: Mapping[str, str] | None = None
+    limit: int | None = None
+    sheet: Sheet | None = None
+    cluster: bool = False
+    overwrite: bool = False
+    retry_failed: bool = False
+    wait: bool = True
+    command: str = ""
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """By model, where its scores are."""
+        made = {one.model: f"{self.output}/{RUNS}/{one.folder}" for one in self.endpoints}
+        return made if self.scores is None else dict(self.scores)
+
+
+@dataclass(frozen=True)
+class MetaEvaluationOutcome:
+    """How it ended: exit code, the report, and the line that says why a run ended early, where one did."""
+
+    exit_code: int
+    report: str = ""
+    message: str | None = None
+
+
+def endpoint_of(settings: Settings, *, embedded: bool) -> Endpoint:
+    """The endpoint of some settings, named after its model."""
+    local = settings.llm.local_model
+    name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
+    return Endpoint(name, settings, embedded)
+
+
+def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
+    """Writes the tables, the report and the figure beside the runs.
+
+    Raises MetaEvaluationError for input without usable labels, for scores that are not of exactly its samples and for
+    endpoints of one model, OutputError for an output of something else, and what `jobs.score.score` raises.
+    """
+    _check_models(request.endpoints)
+    with ExitStack() as stack:
+        if is_local(request.output):
+            path = open_filesystem(request.output)[1]
+            stack.enter_context(FolderLock(path, uuid4().hex[:12], wait=False))
+        return meta_evaluate_in(open_session(request.settings), request, display)
+
+
+def meta_evaluate_in(spark: SparkSession, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
+    """`meta_evaluate` in a session, once the output is locked."""
+    steps = Steps(spark, f"{request.output}/{WORK}")
+    steps.remove()
+    try:
+        found = read_samples(spark, request.input, format=request.dataset, limit=request.limit)
+        show_invalid(found, display)
+        samples = steps.keep(found.samples)
+        check_samples(request.input, samples, labelled=agreement.DATASETS[request.dataset].has_labels)
+        current = _describe(request, fingerprint(samples), found.row_count)
+        _check_output(request, current["identity"])
+        given = None if request.scores is None else _read_scores(spark, request, samples)
+        outcome = _evaluate(steps, request, display, samples, given, current)
+        if request.sheet is not None and outcome.report:
+            _write_sheet(spark, request, request.sheet, current["metrics"], display)
+        return outcome
+    finally:
+        steps.remove()
+
+
+def _check_models(endpoints: Sequence[Endpoint]) -> None:
+    """Raises MetaEvaluationError where two endpoints have one model, or names that give one folder."""
+    by_folder: dict[str, str] = {}
+    for endpoint in endpoints:
+        other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
+        if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
+            raise MetaEvaluationError(
+                f"two endpoints have the models `{other}` and `{endpoint.model}`, and one folder for both; "
+                "give each endpoint a model of its own (llm.model of a preset file)"
+            )
+
+
+def _describe(request: MetaEvaluationRequest, content: str, samples: int) -> dict[str, Any]:
+    """The manifest as this start begins it."""
+    seed = request.settings.statistics.seed
+    metrics = list(request.metrics) if request.metrics else None
+    return {
+        "format": manifest.FORMAT,
+        "status": "running",
+        "dataset": request.dataset,
+        "metrics": metrics,
+        "input": {
+            "path": request.input,
+            "format": request.dataset,
+            "limit": request.limit,
+            "fingerprint": content,
+        },
+        "identity": {
+            "dataset": request.dataset,
+            "input": content,
+            "metrics": metrics,
+            "statistics": {"seed": seed, "cluster": request.cluster},
+        },
+        "settings": without_secrets(request.settings.model_dump(mode="json")),
+        "versions": manifest.versions(),
+        "scores": request.runs,
+        "counts": {"samples": samples},
+        "confusion": [],
+    }
+
+
+def _check_output(request: MetaEvaluationRequest, identity: Mapping[str, Any]) -> None:
+    """Raises OutputError where the output belongs to something else and is not to be replaced."""
+    earlier = None if request.overwrite else manifest.read_manifest(request.output)
+    if earlier is None:
+        return
+    theirs = earlier.get("identity", {})
+    names = {
+        "dataset": "another data set or command",
+        "input": "another input",
+        "metrics": "other metrics",
+        "statistics": "another statistics.seed or --cluster",
+    }
+    differences = [text for key, text in names.items() if theirs.get(key) != identity[key]]
+    if differences:
+        raise OutputError(
+            f"{request.output} belongs to {differences[0] if 'dataset' not in theirs else ' and '.join(differences)}; "
+            "give another --output, or --overwrite to replace its tables (completions stay)"
+        )
+
+
+def _evaluate(
+    steps: Steps,
+    request: MetaEvaluationRequest,
+    display: Display,
+    samples: DataFrame,
+    given: ScoreTables | None,
+    current: dict[str, Any],
+) -> MetaEvaluationOutcome:
+    _remove_report(request.output)
+    manifest.write_manifest(request.output, current)
+    try:
+        ended = _score_endpoints(request, display)
+        if ended.exit_code not in (0, FAILED_TOO_MANY):
+            manifest.write_manifest(request.output, {**current, "status": ENDED.get(ended.exit_code, "failed")})
+            return ended
+        interrupts = Interrupts()
+        if request.endpoints:
+            interrupts.install()  # over those of the runs, which no longer end anything
+        with interrupts.waiting():
+            scores = given or _read_scores(steps.spark, request, samples)
+            report = _write_report(steps, request, samples, scores, current)
+        return MetaEvaluationOutcome(ended.exit_code, report)
+    except BaseException as error:
+        _remove_report(request.output)
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        manifest.write_manifest(request.output, {**current, "status": status})
+        raise
+
+
+def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
+    """Runs the metrics on each endpoint, until one ends early."""
+    code = 0
+    for endpoint in request.endpoints:
+        display.note(f"model {endpoint.model}")
+        outcome = score(_score_request(request, endpoint), display)
+        if outcome.exit_code not in (0, FAILED_TOO_MANY):
+            return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
+        code = max(code, outcome.exit_code)
+    return MetaEvaluationOutcome(code)
+
+
+def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreRequest:
+    assert request.metrics is not None
+    return ScoreRequest(
+        input=request.input,
+        output=request.runs[endpoint.model],
+        metrics=request.metrics,
+        settings=endpoint.settings,
+        embedded=endpoint.embedded,
+        format=request.dataset,
+        limit=request.limit,
+        overwrite=request.overwrite,
+        retry_failed=request.retry_failed,
+        wait=request.wait,
+        command=request.command,
+    )
+
+
+def _read_scores(spark: SparkSession, request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
+    return read_score_tables(spark, request.runs, request.metrics, samples.select("sample_id"), request.input)
+
+
+def _write_report(
+    steps: Steps, request: MetaEvaluationRequest, samples: DataFrame, scores: ScoreTables, current: dict[str, Any]
+) -> str:
+    """Writes everything but the runs; gives the report."""
+    dataset, seed = agreement.DATASETS[request.dataset], request.settings.statistics.seed
+    metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
+    labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
+    points = steps.keep(_find_points(scores.scores, labelled, dataset))
+    confusions = _count_confusions(scores.scores, labelled) if dataset.has_labels else {}
+    counted = agreement.count_clusters(points) if request.cluster else agreement.count_points(points)
+    found = agreement.point_intervals(_collect(counted), dataset.scales, seed=seed)
+    found |= agreement.table_intervals(confusions, seed=seed, clustered=request.cluster)
+    rows = agreement.agreement_rows(request.dataset, metrics, models, found)
+    differences = _collect(agreement.count_differences(points, metrics))
+    comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[agreement.LMR], seed=seed)
+    costs = {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
+    report = render(rows, comparisons, confusions, costs, clustered=request.cluster)
+    _write_table(request.output, "meta_evaluation", rows)
+    _write_table(request.output, "comparisons", comparisons)
+    _write_bytes(f"{request.output}/{REPORT}.md", report.encode())
+    for form in FIGURES:
+        _write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
+    current |= {"status": "finished", "metrics": list(metrics), "confusion": _cells(confusions)}
+    manifest.write_manifest(request.output, current)
+    return report
+
+
+def _write_sheet(
+    spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, metrics: Sequence[str], display: Display
+) -> None:
+    """Writes the blinded sheet of the one model's run, and says what it holds."""
+    (run,) = request.runs.values()
+    restate = _restater(spark, request, sheet, display)
+    counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
+    display.note(
+        f"annotation sheet: {counts.items:,} samples, {counts.rows:,} rows, {counts.restated:,} answers restated, "
+        f"in {request.output}"
+    )
+
+
+def _restater(spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, display: Display) -> Restate:
+    if sheet.endpoint is None:
+        return _refuse_to_restate
+    settings, embedded = sheet.endpoint.settings, sheet.endpoint.embedded
+    return Restater(spark, settings, embedded, request.output, display, request.wait, request.command).restate
+
+
+def _refuse_to_restate(_: DataFrame) -> DataFrame:
+    raise MetaEvaluationError(
+        "--annotation-sheet restates the answers of qa as statements, and no endpoint is set: "
+        "--set llm.base_url=http://HOST/v1 --set llm.model=NAME, or leave qa out of --metric"
+    )
+
+
+def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
+    return tuple(sorted({name for names in scores.metrics.values() for name in names}))
+
+
+def add_overlap(samples: DataFrame) -> DataFrame:
+    """sample_id, query, label string, overlap double: what the words of the response cover, `overlap_score`."""
+    fields = samples.sparkSession.createDataFrame(pa.schema(OVERLAP_FIELDS).empty_table()).schema
+    columns = samples.select("sample_id", "query", "response", "contexts", "label")
+    return columns.mapInArrow(overlap_batches, fields)
+
+
+def _find_points(scores: DataFrame, samples: DataFrame, dataset: agreement.Dataset) -> DataFrame:
+    points = dataset.find_points(scores, samples)
+    if not dataset.has_labels:
+        return points
+    counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
+    constant = max(LABELS, key=lambda label: counts.get(label, 0))
+    return points.unionByName(agreement.floor_points(samples, constant))
+
+
+def _count_confusions(scores: DataFrame, samples: DataFrame) -> dict[tuple[str, str], IntArray]:
+    return agreement.confusion_tables(_collect(agreement.count_predictions(scores, samples)))
+
+
+def _collect(counted: DataFrame) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = counted.toArrow().to_pylist()
+    return rows
+
+
+def _cells(confusions: Mapping[tuple[str, str], IntArray]) -> list[dict[str, Any]]:
+    """The confusion tables as rows, for readers of the manifest."""
+    return [
+        {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
+        for (model, metric), table in sorted(confusions.items())
+        for row, label in enumerate(LABELS)
+        for column, predicted in enumerate(PREDICTIONS)
+    ]
+
+
+def _costs(request: MetaEvaluationRequest, endpoint: Endpoint) -> dict[str, Cost]:
+    """By metric what its stages cost a sample over all starts; a stage that metrics share counts for each of them."""
+    run = manifest.read_manifest(request.runs[endpoint.model])
+    assert run is not None
+    assert request.metrics is not None
+    usage = [row for start in run["starts"] for row in start["usage"]]
+    costs = {}
+    for metric in request.metrics:
+        stages = METRICS[metric].stages(endpoint.settings)
+        costs[metric] = _cost([row for row in usage if row["stage"] in stages], run["counts"]["samples"])
+    return costs
+
+
+def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
+    calls = sum(row["calls"] for row in usage)
+    tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage)
+    known = [row["cost"] for row in usage if row["cost"] is not None]
+    return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None)
+
+
+def _write_table(output: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One file of one name, so that the same rows are the same bytes."""
+    system, path = open_filesystem(f"{output}/{name}")
+    system.create_dir(path, recursive=True)
+    with system.open_output_stream(f"{path}/part-0.parquet") as stream:
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=TABLES[name]), stream)
+
+
+def _write_bytes(uri: str, content: bytes) -> None:
+    system, path = open_filesystem(uri)
+    with system.open_output_stream(path) as stream:
+        stream.write(content)
+
+
+def _remove_report(output: str) -> None:
+    system, root = open_filesystem(output)
+    for name in TABLES:
+        if system.get_file_info(f"{root}/{name}").type == fs.FileType.Directory:
+            system.delete_dir(f"{root}/{name}")
+    for form in ("md", *FIGURES):
+        if system.get_file_info(f"{root}/{REPORT}.{form}").type == fs.FileType.File:
+            system.delete_file(f"{root}/{REPORT}.{form}")
