@@ -27,6 +27,7 @@ setup(
         "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
         "pint>=0.25.3,<0.26",  # units of the quantities that answers state
         "networkx>=3.6,<4",  # one sample's graph, to draw and to look into
+        "openpyxl>=3.1.5,<3.2",  # annotation sheets as workbooks, for people and back
         "matplotlib>=3.11,<4",  # pictures of graphs; older ones draw other bytes
         "pydantic>=2.14,<3",  # validated settings
         "pyyaml>=6,<7",  # settings files
@@ -45,6 +46,7 @@ setup(
             "mypy>=2.4,<3",
             "types-PyYAML>=6,<7",
             "types-networkx>=3.6,<4",
+            "types-openpyxl>=3.1.5,<4",
             "scipy-stubs>=1.17,<2",
         ],
     },

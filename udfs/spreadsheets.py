@@ -1,0 +1,154 @@
+"""Rows as CSV and XLSX for people to fill in, and back. No text becomes a formula."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from openpyxl import Workbook, load_workbook
+from openpyxl.styles import Alignment, Font
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.worksheet import Worksheet
+from openpyxl.writer.excel import ExcelWriter
+
+Cell = str | int | float | None
+Table = Sequence[Sequence[Cell]]
+
+MAX_CELL = 32_767  # UTF-16 units that Excel takes in a cell
+CUT = " [... cut: the whole text is in the CSV]"
+WIDTHS = (8, 60)
+# What spreadsheets take for a formula, full-width forms included; the apostrophes make guarding reversible
+FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+ESCAPE_OF_XLSX = re.compile("_(?=x[0-9A-Fa-f]{4}_)")
+DELIMITERS = ",;\t"
+UNDATED = datetime(1980, 1, 1)
+
+
+class SpreadsheetError(ValueError):
+    """A file that is no spreadsheet that can be read. The message says what to do."""
+
+
+def guard(text: str) -> str:
+    """The text with an apostrophe before it where a spreadsheet would take it for a formula."""
+    return f"'{text}" if FORMULA.match(text) else text
+
+
+def unguard(text: str) -> str:
+    """The text that `guard` was given."""
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
+
+
+def to_csv(rows: Table) -> bytes:
+    """The rows as CSV: UTF-8 with a byte order mark (Excel asks for one), commas, texts whole and guarded."""
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream)
+    for row in rows:
+        writer.writerow([guard(cell) if isinstance(cell, str) else cell for cell in row])
+    return stream.getvalue().encode("utf-8-sig")
+
+
+def to_xlsx(sheets: Mapping[str, Table]) -> bytes:
+    """The tables, each with its header first, as the worksheets of a workbook; equal tables give equal bytes.
+
+    Texts are string cells, never formulas. What Excel cannot hold is replaced (control characters) or cut with a mark
+    (more than `MAX_CELL`).
+    """
+    workbook = Workbook()
+    workbook.properties.created = workbook.properties.modified = UNDATED
+    workbook.remove(workbook.worksheets[0])
+    for title, rows in sheets.items():
+        _fill(workbook.create_sheet(title), rows)
+    stream = io.BytesIO()
+    ExcelWriter(workbook, ZipFile(stream, "w", ZIP_DEFLATED)).save()
+    return _undated(stream.getvalue())
+
+
+def read_rows(name: str, content: bytes) -> list[list[str]]:
+    """All rows of a CSV or of an XLSX's first worksheet, as texts, the header first; `name` says by its ending which.
+
+    CSV may be separated by commas, semicolons or tabs, and be UTF-8, UTF-16 with its mark, or an older encoding of one
+    byte a letter. Raises SpreadsheetError for another ending and for what cannot be read.
+    """
+    readers = {".csv": _read_csv, ".xlsx": _read_xlsx}
+    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    if ending not in readers:
+        raise SpreadsheetError(f"{name}: the name has to end in {' or '.join(readers)}")
+    try:
+        return readers[ending](content)
+    except Exception as error:  # openpyxl raises whatever the first broken part leads to
+        raise SpreadsheetError(
+            f"{name}: cannot be read as {ending[1:].upper()} ({type(error).__name__}); save it again as {ending}"
+        ) from error
+
+
+def _fill(sheet: Worksheet, rows: Table) -> None:
+    sheet.freeze_panes = "A2"
+    for number, row in enumerate(rows, start=1):
+        for column, value in enumerate(row, start=1):
+            _set_cell(sheet, number, column, value)
+    for column, cells in enumerate(zip(*rows, strict=True), start=1):
+        longest = max(len(line) for cell in cells for line in str(cell).split("\n"))
+        sheet.column_dimensions[get_column_letter(column)].width = min(max(longest + 2, WIDTHS[0]), WIDTHS[1])
+
+
+def _set_cell(sheet: Worksheet, row: int, column: int, value: Cell) -> None:
+    cell = sheet.cell(row, column)
+    cell.alignment = Alignment(wrap_text=True, vertical="top")
+    if row == 1:
+        cell.font = Font(bold=True)
+    cell.value = _excel_text(value) if isinstance(value, str) else value
+    if isinstance(value, str) and value:
+        cell.data_type = "s"  # also for what begins with =
+        # A type is forgotten when somebody edits the cell, this is not
+        cell.quotePrefix = bool(FORMULA.match(value))
+
+
+def _excel_text(text: str) -> str:
+    lines = NOT_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    units = lines.encode("utf-16-le")
+    if len(units) > 2 * MAX_CELL:
+        lines = units[: 2 * (MAX_CELL - len(CUT))].decode("utf-16-le", "ignore") + CUT
+    return ESCAPE_OF_XLSX.sub("_x005F_", lines)
+
+
+def _undated(archive: bytes) -> bytes:
+    """The same archive without the time at which each part was written."""
+    stream = io.BytesIO()
+    with ZipFile(io.BytesIO(archive)) as dated, ZipFile(stream, "w") as undated:
+        for name in dated.namelist():
+            undated.writestr(ZipInfo(name), dated.read(name), ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def _read_csv(content: bytes) -> list[list[str]]:
+    text = _decode(content)
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        split = {mark: csv.reader(io.StringIO(text, newline=""), delimiter=mark) for mark in DELIMITERS}
+        delimiter = max(DELIMITERS, key=lambda mark: len(next(split[mark], [])))
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        return [[unguard(cell) for cell in row] for row in reader]
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _decode(content: bytes) -> str:
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
+def _read_xlsx(content: bytes) -> list[list[str]]:
+    workbook = load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+    sheet = workbook.worksheets[0]
+    sheet.reset_dimensions()  # what the file says of its size may be wrong
+    return [["" if cell is None else str(cell) for cell in row] for row in sheet.iter_rows(values_only=True)]
