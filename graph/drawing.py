@@ -249,10 +249,11 @@ def draw_graph(graph: Graph, *, form: str = "svg", title: str = "") -> bytes:
     # No style of the caller's may change a byte
     with style.context(["default", STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        return _save(_draw(graph, title), form)
+        return save_figure(_draw(graph, title), form)
 
 
-def _save(figure: Figure, form: str) -> bytes:
+def save_figure(figure: Figure, form: str) -> bytes:
+    """The bytes of a figure in one of `FORMATS`, without a date, so that the same figure has the same bytes."""
     written = io.BytesIO()
     metadata = {"Date": None, "Creator": "Untold"} if form == "svg" else {"Software": None}
     figure.savefig(written, format=form, dpi=110, metadata=metadata, facecolor="white")

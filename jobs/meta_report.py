@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from graph.drawing import FORMATS, STYLE, _save, one_line
+from graph.drawing import FORMATS, STYLE, save_figure, one_line
 from udfs.agreement import CONVENTIONS, LABELS, PREDICTIONS
 from udfs.statistics import IntArray
 
@@ -201,7 +201,7 @@ def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
         raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
     # No style of the caller's may change a byte
     with style.context(["default", STYLE]):
-        return _save(_draw(rows), form)
+        return save_figure(_draw(rows), form)
 
 
 def _draw(rows: Sequence[Row]) -> Figure:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from udfs.statistics import SAME, FloatArray, IntArray, Interval, _acceleration, _bca_shares
+from udfs.statistics import SAME, FloatArray, IntArray, Interval, acceleration_of, bca_shares
 
 LABELS = ("Incorrect", "Partially correct", "Correct")
 UNDEFINED = "undefined"
@@ -109,7 +109,7 @@ def table_interval(
     values = measure(drawn.reshape(-1, *table.shape))
     shifts = values[~np.isnan(values)] - observed
     shifts[np.abs(shifts) <= SAME] = 0.0
-    shares = _bca_shares(shifts, acceleration, confidence)
+    shares = bca_shares(shifts, acceleration, confidence)
     if shares is None:
         return Interval(observed, None, None)
     low, high = (observed + float(limit) for limit in np.quantile(shifts, shares))
@@ -123,7 +123,7 @@ def _table_acceleration(measure: Measure, table: IntArray) -> float | None:
     rows = table.ravel()[cells]
     left_out = measure(table - np.eye(table.size, dtype=np.int64)[cells].reshape(-1, *table.shape))
     influence = np.average(left_out, weights=rows) - left_out
-    return _acceleration(influence, rows) if (np.abs(influence) > SAME).any() else None
+    return acceleration_of(influence, rows) if (np.abs(influence) > SAME).any() else None
 
 
 def _hits(confusion: IntArray) -> IntArray:

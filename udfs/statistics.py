@@ -66,7 +66,7 @@ def jackknife_acceleration(values: ArrayLike, counts: ArrayLike) -> float | None
     """
     distinct, rows = sort_counts(values, counts)
     mean = _mean(distinct, rows)
-    return None if mean is None or distinct.size < 2 else _acceleration(distinct - mean, rows)
+    return None if mean is None or distinct.size < 2 else acceleration_of(distinct - mean, rows)
 
 
 def bca_interval(
@@ -95,7 +95,7 @@ def bca_interval(
     # Equal compositions must tie exactly, whatever the last bits of their sums.
     tie = 4 * np.finfo(np.float64).eps * float(np.abs(distinct).max())
     shifts[np.abs(shifts) <= tie] = 0.0
-    shares = _bca_shares(shifts, _acceleration(deviations, rows), confidence)
+    shares = bca_shares(shifts, acceleration_of(deviations, rows), confidence)
     return _limits(mean, shifts, shares, float(distinct[0]), float(distinct[-1]))
 
 
@@ -139,7 +139,7 @@ def clustered_bca_interval(
         return Interval(clusters.mean, None, None)
     shifts = _resampled_ratios(clusters, resamples, np.random.default_rng(seed))
     shifts[np.abs(shifts) <= SAME * max(-clusters.lowest, clusters.highest)] = 0.0
-    shares = _bca_shares(shifts, _acceleration_of_clusters(clusters), confidence)
+    shares = bca_shares(shifts, _acceleration_of_clusters(clusters), confidence)
     return _limits(clusters.mean, shifts, shares, clusters.lowest, clusters.highest)
 
 
@@ -203,7 +203,8 @@ def _mean(distinct: FloatArray, rows: IntArray) -> float | None:
     return math.fsum(distinct * rows) / int(rows.sum())
 
 
-def _acceleration(deviations: FloatArray, rows: IntArray) -> float:
+def acceleration_of(deviations: FloatArray, rows: IntArray) -> float:
+    """The acceleration from jackknife deviations, not all zero: float64[k], each of as many rows as int64[k] says."""
     scaled = deviations / np.abs(deviations).max()  # keeps the powers of tiny deviations from vanishing
     squares = rows * scaled * scaled
     return float((squares * scaled).sum() / (6 * squares.sum() ** 1.5))
@@ -212,7 +213,7 @@ def _acceleration(deviations: FloatArray, rows: IntArray) -> float:
 def _acceleration_of_clusters(clusters: _Clusters) -> float:
     others = float((clusters.sizes * clusters.counts).sum()) - clusters.sizes
     influence = clusters.residuals / others
-    return _acceleration(influence - np.average(influence, weights=clusters.counts), clusters.counts)
+    return acceleration_of(influence - np.average(influence, weights=clusters.counts), clusters.counts)
 
 
 def cut_cells(deviations: FloatArray, rows: IntArray) -> Cells:
@@ -285,8 +286,11 @@ def _limits(
     return Interval(mean, float(low), float(high))
 
 
-def _bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> tuple[float, float] | None:
-    """The shares of the bootstrap distribution at which the two limits stand, None where they are not defined."""
+def bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> tuple[float, float] | None:
+    """The shares of the bootstrap distribution at which the two limits stand, None where they are not defined.
+
+    shifts: float64[resamples], by how much each resample differs from the sample.
+    """
     below = (np.count_nonzero(shifts < 0) + np.count_nonzero(shifts <= 0)) / (2 * shifts.size)
     if not 0 < below < 1:
         return None
