@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from graph.drawing import FORMATS, STYLE, save_figure, one_line
+from graph.drawing import FORMATS, STYLE, one_line, save_figure
 from udfs.agreement import CONVENTIONS, LABELS, PREDICTIONS
 from udfs.statistics import IntArray
 
