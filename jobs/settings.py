@@ -89,12 +89,17 @@ def _http_url(value: str) -> str:
 
 
 def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
-    own = sorted(_OWN_REQUEST_FIELDS & value.keys())
+    own = sorted(name for name in _OWN_REQUEST_FIELDS & value.keys() if not _asks_for_none(name, value[name]))
     if own:
         raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself (llm.* and stages.*)")
     if not _is_json(value):
         raise ValueError("a mapping of JSON values with finite numbers")
     return value
+
+
+def _asks_for_none(name: str, value: object) -> bool:
+    """Whether a field only says that no log-probabilities are wanted, which some models refuse to give."""
+    return name == "logprobs" and value is False
 
 
 def _is_json(value: object) -> bool:
