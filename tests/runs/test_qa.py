@@ -1,0 +1,380 @@
+"""Whole jobs of the metric qa over symbolic worlds: what they conclude is what brute force concludes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fakes.expected_qa import (
+    Comparison,
+    ExpectedQa,
+    Options,
+    QaAtom,
+    count_requests,
+    count_tool_turns,
+    expected_qa,
+    is_settled,
+)
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world import qa_worlds
+from tests.runs.harness import Ended, Row, Run, read_table, score, sum_usage, times, write_samples
+
+WORLDS = 100
+QA = ("--metric", "qa")
+PAIRS = "compare_answers"
+STAGES = ("summarise_context", "mine_questions", "refine_questions", "answer_questions", PAIRS)
+FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A finished job over worlds, and the brute force over the same."""
+
+    server: ModelServer
+    samples: list[Row]
+    options: Options
+    path: Path
+    output: Path
+    ended: Ended
+    asked: Counter[str]
+    expected: Mapping[str, ExpectedQa]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world."""
+    folder = tmp_path_factory.mktemp("worlds")
+    known = [*qa_worlds(WORLDS // 2, "noisy"), *qa_worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
+    samples = [sample for world in known for sample in world.samples(2)]
+    path = write_samples(folder / "samples.jsonl", samples)
+    options = Options("noisy")
+    with ModelServer(answer="world_noisy") as server:
+        ended = score(server, path, folder / "out", *QA)
+        asked = Counter({stage: server.count(stage) for stage in STAGES})
+        yield Job(server, samples, options, path, folder / "out", ended, asked, expect(samples, options))
+
+
+def expect(samples: list[Row], options: Options) -> dict[str, ExpectedQa]:
+    return {sample["sample_id"]: expected_qa(sample, options) for sample in samples}
+
+
+def rows_by_sample(output: Path, name: str) -> dict[str, list[Row]]:
+    found = defaultdict(list)
+    for row in read_table(output, name):
+        found[row["sample_id"]].append(row)
+    return found
+
+
+def scores_of(output: Path) -> dict[str, Row]:
+    return {row["sample_id"]: row for row in read_table(output, "scores")}
+
+
+def figures_of(row: Row) -> tuple[Any, ...]:
+    return row["status"], row["score"], row["covered"], row["uncovered"], row["unjudged"]
+
+
+def figures(expected: ExpectedQa) -> tuple[Any, ...]:
+    return expected.status, expected.score, expected.covered, expected.uncovered, 0
+
+
+def atoms_of(output: Path) -> dict[str, list[QaAtom]]:
+    """The answers of each sample."""
+    return {
+        name: [
+            QaAtom(row["question"], row["text"], row["origin"], tuple(row["sources"]), row["rating"], row["kept"])
+            for row in rows
+        ]
+        for name, rows in rows_by_sample(output, "atoms").items()
+    }
+
+
+def ordered(atoms: Iterator[QaAtom] | list[QaAtom] | tuple[QaAtom, ...]) -> list[tuple[Any, ...]]:
+    return sorted((a.question, a.text, a.origin, a.sources, round(a.rating, 9), a.kept) for a in atoms)
+
+
+def statements_of(output: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """(text, covered, in_basis, sources, members) of each statement, sorted."""
+    return {
+        name: sorted(
+            (row["text"], row["covered"], row["in_basis"], tuple(row["sources"]), tuple(row["members"])) for row in rows
+        )
+        for name, rows in rows_by_sample(output, "statements").items()
+    }
+
+
+def relations_of(output: Path) -> dict[str, dict[Comparison, str | None]]:
+    """The relation of each pair of answers of each sample, in the order of the table."""
+    known = {row["atom_id"]: row for row in read_table(output, "atoms")}
+    found: dict[str, dict[Comparison, str | None]] = defaultdict(dict)
+    for row in read_table(output, "relations"):
+        first, second = known[row["premise_id"]], known[row["hypothesis_id"]]
+        assert first["question"] == second["question"]
+        comparison = first["question"], first["text"], second["text"]
+        assert comparison not in found[row["sample_id"]]
+        found[row["sample_id"]][comparison] = row["relation"]
+    return dict(found)
+
+
+def assert_concluded(output: Path, expected: Mapping[str, ExpectedQa]) -> None:
+    """Every table of an output is that of brute force."""
+    assert {name: figures_of(row) for name, row in scores_of(output).items()} == {
+        name: figures(one) for name, one in expected.items()
+    }
+    assert relations_of(output) == {name: dict(one.relations) for name, one in expected.items() if one.relations}
+    assert statements_of(output) == {
+        name: sorted((s.text, s.covered, s.in_basis, s.sources, s.members) for s in one.statements)
+        for name, one in expected.items()
+        if one.statements
+    }
+    assert {name: ordered(atoms) for name, atoms in atoms_of(output).items()} == {
+        name: ordered(one.atoms) for name, one in expected.items() if one.atoms
+    }
+
+
+def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
+    statements = [one for expected in job.expected.values() for one in expected.statements]
+    relations = Counter(relation for one in job.expected.values() for relation in one.relations.values())
+    assert len(job.samples) == 2 * WORLDS
+    assert sum(one.covered for one in statements) > 100
+    assert sum(len(one.members) > 1 for one in statements) > 100
+    assert sum(not one.covered and not one.in_basis for one in statements) > 20
+    assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
+    assert len(relations) == 5
+    assert min(relations.values()) > 50
+
+
+def test_scores_and_statuses_are_those_of_brute_force(job: Job) -> None:
+    assert job.ended.code == 0, job.ended.err
+    found = {name: figures_of(row) for name, row in scores_of(job.output).items()}
+    assert found == {name: figures(one) for name, one in job.expected.items()}
+
+
+def test_every_row_of_every_table_is_that_of_brute_force(job: Job) -> None:
+    assert_concluded(job.output, job.expected)
+    assert not read_table(job.output, "failures")
+    for name in ("atoms", "relations", "statements", "scores"):
+        assert {row["metric"] for row in read_table(job.output, name)} == {"qa"}
+
+
+def test_bounds_are_the_score_where_all_is_judged(job: Job) -> None:
+    for row in scores_of(job.output).values():
+        assert row["score_low"] == row["score"] == row["score_high"]
+
+
+def test_every_answer_of_a_statement_names_it(job: Job) -> None:
+    members = {row["statement_id"]: row["members"] for row in read_table(job.output, "statements")}
+    named = defaultdict(list)
+    for row in read_table(job.output, "atoms"):
+        if row["statement_id"] is not None:
+            named[row["statement_id"]].append(f"Q: {row['question']} A: {row['text']}")
+    assert {name: sorted(texts) for name, texts in named.items()} == {n: sorted(m) for n, m in members.items()}
+
+
+def test_pairs_are_in_code_point_order_so_that_none_is_asked_both_ways(job: Job) -> None:
+    asked = {comparison for pairs in relations_of(job.output).values() for comparison in pairs}
+    assert all(first < second for _, first, second in asked)
+
+
+def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_followed_up(job: Job) -> None:
+    distinct, turns = count_requests(job.samples, job.options), count_tool_turns(job.samples, job.options)
+    assert turns > 50
+    assert job.asked == distinct + Counter({PAIRS: turns})
+    assert sum_usage(job.output, "requests") == distinct.total()
+    assert sum_usage(job.output, "calls") == job.server.count() == distinct.total() + turns
+
+
+def test_questions_of_contexts_and_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
+    alone = sum((count_requests([sample], job.options) for sample in job.samples), Counter[str]())
+    assert all(job.asked[stage] < 0.95 * alone[stage] for stage in ("mine_questions", PAIRS))
+
+
+def test_what_the_tool_was_asked_and_said_is_kept_with_the_completion(job: Job) -> None:
+    traces = completions(job.output, PAIRS, "tool_trace")
+    kept = [json.loads(trace) for trace in traces if trace]
+    assert len(kept) == count_tool_turns(job.samples, job.options)
+    assert {call["name"] for (call,) in kept} == {"compare_quantities"}
+    outcomes = Counter(json.loads(call["result"])["outcome"] for (call,) in kept)
+    assert outcomes.keys() == {"equal", "first_larger", "second_larger", "incomparable"}
+
+
+def completions(output: Path, stage: str, column: str) -> list[Any]:
+    """A column of the stored completions of a stage."""
+    folders = [each for each in (output / "completions" / "v1").iterdir() if each.name.startswith(f"{stage}-")]
+    return [value for folder in folders for value in pq.read_table(folder)[column].to_pylist()]
+
+
+def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
+    rated = {stage: any(completions(job.output, stage, "alternatives")) for stage in STAGES}
+    assert {stage for stage, has_any in rated.items() if has_any} == {"refine_questions", "answer_questions"}
+
+
+def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_path: Path) -> None:
+    samples = job.samples[:80]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    rules = [{"when": {"stage": PAIRS, "share": 0.15, "seed": 7}, "do": "garbage"}]
+    with ModelServer(answer="world_noisy", rules=rules) as server:
+        ended = score(server, path, tmp_path / "out", *QA, settings={"llm.max_attempts": 1})
+    assert ended.code == 4, ended.err
+    found, scores = relations_of(tmp_path / "out"), scores_of(tmp_path / "out")
+    assert Counter(row["status"] for row in scores.values())["partial"] > 10
+    for sample in samples:
+        name = sample["sample_id"]
+        answered = found.get(name, {})
+        one, row = expected_qa(sample, job.options, answered), scores[name]
+        assert (row["status"], row["score"]) == (one.status, one.score), name
+        assert row["unjudged"] == sum(relation is None for relation in answered.values())
+        assert (row["score_low"], row["score_high"]) == (one.bounds or (None, None)), name
+        whole = job.expected[name].score
+        assert whole is None or row["score_low"] <= whole <= row["score_high"]
+    failed = read_table(tmp_path / "out", "failures")
+    assert {(row["stage"], row["error_type"]) for row in failed} == {(PAIRS, "unparsable")}
+    partial = {name for name, row in scores.items() if row["status"] == "partial"}
+    assert {row["sample_id"] for row in failed} == partial
+
+
+@pytest.mark.slow
+def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(job: Job, tmp_path: Path) -> None:
+    options = replace(job.options, questions="contexts")
+    with ModelServer(answer="world_noisy") as server:
+        ended = score(server, job.path, tmp_path / "out", *QA, settings={"qa.questions": "contexts"})
+        asked = Counter({stage: server.count(stage) for stage in STAGES})
+    assert ended.code == 0, ended.err
+    turns = count_tool_turns(job.samples, options)
+    assert asked == count_requests(job.samples, options) + Counter({PAIRS: turns})
+    assert asked["refine_questions"] < 0.6 * job.asked["refine_questions"]
+    assert_concluded(tmp_path / "out", expect(job.samples, options))
+    answers = defaultdict(set)
+    for name, atoms in atoms_of(tmp_path / "out").items():
+        of_contexts = {(atom.question, atom.text, atom.sources) for atom in atoms if atom.kept and atom.sources}
+        answers[name.partition("-")[0]].add(frozenset(of_contexts))
+    assert len(answers) > 0.8 * WORLDS
+    assert all(len(of_world) == 1 for of_world in answers.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["resolve", "none"])
+def test_quantities_are_resolved_or_left_to_the_model(job: Job, tool: str, tmp_path: Path) -> None:
+    options = replace(job.options, quantity_tool=tool)
+    expected = expect(job.samples, options)
+    with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_tools"}]) as server:
+        ended = score(server, job.path, tmp_path / "out", *QA, settings={"qa.quantity_tool": tool})
+        asked = Counter({stage: server.count(stage) for stage in STAGES})
+    assert ended.code == 0, ended.err
+    assert asked == count_requests(job.samples, options)
+    assert_concluded(tmp_path / "out", expected)
+    settled = {pair for one in expected.values() for pair in one.relations if is_settled(pair, options)}
+    assert (len(settled) > 10) == (tool == "resolve")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("judge", ["closed", "steps"])
+def test_other_judges(judge: str, tmp_path: Path) -> None:
+    samples = [sample for world in qa_worlds(60, judge, first=1000) for sample in world.samples(3)]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    with ModelServer(answer=f"world_{judge}") as server:
+        assert score(server, path, tmp_path / "out", *QA).code == 0
+    assert_concluded(tmp_path / "out", expect(samples, Options(judge)))
+
+
+@pytest.mark.slow
+def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(job: Job, tmp_path: Path) -> None:
+    with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_tools"}]) as server:
+        ended = score(server, job.path, tmp_path / "out", *QA)
+        asked = server.count(PAIRS)
+        again = score(server, job.path, tmp_path / "out", *QA)
+    assert ended.code == 1
+    assert "set qa.quantity_tool to resolve or none" in ended.err.strip().splitlines()[-1]
+    assert 0 < asked < count_requests(job.samples, job.options)[PAIRS]
+    assert again.code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", [{"tool_garbage": "arguments"}, {"tool_garbage": "name"}, {"tool_loop": "obedient"}])
+def test_a_model_that_misuses_the_tool_answers_all_the_same(job: Job, deed: Row, tmp_path: Path) -> None:
+    samples = job.samples[:40]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    with ModelServer(answer="world_noisy", rules=[{"when": {"stage": PAIRS}, "do": deed}]) as server:
+        ended = score(server, path, tmp_path / "out", *QA)
+    assert ended.code == 0, ended.err
+    tool = "tool" if "tool_loop" in deed else "none"
+    assert_concluded(tmp_path / "out", expect(samples, replace(job.options, quantity_tool=tool)))
+
+
+@pytest.mark.slow
+def test_a_model_that_never_stops_calling_the_tool_fails_the_comparison_and_nothing_hangs(
+    job: Job, tmp_path: Path
+) -> None:
+    samples = job.samples[:20]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    rules = [{"when": {"stage": PAIRS, "contains": "How long is"}, "do": "tool_loop"}]
+    with ModelServer(answer="world_noisy", rules=rules) as server:
+        ended = score(server, path, tmp_path / "out", *QA, settings={"llm.max_attempts": 2})
+    assert ended.code == 4, ended.err
+    for name, pairs in relations_of(tmp_path / "out").items():
+        for comparison, relation in pairs.items():
+            is_lost = "How long is" in comparison[0]
+            assert relation == (None if is_lost else job.expected[name].relations[comparison])
+    assert {row["error_type"] for row in read_table(tmp_path / "out", "failures")} == {"unparsable"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["mine_questions", "answer_questions"])
+def test_a_text_that_was_not_read_fails_the_sample_and_no_other(job: Job, stage: str, tmp_path: Path) -> None:
+    samples = job.samples[:20]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    victim = next(s for s in samples if job.expected[s["sample_id"]].relations and s["response"])
+    rules = [{"when": {"stage": stage, "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}]
+    with ModelServer(answer="world_noisy", rules=rules) as server:
+        ended = score(server, path, tmp_path / "out", *QA)
+    assert ended.code == 4, ended.err
+    scores = scores_of(tmp_path / "out")
+    failed = {name for name, row in scores.items() if row["status"] == "failed"}
+    assert victim["sample_id"] in failed
+    for name, row in scores.items():
+        if name in failed:
+            assert (row["score"], row["score_low"], row["score_high"]) == (None, 0.0, 1.0)
+        else:
+            assert figures_of(row) == figures(job.expected[name])
+    assert {row["sample_id"] for row in read_table(tmp_path / "out", "failures")} == failed
+
+
+@pytest.mark.slow
+def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job, tmp_path: Path) -> None:
+    samples, options = job.samples[:60], replace(job.options, top=None)
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_logprobs"}]) as server:
+        ended = score(server, path, tmp_path / "out", *QA)
+    assert ended.err.count("not probability-weighted") == 1
+    expected = expect(samples, options)
+    assert_concluded(tmp_path / "out", expected)
+    assert any(one.relations != job.expected[name].relations for name, one in expected.items())
+
+
+@pytest.mark.slow
+def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
+    samples, in_flight = job.samples[:80], 8
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    turns = count_tool_turns(samples, job.options)
+    distinct = count_requests(samples, job.options)
+    settings = {"llm.max_in_flight": in_flight}
+    with ModelServer(answer="world_noisy", latency=0.05) as server:
+        run = Run(server, path, output, *QA, settings=settings)
+        run.wait_for(server, (distinct[PAIRS] + turns) // 2, PAIRS)
+        killed_at = time()
+        run.kill()
+        # A conversation that is cut off has had two turns at most.
+        at_risk = 2 * in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+        ended = score(server, path, output, *QA, settings=settings)
+        assert ended.code == 0, ended.err
+        needed = distinct.total() + turns
+        assert needed <= server.count() <= needed + at_risk
+    names = {sample["sample_id"] for sample in samples}
+    assert_concluded(output, {name: one for name, one in job.expected.items() if name in names})
