@@ -13,9 +13,13 @@ import pytest
 from nbclient import NotebookClient
 
 from jobs.results import UnreadableRunError, open_run
+from jobs.tables import TABLES
 
-RESULTS = Path(__file__).parents[1] / "notebooks" / "results.ipynb"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+RESULTS = NOTEBOOKS / "results.ipynb"
+META_EVALUATION = NOTEBOOKS / "meta_evaluation.ipynb"
 
+SHOWN = ("text/html", "image/svg+xml", "text/plain")
 STRING, LONG, DOUBLE = pa.string(), pa.int64(), pa.float64()
 CONTEXTS = pa.list_(pa.struct([("id", STRING), ("text", STRING)]))
 SCHEMAS: dict[str, dict[str, pa.DataType]] = {
@@ -74,20 +78,20 @@ def write_run(directory: Path, status: str = "finished", rows: dict[str, list[tu
     return directory
 
 
-def read_notebook() -> nbformat.NotebookNode:
-    return nbformat.reads(RESULTS.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-any-return, no-untyped-call]
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def execute(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def execute(directory: Path, monkeypatch: pytest.MonkeyPatch, path: Path = RESULTS) -> dict[str, str]:
     """What each code cell shows, by the cell's id."""
     monkeypatch.setenv("UNTOLD_RUN", str(directory))
-    notebook = read_notebook()
+    notebook = read_notebook(path)
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     shown = {}
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         shown[cell["id"]] = "".join(
-            out.get("text", "") or out["data"].get("text/html") or out["data"]["text/plain"] for out in outputs
+            out.get("text", "") or next(out["data"][kind] for kind in SHOWN if kind in out["data"]) for out in outputs
         )
     return shown
 
@@ -111,8 +115,52 @@ def test_results_notebook_runs_where_nothing_was_scored(tmp_path: Path, monkeypa
     assert "no sample has a score" in execute(write_run(tmp_path, rows=nothing), monkeypatch)["least"]
 
 
-def test_results_notebook_is_kept_without_outputs() -> None:
-    cells = read_notebook().cells
+def write_meta_evaluation(directory: Path, dataset: str, comparisons: list[dict[str, Any]]) -> Path:
+    names = {"dataset": dataset, "model": "<m>"}
+    rows = [
+        {**names, "metric": metric, "undefined": undefined, "measure": measure, "value": value, "ci_low": low, "n": 40}
+        | {"ci_high": None if low is None else value + 0.1}
+        for metric in ("e2e", "qa")
+        for undefined in ("mismatch", "zero")
+        for measure, value, low in (("lmr", 0.625, 0.5), ("kappa", None, None), ("floor_constant", 0.77, None))
+    ]
+    for name, kept in (("meta_evaluation", rows), ("comparisons", comparisons)):
+        (directory / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(kept, schema=TABLES[name]), directory / name / "part-0.parquet")
+    cell = {"model": "<m>", "metric": "e2e", "label": "Correct", "predicted": "Incorrect", "count": 17}
+    confusion = [cell] if dataset == "wikicontradict" else []
+    manifest = {"status": "finished", "dataset": dataset, "counts": {"samples": 40}, "confusion": confusion}
+    (directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return directory
+
+
+def test_meta_evaluation_notebook_shows_agreement_and_comparisons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = {"dataset": "wikicontradict", "model": "<m>", "first": "e2e", "second": "qa", "difference": 0.125}
+    compared |= {"p_value": 0.041, "p_adjusted": 0.082, "n": 40}
+    shown = execute(write_meta_evaluation(tmp_path, "wikicontradict", [compared]), monkeypatch, META_EVALUATION)
+    assert "finished; wikicontradict, 40 samples" in shown["open"]
+    assert "<svg" in shown["figure"]
+    assert "floor: constant label" in shown["figure"]
+    assert shown["agreement"].count("<tr>") == 1 + 4
+    assert "0.625 [0.500, 0.725]" in shown["agreement"]
+    assert "&lt;m&gt;" in shown["agreement"]
+    assert "0.082" in shown["comparisons"]
+    assert "17" in shown["confusion"]
+
+
+def test_meta_evaluation_notebook_runs_without_labels_and_comparisons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = execute(write_meta_evaluation(tmp_path, "conflictbank", []), monkeypatch, META_EVALUATION)
+    assert "nothing to compare" in shown["comparisons"]
+    assert "no labels" in shown["confusion"]
+
+
+@pytest.mark.parametrize("path", [RESULTS, META_EVALUATION], ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+    cells = read_notebook(path).cells
     assert [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
 
 

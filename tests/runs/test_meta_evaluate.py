@@ -1,0 +1,98 @@
+"""Whole runs of `untold meta-evaluate`: two models on one server, ended by a budget, continued, and a sheet drawn."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import SETTINGS, read_manifest, read_table, write_samples
+
+MODELS = ("org/judge-a", "judge-b")
+PRICE = 1_000_000.0  # a token costs 1
+SUBJECTS = ("Ada Mill", "Boris Works")
+HOME, TASTE = "{x} lives in Lyon.", "{x} likes tea."
+ANSWERS = (HOME, TASTE, "{x} likes rain.", f"{TASTE} {HOME}", "")
+LABELS = ("Partially correct", "Partially correct", "Incorrect", "Correct", "Partially correct")
+
+
+def wiki_row(subject: str) -> dict[str, Any]:
+    """A row whose answers say one, the other, none and all of what its contexts say, and nothing."""
+    row = {"question": f"What is known of the home and the taste of {subject}?", "model": "writer"}
+    row |= {f"context{place}_self_contained": text.format(x=subject) for place, text in ((1, HOME), (2, TASTE))}
+    row |= {f"answer{place}": text.format(x=subject) for place, text in enumerate(ANSWERS)}
+    return row | {f"label{place}": label for place, label in enumerate(LABELS)}
+
+
+def write_presets(folder: Path, server: ModelServer) -> list[str]:
+    """The --endpoint flags of a preset file a model."""
+    flags = []
+    for number, model in enumerate(MODELS):
+        path = folder / f"preset{number}.yaml"
+        prices = dict.fromkeys(("price_per_million_prompt_tokens", "price_per_million_completion_tokens"), PRICE)
+        path.write_text(yaml.safe_dump({"llm": {"base_url": server.base_url, "model": model, **prices}}))
+        flags += ["--endpoint", str(path)]
+    return flags
+
+
+def meta_evaluate(folder: Path, *flags: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    chosen: Mapping[str, Any] = {**SETTINGS, **settings}
+    command = [sys.executable, "-P", "-m", "jobs.cli", "meta-evaluate", "--dataset", "wikicontradict"]
+    command += ["--input", str(folder / "wiki.jsonl"), "--metric", "e2e,nli", *flags]
+    for key, value in chosen.items():
+        command += ["--set", f"{key}={value}"] if key != "llm.model" else []
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=500)
+
+
+@pytest.mark.slow
+def test_two_models_are_run_continued_and_set_side_by_side(server: ModelServer, tmp_path: Path) -> None:
+    write_samples(tmp_path / "wiki.jsonl", [wiki_row(subject) for subject in SUBJECTS])
+    server.configure(answer="world")
+    output, endpoints = tmp_path / "out", write_presets(tmp_path, server)
+
+    ended = meta_evaluate(tmp_path, "--output", str(output), *endpoints, **{"budget.max_calls": 6})
+    assert ended.returncode == 3, ended.stderr
+    assert "the budget is used up after 6 calls" in ended.stderr
+    assert "continue with: untold meta-evaluate" in ended.stderr
+    assert read_manifest(output)["status"] == "budget"
+    assert not (output / "meta_evaluation").exists()
+    assert not (output / "runs" / MODELS[1]).exists()
+
+    ended = meta_evaluate(tmp_path, "--output", str(output), *endpoints)
+    assert ended.returncode == 0, ended.stderr
+    calls = server.count()
+    assert read_manifest(output)["status"] == "finished"
+    runs = {model: output / "runs" / model.replace("/", "-") for model in MODELS}
+    assert sum(read_manifest(run)["totals"]["calls"] for run in runs.values()) == calls
+    rows = read_table(output, "meta_evaluation")
+    assert {(row["metric"], row["model"]) for row in rows} == {
+        (metric, model) for metric in ("e2e", "nli") for model in MODELS
+    }
+    lmr = {(row["metric"], row["undefined"]): row["value"] for row in rows if row["measure"] == "lmr"}
+    assert lmr["e2e", "mismatch"] == lmr["nli", "zero"] == 0.8  # the empty answer is incorrect, and labelled otherwise
+
+    (shown,) = [line for line in ended.stdout.splitlines() if line.startswith("| e2e | judge-b | zero |")]
+    usage = [
+        row
+        for row in read_table(runs["judge-b"], "usage")
+        if row["stage"] in ("summarise_context", "evaluate_coverage")
+    ]
+    tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage) / 10
+    called, counted, cost = shown.split(" | ")[-4:-1]
+    assert called == f"{sum(row['calls'] for row in usage) / 10:.2f}"
+    assert (counted, cost) == (f"{tokens:,.0f}", f"{tokens:.6f}")
+
+    scores = ["--scores", f"a={runs[MODELS[0]]}", "--annotation-sheet", "4", "--seed", "2"]
+    ended = meta_evaluate(tmp_path, "--output", str(tmp_path / "sheet"), *scores)
+    assert ended.returncode == 0, ended.stderr
+    assert "annotation sheet: 4 samples, 8 rows, 0 answers restated" in ended.stderr
+    with open(tmp_path / "sheet" / "annotation_key.csv", encoding="utf-8-sig", newline="") as stream:
+        assert sorted(row["metric"] for row in csv.DictReader(stream)) == ["e2e"] * 4 + ["nli"] * 4
+    assert server.count() == calls
