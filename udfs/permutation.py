@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import false_discovery_control
 
 from udfs.statistics import CELLS_IN_MEMORY, SAME, Cells, FloatArray, cut_cells, mean_of_counts, sort_counts
 
@@ -62,6 +61,9 @@ def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
 
     Raises ValueError for a p-value outside [0, 1]. Methods section 7; `scipy.stats.false_discovery_control`.
     """
+    # Here, as it takes most of a second, which not every command that imports this module needs.
+    from scipy.stats import false_discovery_control
+
     family = [index for index, p_value in enumerate(p_values) if p_value is not None]
     found = np.array([p_values[index] for index in family], dtype=np.float64)
     adjusted: list[float | None] = [None] * len(p_values)
