@@ -16,6 +16,7 @@ import pytest
 from jobs.results import open_run
 from tests.fakes.model_server import ModelServer
 
+CITIES = ("Lyon", "Lyon", "Turin", "Lyon", "Osaka")
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
 SPARK = json.dumps(
@@ -38,9 +39,22 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line and line not in RUN_ELSEWHERE]
 
 
-def samples() -> str:
-    lines = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    return "".join(lines)
+def block(kind: str, number: int = 0) -> str:
+    """What a user would copy: a block of the README by its kind and its place among those."""
+    blocks = re.findall(rf"```{kind}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return str(blocks[number])
+
+
+LABELLED = {
+    "question": "What is known of the home and the fleet of Ada Mill?",
+    "model": "model-a",
+    "context1_self_contained": "Ada Mill lives in Lyon.",
+    "context2_self_contained": "Ada Mill lives in Turin.",
+    **{f"answer{number}": f"Ada Mill lives in {city}." for number, city in enumerate(CITIES)},
+    **{f"label{number}": "Correct" for number in range(len(CITIES))},
+}
+FILLED = "item,method,errors\n1,1,NONE\n1,2,DUP_ATOM\n"
+KEY = "item,method,sample_id,metric,score,label\n1,1,a,e2e,1,Correct\n1,2,a,qa,0.5,Partially correct\n"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +66,16 @@ def server() -> Iterator[ModelServer]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "answers.jsonl").write_text(samples(), encoding="utf-8")
+    for name, text in {
+        "answers.jsonl": block("json"),
+        "questions.jsonl": block("json", 1),
+        "judge.yaml": block("yaml"),
+        "systems.yaml": block("yaml", 1),
+        "labelled.jsonl": json.dumps(LABELLED),
+        "filled.csv": FILLED,
+        "key.csv": KEY,
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
     (folder / "relations.jsonl").write_text(
         '{"premise_id": "r", "hypothesis_id": "c", "relation": "entailment"}\n', encoding="utf-8"
     )
@@ -63,10 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     night = folder / "incoming" / "2026-11-20"
     night.mkdir(parents=True)
-    (night / "answers.jsonl").write_text(samples(), encoding="utf-8")
-    config = re.search(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert config is not None
-    (folder / "judge.yaml").write_text(config[1], encoding="utf-8")
+    (night / "answers.jsonl").write_text(block("json"), encoding="utf-8")
     return folder
 
 
