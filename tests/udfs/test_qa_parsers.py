@@ -321,6 +321,13 @@ def test_answers_under_a_line_that_asks_nothing_are_unparsable() -> None:
         answered("* Q?\nA: 5 m [Confidence: 4]\n* Otherwise\nA: 6 m [Confidence: 4]", ["Q?"])
 
 
+def test_a_lone_question_need_not_be_repeated() -> None:
+    completion = "Here are the answers.\nA: 1871 [Confidence: 3] | A: 1873 [Confidence: 4]"
+    assert answered(completion, ["When was it built?"]) == [[("1871", 3), ("1873", 4)]]
+    with pytest.raises(Unparsable, match="2 of 2"):
+        answered(completion, ["When was it built?", "Who built it?"])
+
+
 def test_questions_that_only_signs_tell_apart_keep_their_answers() -> None:
     completion = "* How old is C?\nA: 50 [Confidence: 4]\n* How old is C++?\nA: 40 [Confidence: 5]"
     assert answered(completion, ["How old is C++?", "How old is C?"]) == [[("40", 5)], [("50", 4)]]

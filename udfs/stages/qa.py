@@ -262,7 +262,10 @@ def _question_at(completion: str, start: int, rating: Rating, end: int, begun: S
 
 
 def _blocks(completion: str, questions: Sequence[str]) -> list[_Block]:
-    """The questions of a completion with what is said to each; numbered lines where none has its question."""
+    """The questions of a completion with what is said to each; numbered lines where none has its question.
+
+    A lone question may be answered without being repeated.
+    """
     lines = list(_lines(completion))
     known = {key for key in map(matching_key, questions) if key}
     longest = max(map(len, questions), default=0) + _DECORATION
@@ -274,6 +277,8 @@ def _blocks(completion: str, questions: Sequence[str]) -> list[_Block]:
     if not heads:
         numbers = ((offset, _NUMBER.match(line)) for offset, line in lines)
         heads = [(offset, "", offset + number.end()) for offset, number in numbers if number]
+    if not heads and len(questions) == 1:
+        heads = [(offset, "", offset) for offset, line in lines if _ANSWER_LABEL.match(line)][:1]
     ends = [*(offset for offset, *_ in heads), len(completion)][1:]
     return [_Block(question, start, end) for (_, question, start), end in zip(heads, ends, strict=True)]
 
