@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from jobs.answer_job import Job, job_to_json
@@ -123,3 +123,23 @@ class AnsweringProcess:
         lines = [line for line in self._log.read().splitlines() if line.strip()]
         last = lines[-1] if lines else "no message"
         return f"the answering process ended with code {self._process.returncode}: {last}"
+
+
+class ProcessWhenNeeded:
+    """The answering process of one start of a run, begun when it is first needed, closed with `stack`."""
+
+    def __init__(self, ray_address: str | None, interrupts: Interrupts, stack: ExitStack) -> None:
+        self._ray_address, self._interrupts, self._stack = ray_address, interrupts, stack
+        self._process: AnsweringProcess | None = None
+
+    def open(self) -> AnsweringProcess:
+        """The process, the same one every time."""
+        if self._process is None:
+            self._process = AnsweringProcess(self._ray_address, self._interrupts)
+            self._stack.callback(self._process.close)
+        return self._process
+
+    def leave(self) -> None:
+        """Tells the process, if there is one, that nothing more comes."""
+        if self._process is not None:
+            self._process.leave()

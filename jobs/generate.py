@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import manifest
-from jobs.answering import AnsweringProcess
+from jobs.answering import ProcessWhenNeeded
 from jobs.endpoint import RunEndpoint
 from jobs.interrupts import Interrupts
 from jobs.locks import FolderLock
@@ -125,14 +125,10 @@ class _Run:
     stack: ExitStack
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    process: AnsweringProcess | None = None
+    process: ProcessWhenNeeded = field(init=False)
 
-    def open_process(self) -> AnsweringProcess:
-        """The answering process, started when it is first needed."""
-        if self.process is None:
-            self.process = AnsweringProcess(self.request.settings.ray.address, self.interrupts)
-            self.stack.callback(self.process.close)
-        return self.process
+    def __post_init__(self) -> None:
+        self.process = ProcessWhenNeeded(self.request.settings.ray.address, self.interrupts, self.stack)
 
 
 def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
@@ -186,14 +182,13 @@ def _generate(run: _Run) -> GenerateOutcome:
     current = _begin(run, identity, found, earlier)
     try:
         # It takes as long to start as Spark takes to prepare what it will be asked
-        run.open_process()
+        run.process.open()
         questions = _write(run, f"{WORK}/questions", found.samples)
         invalid = _write(run, f"{WORK}/invalid", found.invalid)
         if fingerprint(questions) != identity.fingerprint:
             raise SampleError(f"{request.input} changed while it was read; start again")
         answers = _ask_systems(run, questions.join(invalid, on="sample_id", how="left_anti"), current)
-        if run.process is not None:
-            run.process.leave()
+        run.process.leave()
         return _finish(run, current, questions, invalid, answers)
     except BaseException as error:
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -259,7 +254,7 @@ def _runner(run: _Run, number: int, current: Mapping[str, Any], before: StageRun
         work=f"{request.output}/{WORK}/{number}",
         store=request.store,
         run=run.id,
-        open_process=run.open_process,
+        open_process=run.process.open,
         base_url=system.endpoint.base_url,
         display=run.display,
         retry_failed=request.retry_failed,

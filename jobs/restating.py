@@ -9,7 +9,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.answering import AnsweringError, AnsweringProcess
+from jobs.answering import AnsweringError, ProcessWhenNeeded
 from jobs.endpoint import RunEndpoint
 from jobs.interrupts import Interrupts
 from jobs.progress import Display
@@ -61,11 +61,6 @@ class Restater:
         interrupts = Interrupts()
         interrupts.install()
 
-        def open_process() -> AnsweringProcess:
-            process = AnsweringProcess(settings.ray.address, interrupts)
-            stack.callback(process.close)
-            return process
-
         stack.callback(remove_folders, self.output, [WORK])
         return StageRunner(
             spark=self.spark,
@@ -74,7 +69,7 @@ class Restater:
             work=f"{self.output}/{WORK}",
             store=absolute(settings.store) if settings.store else f"{self.output}/completions",
             run=uuid4().hex[:12],
-            open_process=open_process,
+            open_process=ProcessWhenNeeded(settings.ray.address, interrupts, stack).open,
             base_url=endpoint.base_url,
             display=self.display,
             wait=self.wait,

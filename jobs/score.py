@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import aggregate, manifest
-from jobs.answering import AnsweringProcess
+from jobs.answering import ProcessWhenNeeded
 from jobs.condensing import Condenser, check_graphframes
 from jobs.endpoint import DEMO_LABEL, RunEndpoint
 from jobs.interrupts import Interrupts
@@ -105,15 +105,10 @@ class _Run:
     stack: ExitStack
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    process: AnsweringProcess | None = None
+    process: ProcessWhenNeeded = field(init=False)
 
-    def open_process(self) -> AnsweringProcess:
-        """The answering process, started when it is first needed."""
-        if self.process is None:
-            process = AnsweringProcess(self.request.settings.ray.address, self.interrupts)
-            self.process = process
-            self.stack.callback(process.close)
-        return self.process
+    def __post_init__(self) -> None:
+        self.process = ProcessWhenNeeded(self.request.settings.ray.address, self.interrupts, self.stack)
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
@@ -175,14 +170,13 @@ def _score(run: _Run) -> ScoreOutcome:
     current = _begin(run, identity, found, earlier)
     try:
         # It takes as long to start as Spark takes to prepare what it will be asked
-        run.open_process()
+        run.process.open()
         samples = _write_samples(run, found)
         if fingerprint(samples) != identity.fingerprint:
             raise SampleError(f"{request.input} changed while it was read; start again")
         runner = _runner(run, bool(sum_starts(current, "answered")))
         tables = _score_metrics(run, runner, samples, found.invalid)
-        if run.process is not None:
-            run.process.leave()
+        run.process.leave()
         return _finish(run, runner, current, tables)
     except BaseException as error:
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -273,7 +267,7 @@ def _runner(run: _Run, answered_before: bool) -> StageRunner:
         work=f"{request.output}/{WORK}",
         store=request.store,
         run=run.id,
-        open_process=run.open_process,
+        open_process=run.process.open,
         base_url=run.endpoint.base_url,
         display=run.display,
         retry_failed=request.retry_failed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.udfs.test_asking import SETTINGS, Run, ask, rows_in
+from tests.udfs.askers import SETTINGS, Run, ask, rows_in
 from udfs.llm.accounts import Progress
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget
@@ -31,17 +30,10 @@ QUESTION = "How long is Ada Mill?"
 FAR, FAR_TOO, NEAR = "8 km", "8,000 m", "5 km"
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[ModelServer]:
-    with ModelServer() as started:
-        yield started
-
-
 @pytest.fixture
-def server(process: ModelServer) -> ModelServer:
-    process.configure(answer="world", rules=[], limits={}, latency=0.0, api_key=None, down=False)
-    process.reset()
-    return process
+def server(server: ModelServer) -> ModelServer:
+    server.configure(answer="world")
+    return server
 
 
 def compare(

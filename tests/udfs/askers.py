@@ -1,0 +1,91 @@
+"""An asker over a real model server, with a limiter of its own in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.tables import COMPLETIONS
+from tests.fakes.model_server import ModelServer
+from udfs.llm.accounts import CallSettings, Progress
+from udfs.llm.asking import Asker
+from udfs.llm.client import Endpoint
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Lease, Limiter, Limits, Report
+from udfs.llm.segments import SegmentWriter
+
+STAGE = Stage(
+    name="summarise_context",
+    variables=("query", "text"),
+    model="fake-model",
+    template='{"stage": "summarise_context", "query": {{ query | tojson }}, "text": {{ text | tojson }}}',
+    temperature=0.0,
+)
+SETTINGS = CallSettings(base_url="", timeout=3.0, deadline=30.0, flush=0.1, limits=Limits(max_in_flight=8))
+
+
+def never_unparsable(text: str, _: Any) -> None:
+    """A parser that reads anything."""
+
+
+class Run:
+    """One asker over a real server, with a limiter of its own in this process."""
+
+    def __init__(
+        self,
+        server: ModelServer,
+        folder: Path,
+        settings: CallSettings = SETTINGS,
+        *,
+        parse: Callable[[str, Any], Any] = never_unparsable,
+        stage: Stage = STAGE,
+    ) -> None:
+        self.settings = replace(settings, base_url=server.base_url)
+        endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
+        writer = SegmentWriter(str(folder), "run-a", COMPLETIONS, self.settings.flush)
+        self.limiter = Limiter()
+        self.asker = Asker("a", "run", stage, parse, self.settings, endpoint, self._lease, writer)
+
+    async def _lease(self, report: Report) -> Lease:
+        await asyncio.sleep(0)
+        return self.limiter.lease(report)
+
+    async def until(self, done: Callable[[Progress], bool], seconds: float = 20.0) -> Progress:
+        """Waits until this holds. Raises TimeoutError where it does not in time."""
+        async with asyncio.timeout(seconds):
+            while not done(progress := self.asker.progress()):
+                await asyncio.sleep(0.01)
+        return progress
+
+    async def ask(self, units: dict[str, Sequence[tuple[str, Any]]], seconds: float = 20.0) -> Progress:
+        """Asks all of these units and stops."""
+        self.asker.start()
+        for unit, rows in units.items():
+            self.asker.feed(unit, rows)
+        await self.until(lambda progress: set(progress.finished_units) == set(units), seconds)
+        return await self.asker.stop(1.0)
+
+
+def ask(
+    server: ModelServer, folder: Path, rows: Sequence[tuple[str, Any]], settings: CallSettings = SETTINGS, **kinds: Any
+) -> Progress:
+    """Asks these requests to their end."""
+
+    async def run() -> Progress:
+        return await Run(server, folder, settings, **kinds).ask({"unit": rows})
+
+    return asyncio.run(run())
+
+
+def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """The rows written, by request id; each id once."""
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    rows = pa.concat_tables(tables).to_pylist() if tables else []
+    assert len({row["request_id"] for row in rows}) == len(rows)
+    return {row["request_id"]: row for row in rows}
