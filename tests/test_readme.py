@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,15 @@ RUN_ELSEWHERE = {
 def commands() -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line and line not in RUN_ELSEWHERE]
+
+
+# The same jobs as others of the README, under other settings
+SLOW = ("results-vllm", "results-config", "--annotation-sheet", "plan --input answers.jsonl --metric e2e")
+
+
+def parameters() -> list[Any]:
+    marks = {command: [pytest.mark.slow] for command in commands() if any(part in command for part in SLOW)}
+    return [pytest.param(command, marks=marks.get(command, [])) for command in commands()]
 
 
 def block(kind: str, number: int = 0) -> str:
@@ -90,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", parameters())
 def test_a_command_of_the_readme_works(command: str, folder: Path, server: ModelServer) -> None:
     words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
     assert words[0] == "untold"

@@ -57,6 +57,7 @@ def generate(server: ModelServer, questions: Path, output: Path, *flags: str, **
             run.kill()
 
 
+@pytest.mark.slow
 def test_two_systems_answer_what_is_asked_and_are_scored(server: ModelServer, tmp_path: Path) -> None:
     lost = {"when": {"contains": "What of 3?"}, "do": {"status": 400, "error": {"message": "no"}}}
     server.configure(rules=[lost, TERSE])

@@ -107,6 +107,7 @@ def test_whatever_a_run_started_ends_with_it(whole: Whole, tmp_path: Path) -> No
     assert canonical(output) == whole.results
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_death_of_an_actor_and_of_the_limiter(whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()

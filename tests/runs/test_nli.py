@@ -162,6 +162,7 @@ def test_metrics_share_what_both_ask(job: Job, tmp_path: Path) -> None:
     assert metrics == {"e2e": 30, "nli": 30}
 
 
+@pytest.mark.slow
 def test_skipping_implied_pairs_concludes_the_same_without_asking(job: Job, tmp_path: Path) -> None:
     job.server.reset()
     settings = {"store": job.output / "completions", "nli.skip_implied": "true"}
@@ -202,6 +203,7 @@ def test_other_judges(judge: str, tmp_path: Path) -> None:
     assert found == {name: (one.score, one.covered) for name, one in expected.items()}
 
 
+@pytest.mark.slow
 def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_path: Path) -> None:
     samples = job.samples[:80]
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -292,6 +294,7 @@ def test_a_cap_is_counted_and_widens_the_bounds(job: Job, tmp_path: Path) -> Non
         assert row["score_low"] <= one.score <= row["score_high"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_among_its_pairs_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
     samples, in_flight = job.samples[:60], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"

@@ -73,12 +73,17 @@ class Run:
 
 
 def ask(
-    server: ModelServer, folder: Path, rows: Sequence[tuple[str, Any]], settings: CallSettings = SETTINGS, **kinds: Any
+    server: ModelServer,
+    folder: Path,
+    rows: Sequence[tuple[str, Any]],
+    settings: CallSettings = SETTINGS,
+    seconds: float = 20.0,
+    **kinds: Any,
 ) -> Progress:
-    """Asks these requests to their end."""
+    """Asks these requests to their end. Raises TimeoutError where that does not come in time."""
 
     async def run() -> Progress:
-        return await Run(server, folder, settings, **kinds).ask({"unit": rows})
+        return await Run(server, folder, settings, **kinds).ask({"unit": rows}, seconds)
 
     return asyncio.run(run())
 

@@ -37,7 +37,12 @@ def server(server: ModelServer) -> ModelServer:
 
 
 def compare(
-    server: ModelServer, folder: Path, *pairs: tuple[str, str], stage: Stage = STAGE, **settings: Any
+    server: ModelServer,
+    folder: Path,
+    *pairs: tuple[str, str],
+    stage: Stage = STAGE,
+    seconds: float = 20.0,
+    **settings: Any,
 ) -> tuple[Any, list[dict[str, Any]]]:
     """How it went and the rows written, in the order of the pairs."""
     asked = [
@@ -45,7 +50,7 @@ def compare(
         for number, (first, second) in enumerate(pairs)
     ]
     kinds = {"stage": stage, "parse": STAGES[stage.name].parse}
-    progress = ask(server, folder, asked, replace(SETTINGS, **settings), **kinds)
+    progress = ask(server, folder, asked, replace(SETTINGS, **settings), seconds=seconds, **kinds)
     rows = rows_in(folder)
     return progress, [rows[name] for name, _ in asked if name in rows]
 
@@ -124,5 +129,5 @@ def test_a_fault_between_the_turns_loses_no_turn(server: ModelServer, tmp_path: 
 
 def test_each_turn_counts_towards_the_budget(server: ModelServer, tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
-        compare(server, tmp_path, (FAR_TOO, FAR), budget=Budget(max_calls=1))
+        compare(server, tmp_path, (FAR_TOO, FAR), seconds=3.0, budget=Budget(max_calls=1))
     assert server.count() == 1
