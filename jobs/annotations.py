@@ -30,8 +30,9 @@ from udfs.annotations import (
     read_annotations,
     summarise_study,
 )
-from udfs.files import is_local, open_filesystem
+from udfs.files import open_filesystem, write_bytes
 from udfs.llm.segments import write_file
+from udfs.nodes import ANSWER_FORM
 from udfs.spreadsheets import read_rows, to_csv, to_xlsx
 
 KEY = "annotation_key.csv"
@@ -96,8 +97,9 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
     rows = summarise_study(judgements, seed=seed)
     items = len({judgement.item for judgement in judgements})
     report = f"# Human study\n\n{items} samples, shares with 95 % intervals.\n\n{describe_study(rows)}\n"
-    _write(f"{output}/{REPORT}", report.encode())
-    _make_folder(f"{output}/{TABLE}")
+    write_bytes(f"{output}/{REPORT}", report.encode())
+    system, path = open_filesystem(f"{output}/{TABLE}")
+    system.create_dir(path, recursive=True)
     write_file(f"{output}/{TABLE}/part-0.parquet", pa.Table.from_pylist(rows, HUMAN_STUDY))
     if manifest.read_manifest(output) is None:
         manifest.write_manifest(
@@ -113,22 +115,6 @@ def _read(place: str) -> bytes:
             return bytes(stream.read())
     except (OSError, pa.ArrowInvalid) as error:
         raise AnnotationError(f"{place}: cannot be read ({type(error).__name__}); give a file that is there") from error
-
-
-def _write(place: str, content: bytes) -> None:
-    """Writes a file, and the folder that it lies in, so that nobody reads half of it."""
-    _make_folder(place.rpartition("/")[0])
-    system, path = open_filesystem(place)
-    aside = f"{path}.tmp" if is_local(place) else path
-    with system.open_output_stream(aside) as stream:
-        stream.write(content)
-    if aside != path:
-        system.move(aside, path)
-
-
-def _make_folder(place: str) -> None:
-    system, path = open_filesystem(place)
-    system.create_dir(path, recursive=True)
 
 
 def write_sheet(
@@ -238,7 +224,7 @@ def find_answers(statements: Sequence[Row], atoms: Sequence[Row]) -> list[Pair]:
 
     Both are rows of tables of a run. Raises AnnotationError where a statement has no such atom.
     """
-    made = {(_place(atom), f"Q: {atom['question']} A: {atom['text']}"): atom for atom in atoms}
+    made = {(_place(atom), ANSWER_FORM % (atom["question"], atom["text"])): atom for atom in atoms}
     found = [made.get((_place(row), row["text"])) for row in statements]
     if None in found:
         raise AnnotationError(
@@ -281,7 +267,7 @@ def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
         )
     for name, content in files.items():
         if name not in present:
-            _write(f"{output}/{name}", content)
+            write_bytes(f"{output}/{name}", content)
 
 
 def _is_there(place: str) -> bool:

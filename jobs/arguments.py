@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from jobs import local_model
@@ -87,6 +89,18 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the tables of another run in --output")
     parser.add_argument("--retry-failed", action="store_true", help="ask lasting failures again")
     parser.add_argument("--no-wait", action="store_true", help="refuse instead of waiting for another run")
+
+
+def tell_outcome(show: Callable[[], None], message: str | None) -> None:
+    """Shows how a run ended, and the line that says why it ended early; `show` prints to standard output.
+
+    The run is over and written: a closed pipe changes nothing of how it ended.
+    """
+    with suppress(BrokenPipeError):
+        show()
+        sys.stdout.flush()
+        if message:
+            print(f"untold: {message}", file=sys.stderr)
 
 
 def settings_without_endpoint(options: argparse.Namespace) -> Settings:

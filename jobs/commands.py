@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from contextlib import suppress
 from importlib.resources import as_file, files
 
 from graph.distributed import CondensationError
@@ -18,6 +16,7 @@ from jobs.arguments import (
     add_settings,
     load,
     settings_without_endpoint,
+    tell_outcome,
 )
 from jobs.compare import CompareError
 from jobs.condense import RelationsError
@@ -89,11 +88,7 @@ def _run_score(request: object) -> int:
 
     assert isinstance(request, ScoreRequest)
     outcome = score(request, Display())
-    # The run is over and written: a closed pipe changes nothing of how it ended
-    with suppress(BrokenPipeError):
-        show_summary(outcome, request.output)
-        if outcome.message:
-            print(f"untold: {outcome.message}", file=sys.stderr)
+    tell_outcome(lambda: show_summary(outcome, request.output), outcome.message)
     return outcome.exit_code
 
 

@@ -28,7 +28,6 @@ from jobs.questions import read_questions
 from jobs.samples import SampleError, Samples, column_named, fingerprint
 from jobs.score import (
     MANIFEST_STATUS,
-    absolute,
     add_start,
     check_output,
     exit_code,
@@ -36,6 +35,7 @@ from jobs.score import (
     is_complete,
     remove_folders,
     show_invalid,
+    store_of,
 )
 from jobs.session import open_session, spark_schema
 from jobs.settings import Settings
@@ -81,7 +81,7 @@ class GenerateRequest:
     @property
     def store(self) -> str:
         """Where completions are kept."""
-        return absolute(self.settings.store) if self.settings.store else f"{self.output}/completions"
+        return store_of(self.settings, self.output)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 from pyarrow import fs
 
 from jobs.settings import Settings, result_settings
+from udfs.files import open_filesystem, write_bytes
 from udfs.llm.keys import Stage, canonical_json
-from udfs.llm.segments import open_filesystem
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -87,14 +87,8 @@ def read_manifest(output: str) -> dict[str, Any] | None:
 
 def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest so that readers see the old one or the new one."""
-    system, path = open_filesystem(f"{output}/{NAME}")
     content = json.dumps(manifest, indent=2, ensure_ascii=False).encode("utf-8")
-    local = isinstance(system, fs.LocalFileSystem)
-    target = f"{path}.tmp" if local else path
-    with system.open_output_stream(target) as stream:
-        stream.write(content + b"\n")
-    if local:
-        system.move(target, path)
+    write_bytes(f"{output}/{NAME}", content + b"\n")
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -28,13 +28,13 @@ from jobs.metrics import METRICS
 from jobs.progress import Display
 from jobs.restating import Restater
 from jobs.samples import fingerprint, read_samples
-from jobs.score import FAILED_TOO_MANY, ScoreRequest, score, show_invalid
+from jobs.score import FAILED_TOO_MANY, ScoreRequest, remove_folders, score, show_invalid
 from jobs.session import open_session
 from jobs.settings import Settings
 from jobs.settings_layers import without_secrets
 from jobs.tables import COMPARISONS, META_EVALUATION
 from udfs.agreement import LABELS, OVERLAP_FIELDS, PREDICTIONS, overlap_batches
-from udfs.files import is_local, open_filesystem
+from udfs.files import is_local, open_filesystem, write_bytes
 from udfs.statistics import IntArray
 
 WORK = "_work"
@@ -286,9 +286,9 @@ def _write_report(
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster)
     _write_table(request.output, "meta_evaluation", rows)
     _write_table(request.output, "comparisons", comparisons)
-    _write_bytes(f"{request.output}/{REPORT}.md", report.encode())
+    write_bytes(f"{request.output}/{REPORT}.md", report.encode())
     for form in FIGURES:
-        _write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
+        write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
     current |= {"status": "finished", "metrics": list(metrics), "confusion": _cells(confusions)}
     manifest.write_manifest(request.output, current)
     return report
@@ -388,17 +388,9 @@ def _write_table(output: str, name: str, rows: Sequence[Mapping[str, Any]]) -> N
         pq.write_table(pa.Table.from_pylist(list(rows), schema=TABLES[name]), stream)
 
 
-def _write_bytes(uri: str, content: bytes) -> None:
-    system, path = open_filesystem(uri)
-    with system.open_output_stream(path) as stream:
-        stream.write(content)
-
-
 def _remove_report(output: str) -> None:
+    remove_folders(output, list(TABLES))
     system, root = open_filesystem(output)
-    for name in TABLES:
-        if system.get_file_info(f"{root}/{name}").type == fs.FileType.Directory:
-            system.delete_dir(f"{root}/{name}")
     for form in ("md", *FIGURES):
         if system.get_file_info(f"{root}/{REPORT}.{form}").type == fs.FileType.File:
             system.delete_file(f"{root}/{REPORT}.{form}")

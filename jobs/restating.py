@@ -14,7 +14,7 @@ from jobs.endpoint import RunEndpoint
 from jobs.interrupts import Interrupts
 from jobs.progress import Display
 from jobs.prompts import bind_stage
-from jobs.score import absolute, explain, remove_folders
+from jobs.score import explain, remove_folders, store_of
 from jobs.settings import Settings
 from jobs.stages import StageRunner
 
@@ -67,7 +67,7 @@ class Restater:
             settings=settings,
             stages={STAGE: stage},
             work=f"{self.output}/{WORK}",
-            store=absolute(settings.store) if settings.store else f"{self.output}/completions",
+            store=store_of(settings, self.output),
             run=uuid4().hex[:12],
             open_process=ProcessWhenNeeded(settings.ray.address, interrupts, stack).open,
             base_url=endpoint.base_url,

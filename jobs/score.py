@@ -72,12 +72,17 @@ class ScoreRequest:
     @property
     def store(self) -> str:
         """Where completions are kept."""
-        return absolute(self.settings.store) if self.settings.store else f"{self.output}/completions"
+        return store_of(self.settings, self.output)
 
 
 def absolute(path: str) -> str:
     """A path that means the same in every process; URIs stay as they are."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+def store_of(settings: Settings, output: str) -> str:
+    """Where completions are kept: the setting `store`, else a folder of the output."""
+    return absolute(settings.store) if settings.store else f"{output}/completions"
 
 
 @dataclass(frozen=True)

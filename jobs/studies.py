@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from contextlib import suppress
 
 from jobs.arguments import (
     Command,
@@ -16,6 +14,7 @@ from jobs.arguments import (
     metric_names,
     names,
     settings_without_endpoint,
+    tell_outcome,
 )
 from jobs.progress import Display
 from jobs.settings_loading import NoEndpointError, Resolved
@@ -53,11 +52,7 @@ def _generate(options: argparse.Namespace) -> int:
         command=options.command_line,
     )
     outcome = generate(request, Display())
-    # The run is over and written: a closed pipe changes nothing of how it ended
-    with suppress(BrokenPipeError):
-        show_systems(outcome, request.output)
-        if outcome.message:
-            print(f"untold: {outcome.message}", file=sys.stderr)
+    tell_outcome(lambda: show_systems(outcome, request.output), outcome.message)
     return outcome.exit_code
 
 
@@ -181,11 +176,7 @@ def _run_meta_evaluate(options: argparse.Namespace) -> int:
         command=options.command_line,
     )
     outcome = meta_evaluate(request, Display())
-    # It is over and written: a closed pipe changes nothing of how it ended
-    with suppress(BrokenPipeError):
-        print(outcome.report, end="", flush=True)
-        if outcome.message:
-            print(f"untold: {outcome.message}", file=sys.stderr)
+    tell_outcome(lambda: print(outcome.report, end=""), outcome.message)
     return outcome.exit_code
 
 

@@ -14,6 +14,9 @@ import pyarrow as pa
 _QUOTES = frozenset({'""', "''", "“”", "‘’", "„“", "‚‘", "«»", "»«", "‹›", "””", "’’", "„”", "``"})
 _FULL_STOPS = ".。"
 
+ANSWER_FORM = "Q: %s A: %s"
+"""How statements show an answer together with its question."""
+
 SOURCE_TYPE = pa.struct([pa.field("position", pa.int32()), pa.field("id", pa.string())])
 NODE_TYPE = pa.struct(
     [

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import reduce
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import is_unasked, score_columns
+from graph.distributed import Condensed
+from jobs.metrics.base import MetricResult, Tools, failure_rows, is_unasked, score_columns
 from jobs.metrics.contexts import is_ready
+from udfs.nodes import ANSWER_FORM
 
 
 def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
@@ -58,7 +63,7 @@ def graph_nodes(atoms: DataFrame) -> DataFrame:
     )
 
 
-def place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
+def _place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
     """One row an atom: sample_id, the fields of `NODE_TYPE`, and what its class is."""
     rows = atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
     found = classes.select(
@@ -81,11 +86,11 @@ def _context_ids(sources: Column | str) -> Column:
 
 def _stated() -> Column:
     """An atom as statements show it: an answer together with its question."""
-    answered = F.concat(F.lit("Q: "), "question", F.lit(" A: "), "text")
+    answered = F.format_string(ANSWER_FORM, "question", "text")
     return F.when(F.col("question").isNull(), F.col("text")).otherwise(answered)
 
 
-def atom_rows(metric: str, members: DataFrame) -> DataFrame:
+def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
     """The table `atoms`."""
     return members.select(
         "sample_id",
@@ -102,7 +107,7 @@ def atom_rows(metric: str, members: DataFrame) -> DataFrame:
     )
 
 
-def statement_rows(metric: str, members: DataFrame) -> DataFrame:
+def _statement_rows(metric: str, members: DataFrame) -> DataFrame:
     """The table `statements`: the classes of atoms that hold a context atom."""
     shown = members.where(F.col("statement").isNotNull()).withColumn("stated", _stated())
     return (
@@ -127,7 +132,7 @@ def statement_rows(metric: str, members: DataFrame) -> DataFrame:
     )
 
 
-def relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFrame:
+def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFrame:
     """The table `relations`."""
     ids = atoms.select("sample_id", F.transform("atoms", lambda atom: atom["atom_id"]).alias("ids"))
     return relations.join(ids, on="sample_id", how="inner").select(
@@ -139,7 +144,7 @@ def relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFr
     )
 
 
-def score_rows(
+def _score_rows(
     metric: str,
     samples: DataFrame,
     prepared: DataFrame,
@@ -171,3 +176,31 @@ def score_rows(
     unjudged = F.coalesce("left_out", F.lit(0)) + F.coalesce("failed", F.lit(0))
     with_status = joined.withColumn("unjudged", unjudged).withColumn("status", status)
     return with_status.select(*score_columns(metric))
+
+
+def conclude(
+    metric: str,
+    samples: DataFrame,
+    prepared: DataFrame,
+    incomplete: DataFrame,
+    left_out: DataFrame,
+    atoms: DataFrame,
+    relations: DataFrame,
+    condensed: Condensed,
+    tools: Tools,
+    asked: Mapping[str, DataFrame],
+) -> MetricResult:
+    """What a metric gives once its graphs are condensed. `asked` has the results of its stages.
+
+    atoms: rows of `SAMPLE_NODES`; relations: sample_id, source, target, request_id, relation, error_type, error; the
+    others as `_score_rows` takes them.
+    """
+    members = tools.keep("members", _place_members(atoms, condensed.classes))
+    failures = [failure_rows(metric, stage, rows) for stage, rows in asked.items()]
+    return MetricResult(
+        statements=_statement_rows(metric, members),
+        scores=_score_rows(metric, samples, prepared, incomplete, left_out, relations, condensed.counts),
+        failures=reduce(DataFrame.unionByName, failures),
+        atoms=_atom_rows(metric, members),
+        relations=_relation_rows(metric, atoms, relations),
+    )

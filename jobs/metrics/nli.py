@@ -7,26 +7,16 @@ distinct set of context atoms, the *owner* of the pairs, and shared by all sampl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
-from jobs.metrics.base import MetricResult, Tools, failure_rows, incomplete_samples
+from jobs.metrics.base import MetricResult, Tools, incomplete_samples
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import gather_contexts
-from jobs.metrics.graphs import (
-    atom_rows,
-    graph_nodes,
-    in_order,
-    leave_complete,
-    passages,
-    place_members,
-    relation_rows,
-    score_rows,
-    statement_rows,
-)
+from jobs.metrics.graphs import conclude, graph_nodes, in_order, leave_complete, passages
 from jobs.session import spark_schema
 from jobs.settings import Settings
 from udfs.atoms import METRIC as METRIC
@@ -55,18 +45,9 @@ def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Setti
     judged = judge_pairs(owners, tools, skip_implied=settings.nli.skip_implied)
     relations = tools.keep("relations", _relations_of_samples(owners, judged))
     condensed = tools.condense(*_graphs(atoms, owners, relations))
-    members = tools.keep("members", place_members(atoms, condensed.classes))
-    failures = [
-        failure_rows(METRIC, stage, rows)
-        for stage, rows in zip((SUMMARISE, *STAGES), (contexts, extracted, revised, rated, relations), strict=True)
-    ]
-    return MetricResult(
-        statements=statement_rows(METRIC, members),
-        scores=score_rows(METRIC, samples, prepared, incomplete, owners, relations, condensed.counts),
-        failures=reduce(DataFrame.unionByName, failures),
-        atoms=atom_rows(METRIC, members),
-        relations=relation_rows(METRIC, atoms, relations),
-    )
+    results = (contexts, extracted, revised, rated, relations)
+    asked = dict(zip((SUMMARISE, *STAGES), results, strict=True))
+    return conclude(METRIC, samples, prepared, incomplete, owners, atoms, relations, condensed, tools, asked)
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:

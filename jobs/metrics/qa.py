@@ -5,25 +5,15 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import MetricResult, Tools, failure_rows, incomplete_samples
+from jobs.metrics.base import MetricResult, Tools, incomplete_samples
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import gather_contexts
-from jobs.metrics.graphs import (
-    atom_rows,
-    graph_nodes,
-    in_order,
-    leave_complete,
-    passages,
-    place_members,
-    relation_rows,
-    score_rows,
-    statement_rows,
-)
+from jobs.metrics.graphs import conclude, graph_nodes, in_order, leave_complete, passages
 from jobs.session import spark_schema
 from jobs.settings import Settings
 from udfs.answers import METRIC as METRIC
@@ -54,19 +44,10 @@ def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Setti
     compared = tools.ask("compare_answers", open_pairs, bound=_bound(atoms))
     relations = tools.keep("relations", _relations(compared, pairs))
     condensed = tools.condense(graph_nodes(atoms), _edges(relations))
-    members = tools.keep("members", place_members(atoms, condensed.classes))
-    failures = [
-        failure_rows(METRIC, stage, rows)
-        for stage, rows in zip((SUMMARISE, *STAGES), (contexts, mined, refined, answered, relations), strict=True)
-    ]
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
-    return MetricResult(
-        statements=statement_rows(METRIC, members),
-        scores=score_rows(METRIC, samples, prepared, incomplete, with_graph, relations, condensed.counts),
-        failures=reduce(DataFrame.unionByName, failures),
-        atoms=atom_rows(METRIC, members),
-        relations=relation_rows(METRIC, atoms, relations),
-    )
+    results = (contexts, mined, refined, answered, relations)
+    asked = dict(zip((SUMMARISE, *STAGES), results, strict=True))
+    return conclude(METRIC, samples, prepared, incomplete, with_graph, atoms, relations, condensed, tools, asked)
 
 
 def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
