@@ -23,7 +23,7 @@ import ray
 from pyarrow import dataset, fs
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from jobs.answer_job import Job, job_from_json
+from jobs.asking.job import Job, job_from_json
 from jobs.tables import COMPLETIONS
 from udfs.llm.accounts import Progress, Tally
 from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter, read_requests

@@ -15,11 +15,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.aggregate import GRID, MAX_DISTINCT, summarise
 from jobs.results import Run, open_run
-from jobs.session import spark_schema
+from jobs.run.session import spark_schema
+from jobs.study.aggregate import GRID, MAX_DISTINCT, summarise
 from jobs.tables import SAMPLES, SCORES
-from udfs.permutation import adjust_p_values, paired_permutation_test
+from udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
 SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
 # Decimals of a difference: beyond them it depends on the order in which a mean was summed

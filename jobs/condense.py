@@ -15,15 +15,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import manifest
-from jobs.condensing import Condensed, Condenser, Steps
-from jobs.inputs import find_files, inspect_files
-from jobs.locks import FolderLock
-from jobs.manifest import OutputError
-from jobs.samples import fingerprint
-from jobs.session import open_session, spark_schema
-from jobs.settings import Settings
-from jobs.settings_layers import without_secrets
+from jobs.inputs.files import find_files, inspect_files
+from jobs.inputs.samples import fingerprint
+from jobs.metrics.condensing import Condensed, Condenser, Steps
+from jobs.run import manifest
+from jobs.run.locks import FolderLock
+from jobs.run.manifest import OutputError
+from jobs.run.session import open_session, spark_schema
+from jobs.settings.layers import without_secrets
+from jobs.settings.model import Settings
 from jobs.tables import ATOMS, SCORES, STATEMENTS
 from udfs.files import is_local, open_filesystem
 

@@ -24,10 +24,10 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import fs
 
-from jobs import local_model
-from jobs.session import JavaError, check_java, open_session
-from jobs.settings import Settings, SettingsError
-from jobs.settings_loading import NoEndpointError, Resolved
+from jobs.asking import local_model
+from jobs.run.session import JavaError, check_java, open_session
+from jobs.settings.loading import NoEndpointError, Resolved
+from jobs.settings.model import Settings, SettingsError
 from udfs.llm.client import Answer, Endpoint, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.segments import open_filesystem

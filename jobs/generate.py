@@ -15,17 +15,20 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import manifest
-from jobs.answering import ProcessWhenNeeded
-from jobs.endpoint import RunEndpoint
-from jobs.interrupts import Interrupts
-from jobs.locks import FolderLock
-from jobs.manifest import Identity
+from jobs.asking.endpoint import RunEndpoint
+from jobs.asking.process import ProcessWhenNeeded
+from jobs.asking.prompts import bind_stage
+from jobs.asking.runner import StageRunner
+from jobs.asking.store import is_transient
+from jobs.inputs.questions import read_questions
+from jobs.inputs.samples import SampleError, Samples, column_named, fingerprint
 from jobs.metrics.base import has_failed, is_unasked
-from jobs.progress import Display
-from jobs.prompts import bind_stage
-from jobs.questions import read_questions
-from jobs.samples import SampleError, Samples, column_named, fingerprint
+from jobs.run import manifest
+from jobs.run.interrupts import Interrupts
+from jobs.run.locks import FolderLock
+from jobs.run.manifest import Identity
+from jobs.run.progress import Display
+from jobs.run.session import open_session, spark_schema
 from jobs.score import (
     MANIFEST_STATUS,
     add_start,
@@ -37,13 +40,10 @@ from jobs.score import (
     show_invalid,
     store_of,
 )
-from jobs.session import open_session, spark_schema
-from jobs.settings import Settings
-from jobs.settings_layers import without_secrets
-from jobs.settings_loading import Resolved
-from jobs.stages import StageRunner
-from jobs.store import is_transient
-from jobs.systems import SystemsError
+from jobs.settings.layers import without_secrets
+from jobs.settings.loading import Resolved
+from jobs.settings.model import Settings
+from jobs.settings.systems import SystemsError
 from jobs.tables import USAGE
 from udfs.files import is_local, open_filesystem
 from udfs.llm.keys import Stage

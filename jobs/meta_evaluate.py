@@ -15,27 +15,28 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs import agreement, manifest
-from jobs.annotations import Restate, write_sheet
-from jobs.condensing import Steps
-from jobs.endpoint import DEMO_LABEL
-from jobs.interrupts import Interrupts
-from jobs.locks import FolderLock
-from jobs.manifest import OutputError
-from jobs.meta_inputs import MetaEvaluationError, ScoreTables, check_samples, read_score_tables
-from jobs.meta_report import Cost, draw, render
+from jobs.asking.endpoint import DEMO_LABEL
+from jobs.inputs.samples import fingerprint, read_samples
 from jobs.metrics import METRICS
-from jobs.progress import Display
-from jobs.restating import Restater
-from jobs.samples import fingerprint, read_samples
+from jobs.metrics.condensing import Steps
+from jobs.run import manifest
+from jobs.run.interrupts import Interrupts
+from jobs.run.locks import FolderLock
+from jobs.run.manifest import OutputError
+from jobs.run.progress import Display
+from jobs.run.session import open_session
 from jobs.score import FAILED_TOO_MANY, ScoreRequest, remove_folders, score, show_invalid
-from jobs.session import open_session
-from jobs.settings import Settings
-from jobs.settings_layers import without_secrets
+from jobs.settings.layers import without_secrets
+from jobs.settings.model import Settings
+from jobs.study import agreement
+from jobs.study.annotations import Restate, write_sheet
+from jobs.study.inputs import MetaEvaluationError, ScoreTables, check_samples, read_score_tables
+from jobs.study.report import Cost, draw, render
+from jobs.study.restating import Restater
 from jobs.tables import COMPARISONS, META_EVALUATION
-from udfs.agreement import LABELS, OVERLAP_FIELDS, PREDICTIONS, overlap_batches
 from udfs.files import is_local, open_filesystem, write_bytes
-from udfs.statistics import IntArray
+from udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, PREDICTIONS, overlap_batches
+from udfs.statistics.intervals import IntArray
 
 WORK = "_work"
 RUNS = "runs"

@@ -13,17 +13,17 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from graph.distributed import Condensed
-from jobs import local_model, store
+from jobs.asking import local_model, store
+from jobs.asking.prompts import bind_stage
+from jobs.asking.runner import add_ids, add_pairs, attach_texts, carried_columns, cost_of, result_schema
+from jobs.inputs.samples import read_samples
 from jobs.metrics import METRICS
 from jobs.metrics.base import Tools
 from jobs.metrics.contexts import condense_contexts
-from jobs.progress import Display
-from jobs.prompts import bind_stage
-from jobs.samples import read_samples
+from jobs.run.progress import Display
+from jobs.run.session import open_session, spark_schema
 from jobs.score import absolute, show_invalid, stages_of
-from jobs.session import open_session, spark_schema
-from jobs.settings import LlmSettings, Settings
-from jobs.stages import add_ids, add_pairs, attach_texts, carried_columns, cost_of, result_schema
+from jobs.settings.model import LlmSettings, Settings
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt

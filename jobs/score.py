@@ -16,24 +16,25 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import aggregate, manifest
-from jobs.answering import ProcessWhenNeeded
-from jobs.condensing import Condenser, check_graphframes
-from jobs.endpoint import DEMO_LABEL, RunEndpoint
-from jobs.interrupts import Interrupts
-from jobs.locks import FolderLock
-from jobs.manifest import Identity, OutputError
+from jobs.asking.endpoint import DEMO_LABEL, RunEndpoint
+from jobs.asking.process import ProcessWhenNeeded
+from jobs.asking.prompts import bind_stage
+from jobs.asking.runner import StageRunner
+from jobs.asking.store import is_transient
+from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples
 from jobs.metrics import GRAPH_METRICS, METRICS
 from jobs.metrics.base import MetricResult, Tools, score_columns
+from jobs.metrics.condensing import Condenser, check_graphframes
 from jobs.metrics.contexts import condense_contexts
-from jobs.progress import Display
-from jobs.prompts import bind_stage
-from jobs.samples import SampleError, Samples, fingerprint, read_samples
-from jobs.session import open_session, spark_schema
-from jobs.settings import Settings
-from jobs.settings_layers import without_secrets
-from jobs.stages import StageRunner
-from jobs.store import is_transient
+from jobs.run import manifest
+from jobs.run.interrupts import Interrupts
+from jobs.run.locks import FolderLock
+from jobs.run.manifest import Identity, OutputError
+from jobs.run.progress import Display
+from jobs.run.session import open_session, spark_schema
+from jobs.settings.layers import without_secrets
+from jobs.settings.model import Settings
+from jobs.study import aggregate
 from jobs.tables import RESULT_TABLES, SUMMARY, USAGE
 from udfs.llm.keys import Stage
 from udfs.llm.segments import is_local, open_filesystem

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from jobs.session import open_session
-from jobs.settings import Settings, SparkSettings
+from jobs.run.session import open_session
+from jobs.settings.model import Settings, SparkSettings
 
 settings.register_profile("untold", deadline=None)
 settings.load_profile("untold")

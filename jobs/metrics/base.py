@@ -19,7 +19,7 @@ class Tools:
 
     `ask(stage, rows, bound=None)` answers a stage for rows; where these would be too many to plan with, a plan takes
     the columns requests and bytes of `bound`: how many there can be, and how long their variables. `ask_pairs(stage,
-    owners, choose)` answers it for pairs of the texts of `owners`, as `udfs.pairs.generate_pairs` makes them.
+    owners, choose)` answers it for pairs of the texts of `owners`, as `udfs.facts.pairs.generate_pairs` makes them.
     `keep(name, frame)` writes a frame that is read more than once. `condense(nodes, edges)` condenses fact graphs.
     """
 

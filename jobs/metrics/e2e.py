@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from jobs.metrics.base import MetricResult, Tools, failure_rows, has_failed, is_unasked, score_columns
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import gather_contexts, is_ready
-from jobs.settings import Settings
+from jobs.settings.model import Settings
 
 METRIC = "e2e"
 STAGE = "evaluate_coverage"

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from graph.distributed import Condensed
 from jobs.metrics.base import MetricResult, Tools, failure_rows, is_unasked, score_columns
 from jobs.metrics.contexts import is_ready
-from udfs.nodes import ANSWER_FORM
+from udfs.facts.nodes import ANSWER_FORM
 
 
 def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:

@@ -17,11 +17,11 @@ from jobs.metrics.base import MetricResult, Tools, incomplete_samples
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import gather_contexts
 from jobs.metrics.graphs import conclude, graph_nodes, in_order, leave_complete, passages
-from jobs.session import spark_schema
-from jobs.settings import Settings
-from udfs.atoms import METRIC as METRIC
-from udfs.atoms import SAMPLE_ATOMS, gather_atoms
-from udfs.pairs import LEFT_OUT, ask_all, leave_out
+from jobs.run.session import spark_schema
+from jobs.settings.model import Settings
+from udfs.facts.atoms import METRIC as METRIC
+from udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
+from udfs.facts.pairs import LEFT_OUT, ask_all, leave_out
 
 STAGES = ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation")
 EDGES = "array<struct<source: bigint, target: bigint>>"

@@ -14,11 +14,11 @@ from jobs.metrics.base import MetricResult, Tools, incomplete_samples
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import gather_contexts
 from jobs.metrics.graphs import conclude, graph_nodes, in_order, leave_complete, passages
-from jobs.session import spark_schema
-from jobs.settings import Settings
-from udfs.answers import METRIC as METRIC
-from udfs.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
-from udfs.nodes import SAMPLE_NODES
+from jobs.run.session import spark_schema
+from jobs.settings.model import Settings
+from udfs.facts.answers import METRIC as METRIC
+from udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
+from udfs.facts.nodes import SAMPLE_NODES
 
 STAGES = ("mine_questions", "refine_questions", "answer_questions", "compare_answers")
 

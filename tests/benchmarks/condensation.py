@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from graph.condensation import condense_batch
-from jobs.session import open_session
-from jobs.settings import Settings
+from jobs.run.session import open_session
+from jobs.settings.model import Settings
 from tests.benchmarks.figures import Figure, Options
 
 NODES, EDGES, RESPONSES = 30, 60, 10

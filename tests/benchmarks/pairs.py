@@ -21,15 +21,15 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.condensing import Condenser
-from jobs.session import open_session, spark_schema
-from jobs.settings import Settings
-from jobs.stages import add_pairs
+from jobs.asking.runner import add_pairs
+from jobs.metrics.condensing import Condenser
+from jobs.run.session import open_session, spark_schema
+from jobs.settings.model import Settings
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.watching import JVM, PYTHON_WORKERS, Look, peak_bytes
+from udfs.facts.pairs import PAIRS, ask_all
 from udfs.llm.keys import Stage
-from udfs.pairs import PAIRS, ask_all
 
 STAGE = Stage("classify_relation", ("premise", "hypothesis"), "fake-model", "{{ premise }} {{ hypothesis }}")
 RESPONSES, CONTEXTS = 10, 20
@@ -126,7 +126,7 @@ def add_slowly(owners: DataFrame) -> DataFrame:
 
 
 def generate_slowly(batches: Batches) -> Batches:
-    """As `udfs.pairs.generate_pairs` asks everything, by `Stage.request_id`; a batch of `PAIRS` a sample."""
+    """As `udfs.facts.pairs.generate_pairs` asks everything, by `Stage.request_id`; a batch of `PAIRS` a sample."""
     for batch in batches:
         for owner in batch.to_pylist():
             texts, contexts = owner["texts"], owner["contexts"]
@@ -202,7 +202,7 @@ def condense(spark: SparkSession, folder: str) -> None:
 
 
 def make_owners(count: int, contexts: int, responses: int) -> pa.Table:
-    """Owners of all pairs of so many atoms each, as `udfs.pairs.generate_pairs` reads them."""
+    """Owners of all pairs of so many atoms each, as `udfs.facts.pairs.generate_pairs` reads them."""
     numbers = [contexts, contexts * responses, contexts * (contexts - 1), contexts * responses]
     names = ("contexts", "to_contexts", "between_contexts", "to_responses")
     owners = [f"sample:{number:08}" for number in range(count)]

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from jobs.store import stage_folder
+from jobs.asking.store import stage_folder
 from jobs.tables import COMPLETIONS
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import Ran, run_job

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs.prompts import bind_stage
-from jobs.settings_loading import load_settings
+from jobs.asking.prompts import bind_stage
+from jobs.settings.loading import load_settings
 from udfs.llm.keys import Stage
 
 STAGE = "evaluate_coverage"

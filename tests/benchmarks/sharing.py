@@ -20,7 +20,7 @@ from tests.fakes.expected import count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import SETTINGS
-from udfs.pairs import between
+from udfs.facts.pairs import between
 
 STAGE = "classify_relation"
 QUERIES = 40

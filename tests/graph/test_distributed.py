@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from graph.condensation import condense_batches
 from graph.distributed import Components, Condensation, CondensationError
-from jobs.condensing import Condenser, GraphFramesComponents, GraphFramesError, Steps
-from jobs.settings import GraphSettings, Settings
+from jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError, Steps
+from jobs.settings.model import GraphSettings, Settings
 from tests.graph.digraphs import (
     FAMILIES,
     Digraph,

@@ -15,11 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 from scipy.stats import false_discovery_control, permutation_test
 
-from jobs.cli import main
+from jobs.cli.main import main
 from jobs.compare import CompareError, compare, count_differences
 from jobs.results import UnreadableRunError
 from jobs.tables import SAMPLES, SCORES
-from udfs.statistics import bca_interval
+from udfs.statistics.intervals import bca_interval
 
 Scores = dict[tuple[str | None, str, int], float | None]
 IDENTITY = {

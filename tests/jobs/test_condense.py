@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.condense import TABLES, CondenseRequest, RelationsError, condense, condense_in
-from jobs.inputs import SampleError
-from jobs.manifest import OutputError
+from jobs.inputs.files import SampleError
 from jobs.results import open_run
-from jobs.settings import GraphSettings, Settings
+from jobs.run.manifest import OutputError
+from jobs.settings.model import GraphSettings, Settings
 
 Rows = list[dict[str, Any]]
 

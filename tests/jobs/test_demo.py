@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import local_model
+from jobs.asking import local_model
 from jobs.results import open_run
 
 pytestmark = [

@@ -14,8 +14,8 @@ import pytest
 
 from jobs import doctor
 from jobs.doctor import Finding, check_disk, check_endpoint, check_ray, check_spark, check_store, examine, plain_url
-from jobs.settings import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
-from jobs.settings_loading import NoEndpointError, Resolved, load_settings
+from jobs.settings.loading import NoEndpointError, Resolved, load_settings
+from jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
 from tests.fakes.model_server import ModelServer
 
 KEY = "sk-not-to-be-shown"

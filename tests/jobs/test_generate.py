@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.cli import main
+from jobs.cli.main import main
 from jobs.generate import GenerateRequest, generate, make_failures, make_samples
-from jobs.progress import Display
-from jobs.questions import read_questions
-from jobs.samples import SampleError, Samples
-from jobs.settings import decoding_for
-from jobs.settings_loading import Resolved, load_settings
-from jobs.systems import SystemsError, load_systems
+from jobs.inputs.questions import read_questions
+from jobs.inputs.samples import SampleError, Samples
+from jobs.run.progress import Display
+from jobs.settings.loading import Resolved, load_settings
+from jobs.settings.model import decoding_for
+from jobs.settings.systems import SystemsError, load_systems
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import PROMPTS
 from tests.sample_files import write_csv, write_lines, write_parquet

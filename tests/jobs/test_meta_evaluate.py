@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.cli import main
-from jobs.manifest import OutputError
+from jobs.cli.main import main
 from jobs.meta_evaluate import (
     Endpoint,
     MetaEvaluationOutcome,
@@ -25,16 +24,17 @@ from jobs.meta_evaluate import (
     meta_evaluate,
     meta_evaluate_in,
 )
-from jobs.meta_inputs import MetaEvaluationError
-from jobs.progress import Display
 from jobs.results import UnreadableRunError, open_run
-from jobs.settings import LlmSettings, Settings
+from jobs.run.manifest import OutputError
+from jobs.run.progress import Display
+from jobs.settings.model import LlmSettings, Settings
+from jobs.study.inputs import MetaEvaluationError
 from jobs.tables import COMPARISONS, META_EVALUATION
-from tests.jobs.test_agreement import SETS, VALUES, of_sets, strict_and_lax
+from tests.jobs.study.test_agreement import SETS, VALUES, of_sets, strict_and_lax
 from tests.sample_files import write_lines
-from udfs.agreement import LABELS, match_label
-from udfs.permutation import adjust_p_values, paired_permutation_test
-from udfs.statistics import bca_interval, clustered_bca_interval
+from udfs.statistics.confusion import LABELS, match_label
+from udfs.statistics.intervals import bca_interval, clustered_bca_interval
+from udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
 Rows = list[dict[str, Any]]
 SPARK = ["--set", "spark.conf.spark.sql.shuffle.partitions=1", "--set", "spark.conf.spark.sql.adaptive.enabled=false"]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs import local_model
+from jobs.asking import local_model
+from jobs.asking.prompts import bind_stage
+from jobs.asking.store import stage_folder
 from jobs.metrics import METRICS
 from jobs.metrics.contexts import condense_contexts
 from jobs.plan import (
@@ -26,13 +28,11 @@ from jobs.plan import (
     plan,
     show_plan,
 )
-from jobs.prompts import bind_stage
 from jobs.results import open_run
+from jobs.run.session import spark_schema
 from jobs.score import stages_of
-from jobs.session import spark_schema
-from jobs.settings import LlmSettings, Settings
-from jobs.settings_loading import load_settings
-from jobs.store import stage_folder
+from jobs.settings.loading import load_settings
+from jobs.settings.model import LlmSettings, Settings
 from jobs.tables import COMPLETIONS, SAMPLES
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds

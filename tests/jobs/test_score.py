@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.manifest import OutputError, identify
-from jobs.progress import Display
+from jobs.run.manifest import OutputError, identify
+from jobs.run.progress import Display
 from jobs.score import ScoreRequest, exit_code, score
-from jobs.settings import Settings
+from jobs.settings.model import Settings
 from udfs.llm.keys import Stage
 
 

@@ -23,7 +23,7 @@ from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
-from udfs.stages.base import Unparsable
+from udfs.stages.definitions import Unparsable
 
 LATE_SECONDS = 0.05
 FLUSH_LOOK_SECONDS = 0.1

@@ -6,7 +6,7 @@ import udfs.stages.e2e as e2e
 import udfs.stages.generation as generation
 import udfs.stages.nli as nli
 import udfs.stages.qa as qa
-from udfs.stages.base import StageDefinition
+from udfs.stages.definitions import StageDefinition
 
 STAGES: dict[str, StageDefinition] = {
     stage.name: stage

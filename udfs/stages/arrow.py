@@ -12,7 +12,7 @@ from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.ratings import weigh
 from udfs.stages import STAGES
-from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.definitions import StageDefinition, Unparsable
 
 UNASKED = "unasked"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.reading import (
     Line,
     collapsed,

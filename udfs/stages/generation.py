@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.reading import collapsed, is_drawing, split_marker, strip_thinking, unfenced, without_emphasis
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.ratings import SCALE, Digit
-from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.lists import AFTERWORDS, list_items, read_rows, says_none, whole
 from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rating_pattern, read_digit
 from udfs.stages.reading import (

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from udfs.facts.nodes import normalise
 from udfs.llm.tools import COMPARE_QUANTITIES
-from udfs.nodes import normalise
 from udfs.ratings import Digit
-from udfs.stages.base import StageDefinition, Unparsable
+from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.lists import AFTERWORDS, list_items, says_none, whole
 from udfs.stages.rated import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
 from udfs.stages.reading import (

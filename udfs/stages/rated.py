@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from udfs.nodes import normalise
+from udfs.facts.nodes import normalise
 from udfs.ratings import SCALE, Digit
 from udfs.stages.reading import collapsed, split_marker
 

@@ -1,0 +1,1 @@
+"""From rows to completions and back: stages over DataFrames, the store, the answering process."""

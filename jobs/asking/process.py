@@ -1,0 +1,145 @@
+"""The answering process beside a Spark driver: started when the first stage needs it, fed one job a stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from jobs.asking.job import Job, job_to_json
+from jobs.run.interrupts import Interrupts
+
+LOOK_SECONDS = 0.2
+END_SECONDS = 30.0
+
+
+class AnsweringError(RuntimeError):
+    """The answering process ended or broke. The message says why."""
+
+
+class AnsweringProcess:
+    """Runs `jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only."""
+
+    def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._folder = tempfile.TemporaryDirectory(prefix="untold-")
+        self._log = open(os.path.join(self._folder.name, "answer.log"), "w+", encoding="utf-8")  # noqa: SIM115
+        address = ["--ray-address", ray_address] if ray_address else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "jobs.answer", "--serve", *address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=self._folder.name,
+            start_new_session=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answer(
+        self,
+        job: Job,
+        show: Callable[[Mapping[str, Any]], None],
+        read_probes: Callable[[list[str]], None],
+        lost_lock: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
+
+        `read_probes` raises where what the actors write cannot be read.
+        """
+        self._send(json.dumps(job_to_json(job)))
+        told = False
+        while True:
+            if not told and (self._interrupts.requested or lost_lock()):
+                told = True
+                self._send("stop")
+            try:
+                event = self._events.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            if event is None or event["event"] == "broken":
+                raise AnsweringError(self._explain(event))
+            if event["event"] == "progress":
+                show(event)
+            elif event["event"] == "probes":
+                read_probes(event["uris"])
+                self._send("go")
+            elif event["event"] == "done":
+                if lost_lock():
+                    raise AnsweringError(f"another run took over {job.directory} while this one stood still")
+                return event
+
+    def leave(self) -> None:
+        """Tells the process that nothing more comes; it ends by itself."""
+        with suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Ends the process and its Ray, and waits for that."""
+        try:
+            self.leave()
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+    def _send(self, line: str) -> None:
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def _explain(self, event: Mapping[str, Any] | None) -> str:
+        if event is not None:
+            return f"the answering process failed: {event['error']}"
+        self._process.wait()
+        self._log.flush()
+        self._log.seek(0)
+        lines = [line for line in self._log.read().splitlines() if line.strip()]
+        last = lines[-1] if lines else "no message"
+        return f"the answering process ended with code {self._process.returncode}: {last}"
+
+
+class ProcessWhenNeeded:
+    """The answering process of one start of a run, begun when it is first needed, closed with `stack`."""
+
+    def __init__(self, ray_address: str | None, interrupts: Interrupts, stack: ExitStack) -> None:
+        self._ray_address, self._interrupts, self._stack = ray_address, interrupts, stack
+        self._process: AnsweringProcess | None = None
+
+    def open(self) -> AnsweringProcess:
+        """The process, the same one every time."""
+        if self._process is None:
+            self._process = AnsweringProcess(self._ray_address, self._interrupts)
+            self._stack.callback(self._process.close)
+        return self._process
+
+    def leave(self) -> None:
+        """Tells the process, if there is one, that nothing more comes."""
+        if self._process is not None:
+            self._process.leave()

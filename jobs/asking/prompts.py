@@ -1,0 +1,79 @@
+"""Which template a stage uses, and the stages bound to settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from jobs.settings.model import Settings, SettingsError, decoding_for
+from udfs.llm.keys import Stage
+from udfs.llm.templates import check_variables, compile_prompt
+from udfs.stages import STAGES
+
+SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template's source, the API whose form it has, and where it came from."""
+
+    source: str
+    api: str
+    origin: str
+
+
+def find_template(stage: str, api: str, prompts_dir: str | None) -> Template:
+    """The template of a stage: a file of `prompts_dir` in either form, else the shipped one of the wanted form.
+
+    Raises SettingsError where `prompts_dir` is no folder or no template has the wanted form.
+    """
+    other = "completions" if api == "chat" else "chat"
+    if prompts_dir is not None:
+        folder = Path(prompts_dir)
+        if not folder.is_dir():
+            raise SettingsError(f"prompts_dir: {prompts_dir} is not a folder")
+        for form in (api, other):
+            file = folder / f"{stage}{SUFFIXES[form]}"
+            if file.is_file():
+                return Template(_read(file), form, str(file))
+    shipped = files("conf").joinpath("prompts", f"{stage}{SUFFIXES[api]}")
+    if not shipped.is_file():
+        raise SettingsError(
+            f"stages.{stage}.api: there is no template {stage}{SUFFIXES[api]} for {api}; "
+            f"write one in prompts_dir, or use {other}"
+        )
+    return Template(shipped.read_text(encoding="utf-8"), api, f"conf/prompts/{shipped.name}")
+
+
+def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = None) -> Stage:
+    """The stage with its model, template and decoding. `embedded_model` is the sha256 of a local model's file.
+
+    Raises SettingsError or PromptError for what cannot be used.
+    """
+    definition = STAGES[name]
+    decoding = decoding_for(settings, name)
+    template = find_template(name, decoding.api, settings.prompts_dir)
+    compile_prompt(template.source, api=template.api, name=name)
+    check_variables(template.source, definition.variables, api=template.api, name=name)
+    return Stage(
+        name=name,
+        variables=definition.variables,
+        model=decoding.model or "local",
+        template=template.source,
+        api=template.api,
+        model_key=f"sha256:{embedded_model}" if embedded_model else None,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        max_tokens=decoding.max_tokens,
+        extra_body=decoding.extra_body,
+        tools=definition.tools if settings.qa.quantity_tool == "tool" and template.api == "chat" else (),
+        rated=definition.rated,
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"prompts_dir: {file} cannot be read as UTF-8 text ({type(error).__name__})") from error

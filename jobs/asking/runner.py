@@ -1,0 +1,410 @@
+"""Runs a stage over a DataFrame: distinct, anti-join, answer, join, parse. Each step is materialised as Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs.asking import store
+from jobs.asking.job import Job
+from jobs.asking.local_model import LocalModelError
+from jobs.asking.process import AnsweringError, AnsweringProcess
+from jobs.run.interrupts import Interrupts
+from jobs.run.locks import FolderLock, LockedError
+from jobs.run.progress import Display
+from jobs.run.session import fields_of, spark_schema
+from jobs.settings.model import Settings
+from jobs.tables import COMPLETIONS
+from udfs.facts.pairs import PAIRS, generate_pairs
+from udfs.llm.accounts import CallSettings, Tally
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Budget, Limits, Spent
+from udfs.llm.segments import is_local, open_filesystem
+from udfs.stages import STAGES
+from udfs.stages.arrow import UNASKED, add_request_ids, parse_completions
+
+UNIT_ROWS = 2000
+UNITS_OF_AN_ACTOR = 4
+MODELS_NAMED = 100
+REQUESTS_PER_SECOND_AND_ACTOR = 1000
+STRING = T.StringType()
+
+
+def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
+    """How the endpoint is called, from the settings."""
+    llm, budget = settings.llm, settings.budget
+    flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
+    return CallSettings(
+        base_url=base_url,
+        api_key_env=llm.api_key_env,
+        timeout=llm.timeout_seconds,
+        deadline=llm.deadline_seconds,
+        outage=llm.outage_minutes * 60,
+        max_attempts=llm.max_attempts,
+        flush=flush,
+        prompt_price=llm.price_per_million_prompt_tokens or 0.0,
+        completion_price=llm.price_per_million_completion_tokens or 0.0,
+        limits=Limits(llm.requests_per_minute, llm.tokens_per_minute, llm.max_in_flight),
+        budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
+    )
+
+
+def cost_of(settings: Settings, tokens: Mapping[str, int]) -> float | None:
+    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set."""
+    prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
+    if prices == (None, None):
+        return None
+    return (tokens["prompt_tokens"] * (prices[0] or 0.0) + tokens["completion_tokens"] * (prices[1] or 0.0)) / 1e6
+
+
+def count_actors(settings: Settings) -> int:
+    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit."""
+    limit = settings.llm.requests_per_minute
+    return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+
+
+def carried_columns(stage: Stage, rows: DataFrame) -> tuple[str, ...]:
+    """The columns of rows that are not variables of the stage."""
+    return tuple(column for column in rows.columns if column not in stage.variables)
+
+
+def add_ids(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    """Columns `keys`, the stage's variables, request_id."""
+    ordered = rows.select(*keys, *stage.variables)
+    schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
+    return ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
+
+
+def result_schema(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> T.StructType:
+    """Columns `keys`, request_id, the stage's output, error_type, error: what asking a stage gives."""
+    output = spark_schema(STAGES[stage.name].results)
+    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
+    return T.StructType([*fields_of(rows, (*keys, "request_id")), *output.fields, *errors])
+
+
+def add_pairs(stage: Stage, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
+    """Columns owner, source, target, request_id: the pairs of the owners that `choose` asks, or has implied."""
+    return owners.mapInArrow(partial(generate_pairs, stage=stage, choose=choose), spark_schema(PAIRS))
+
+
+def attach_texts(stage: Stage, pairs: DataFrame, owners: DataFrame) -> DataFrame:
+    """Columns request_id and the stage's two variables, from rows of owner, source, target and request_id."""
+    first, second = stage.variables
+    texts = owners.select("owner", "texts")
+    return pairs.join(texts, on="owner", how="inner").select(
+        "request_id",
+        F.get("texts", F.col("source").cast("int")).alias(first),
+        F.get("texts", F.col("target").cast("int")).alias(second),
+    )
+
+
+@dataclass
+class StageRunner:
+    """Asks the stages of one run. It stops asking, and only reads what is known, once `ended` is set.
+
+    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`).
+    """
+
+    spark: SparkSession
+    settings: Settings
+    stages: Mapping[str, Stage]
+    work: str
+    store: str
+    run: str
+    open_process: Callable[[], AnsweringProcess]
+    base_url: Callable[[], str]
+    display: Display
+    retry_failed: bool = False
+    wait: bool = True
+    answered_before: bool = False
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    ended: str | None = None
+    error: str | None = None
+    spent: Spent = field(default_factory=Spent)
+    accounts: dict[str, _Account] = field(default_factory=dict)
+    models: set[str | None] = field(default_factory=set)
+    damaged_files: int = 0
+    asked: int = 0
+    warned_of_ratings: bool = False
+
+    @property
+    def usage(self) -> list[dict[str, Any]]:
+        """The rows of the table `usage` so far, one a stage."""
+        return [account.row for account in self.accounts.values()]
+
+    def ask(self, name: str, rows: DataFrame, bound: DataFrame | None = None) -> DataFrame:
+        """The stage's results for the rows: their other columns, request_id, the stage's output, error_type, error.
+
+        Columns named after the stage's variables are its variables; the others are carried. A row whose request was
+        not asked has the error_type `unasked`.
+        """
+        stage = self.stages[name]
+        place = self._place(stage)
+        keys = carried_columns(stage, rows)
+        with_ids = add_ids(stage, rows, keys).withColumn("request_row", F.monotonically_increasing_id())
+        numbered = self._write(f"{place}/keyed", with_ids)
+
+        def requests_of(missing: DataFrame) -> DataFrame:
+            first = numbered.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
+            wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
+            return numbered.join(wanted, on="request_row", how="left_semi").select("request_id", *stage.variables)
+
+        return self._ask(_Asking(stage, place, self._folder(stage), numbered.drop("request_row"), keys, requests_of))
+
+    def ask_pairs(self, name: str, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
+        """The stage's results for pairs of texts of owners (`udfs.facts.pairs.generate_pairs`), one a pair and owner.
+
+        Columns owner, source, target, request_id, relation, error_type, error; implied pairs have the relation
+        `implied`. Rows of pairs carry numbers; texts join the missing requests alone.
+        """
+        stage = self.stages[name]
+        place = self._place(stage)
+        keys = ("owner", "source", "target")
+        pairs = self._write(f"{place}/keyed", add_pairs(stage, owners, choose))
+        asked = pairs.where(F.col("request_id").isNotNull())
+
+        def requests_of(missing: DataFrame) -> DataFrame:
+            wanted = asked.join(missing, on="request_id", how="left_semi")
+            first = (
+                wanted.groupBy("request_id").agg(F.min(F.struct(*keys)).alias("pair")).select("request_id", "pair.*")
+            )
+            return attach_texts(stage, first, owners)
+
+        results = self._ask(_Asking(stage, place, self._folder(stage), asked, keys, requests_of))
+        nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
+        implied = pairs.where(F.col("request_id").isNull())
+        return results.unionByName(implied.select("*", F.lit("implied").alias("relation"), *nothing))
+
+    def keep(self, name: str, frame: DataFrame) -> DataFrame:
+        """The frame, written, so that it is computed once."""
+        return self._write(f"{self.work}/kept-{name}-{uuid4().hex[:8]}", frame)
+
+    def _place(self, stage: Stage) -> str:
+        self.asked += 1
+        return f"{self.work}/{self.asked:02d}-{stage.name}"
+
+    def _folder(self, stage: Stage) -> str:
+        return store.stage_folder(self.store, stage)
+
+    def _ask(self, asking: _Asking) -> DataFrame:
+        self._look_up(asking)
+        self._answer_missing(asking)
+        results = self._write_results(asking)
+        self._account(asking, results)
+        return results
+
+    def _look_up(self, asking: _Asking) -> None:
+        """What the store has for each request, written down: a frame that is kept would hide what is added later."""
+        asking.seen = store.names_of_segments(asking.folder)
+        ids = asking.keyed.select("request_id").distinct()
+        completions = store.read_completions(self.spark, asking.folder).select("request_id", "error_type")
+        known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
+        states = ids.join(known, on="request_id", how="left").select("request_id", "state")
+        asking.states = self._write(f"{asking.place}/states-{len(asking.seen)}", states)
+        counts = {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
+        asking.reused = counts.get("ok", 0)
+        asking.missing = counts.get(None, 0) + counts.get("passing", 0)
+        asking.missing += counts.get("lasting", 0) if self.retry_failed else 0
+
+    def _answer_missing(self, asking: _Asking) -> None:
+        if self.interrupts.requested:
+            self.ended = self.ended or "interrupted"
+        if not asking.missing or self.ended:
+            return
+        try:
+            self._answer_locked(asking)
+        except KeyboardInterrupt:
+            if not self.interrupts.requested:
+                raise
+            self.ended = "interrupted"
+        except (AnsweringError, LockedError, LocalModelError) as error:
+            # A process that is told to stop before it took its job up ends without a word
+            self.ended = "interrupted" if self.interrupts.requested else "broken"
+            self.error = str(error)
+
+    def _answer_locked(self, asking: _Asking) -> None:
+        """Answers as the one spender of the stage's folder; where it changed meanwhile, it looks again."""
+        with ExitStack() as stack:
+            lock = self._lock(asking.folder)
+            with self.interrupts.waiting():
+                base_url = self.base_url()
+                if lock is not None:
+                    stack.enter_context(lock)
+            if store.names_of_segments(asking.folder) != asking.seen:
+                self._look_up(asking)
+            if not asking.missing:
+                return
+            requests = self._write_requests(asking)
+            process = self.open_process()
+            if lock is not None:
+                lock.add_process(process.pid)
+            self._answer(asking, requests, process, base_url, lock)
+        try:
+            store.compact(self.spark, asking.folder, self.run)
+        except (PySparkException, OSError, ValueError) as error:
+            self.display.note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
+
+    def _lock(self, folder: str) -> FolderLock | None:
+        if not is_local(folder):
+            self.display.note("the store is no local disk, where runs do not see each other: start one at a time on it")
+            return None
+        return FolderLock(open_filesystem(folder)[1], self.run, wait=self.wait, notify=self.display.note)
+
+    def _write_requests(self, asking: _Asking) -> str:
+        """Writes one row a missing request, in files of one unit of work."""
+        rows = asking.requests_of(store.needed(asking.states, retry_failed=self.retry_failed))
+        path = f"{asking.place}/requests"
+        unit = self._rows_of_a_unit(asking.missing)
+        ordered = rows.orderBy(*asking.stage.variables, "request_id")
+        ordered.write.mode("overwrite").option("maxRecordsPerFile", unit).parquet(path)
+        return path
+
+    def _rows_of_a_unit(self, requests: int) -> int:
+        """As many as the architecture allows, less where actors would stand idle."""
+        return max(1, min(UNIT_ROWS, -(-requests // (UNITS_OF_AN_ACTOR * count_actors(self.settings)))))
+
+    def _answer(
+        self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
+    ) -> None:
+        settings = call_settings(self.settings, base_url, self.store)
+        job = Job(
+            requests=requests,
+            directory=asking.folder,
+            run=self.run,
+            stage=asking.stage,
+            settings=settings,
+            actors=count_actors(self.settings),
+            spent=self.spent,
+            answered_before=self.answered_before or bool(self.models),
+            confirm_probes=self._spans_nodes(),
+        )
+
+        def show(progress: Mapping[str, Any]) -> None:
+            asking.tally, asking.seconds = progress["tally"], progress["seconds"]
+            self.display.show(progress, settings)
+
+        self.display.start(asking.stage.name)
+        try:
+            event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
+            show(event)
+            self.models.update(event["models"])
+            if event["outcome"] != "finished":
+                self.ended, self.error = event["outcome"], event["error"]
+        finally:
+            self.display.end()
+            tokens = asking.tally["prompt_tokens"] + asking.tally["completion_tokens"]
+            self.spent += Spent(asking.tally["calls"], tokens, cost_of(self.settings, asking.tally) or 0.0)
+
+    def _spans_nodes(self) -> bool:
+        """Whether Spark and Ray may run on machines with other disks."""
+        master = self.settings.spark.master or ""
+        return self.settings.ray.address is not None or not master.startswith("local")
+
+    def _read_probes(self, uris: list[str]) -> None:
+        """Raises AnsweringError where Spark cannot read what an actor wrote: completions would be paid for and lost."""
+        try:
+            self.spark.read.schema(spark_schema(COMPLETIONS)).parquet(*uris).count()
+        except PySparkException as error:
+            raise AnsweringError(
+                f"Spark cannot read what the answering actors write to {self.store}: "
+                "set store (or --output) to a path that all machines share"
+            ) from error
+
+    def _write_results(self, asking: _Asking) -> DataFrame:
+        rows, keys = asking.keyed, asking.keys
+        ids = rows.select("request_id").distinct()
+        completions = store.read_completions(self.spark, asking.folder).join(ids, on="request_id", how="left_semi")
+        best = store.one_a_request(completions)
+        self.models.update(row["model"] for row in best.select("model").distinct().limit(MODELS_NAMED).collect())
+        parsed = rows.join(best.drop("model"), on="request_id", how="left").mapInArrow(
+            partial(parse_completions, stage=asking.stage.name, keys=keys), result_schema(asking.stage, rows, keys)
+        )
+        self.damaged_files += store.count_damaged(asking.folder)
+        return self._write(f"{asking.place}/results", parsed)
+
+    def _account(self, asking: _Asking, results: DataFrame) -> None:
+        """Brings the stage's row of the table `usage` up to date, from the results that the metric goes on with."""
+        outcome = F.when(F.col("error_type").isNull(), "answered").when(F.col("error_type") == UNASKED, UNASKED)
+        outcomes = results.select("request_id", outcome.otherwise("failed").alias("outcome")).distinct()
+        account = self.accounts.setdefault(asking.stage.name, _Account(asking.stage))
+        account.add(asking, outcomes, cost_of(self.settings, asking.tally))
+        if account.row["unasked"] and not self.ended:
+            self.ended = "broken"
+            unread = account.row["unasked"]
+            self.error = f"{unread:,} completions were written to {asking.folder} and cannot be read from there"
+        if asking.stage.rated and not self.warned_of_ratings:
+            unweighted = results.where(F.col("error_type").isNull() & ~F.col("weighted"))
+            if not unweighted.isEmpty():
+                self.warned_of_ratings = True
+                self.display.note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
+
+    def _write(self, path: str, frame: DataFrame) -> DataFrame:
+        frame.write.mode("overwrite").parquet(path)
+        return self.spark.read.schema(frame.schema).parquet(path)
+
+
+@dataclass
+class _Account:
+    """What a stage came to in this start, over all that was asked of it: a row of the table `usage`."""
+
+    stage: Stage
+    outcomes: DataFrame | None = None
+    answered: int = 0
+    row: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, asking: _Asking, outcomes: DataFrame, cost: float | None) -> None:
+        """Adds what was asked once; a request that was needed before is the same request."""
+        answered = outcomes.where(F.col("outcome") == "answered").count()
+        self.answered += max(0, answered - asking.reused)
+        self.outcomes = outcomes if self.outcomes is None else self.outcomes.unionByName(outcomes)
+        best = self.outcomes.groupBy("request_id").agg(F.min("outcome").alias("outcome"))
+        counts = {row["outcome"]: row["count"] for row in best.groupBy("outcome").count().collect()}
+        tally, row = asking.tally, self.row
+        retries = tally["calls"] - tally["asked"] - tally["rate_limited"]
+        self.row = {
+            "stage": self.stage.name,
+            "model": self.stage.model,
+            "requests": sum(counts.values()),
+            "reused": max(0, counts.get("answered", 0) - self.answered),
+            "answered": self.answered,
+            "failed": counts.get("failed", 0),
+            "unasked": counts.get(UNASKED, 0),
+            "calls": tally["calls"] + row.get("calls", 0),
+            "retries": retries + row.get("retries", 0),
+            "rate_limited": tally["rate_limited"] + row.get("rate_limited", 0),
+            "prompt_tokens": tally["prompt_tokens"] + row.get("prompt_tokens", 0),
+            "completion_tokens": tally["completion_tokens"] + row.get("completion_tokens", 0),
+            "tokens_estimated": bool(tally["tokens_estimated"] or row.get("tokens_estimated")),
+            "cost": None if cost is None else cost + row.get("cost", 0.0),
+            "seconds": asking.seconds + row.get("seconds", 0.0),
+        }
+
+
+@dataclass
+class _Asking:
+    """A stage while it is asked: its rows with request ids, what the store had before, what the asking came to.
+
+    `requests_of` gives request_id and the variables of the requests that are missing.
+    """
+
+    stage: Stage
+    place: str
+    folder: str
+    keyed: DataFrame
+    keys: tuple[str, ...]
+    requests_of: Callable[[DataFrame], DataFrame]
+    states: DataFrame = field(init=False)
+    seen: frozenset[str] = frozenset()
+    reused: int = 0
+    missing: int = 0
+    tally: Mapping[str, int] = field(default_factory=lambda: asdict(Tally()))
+    seconds: float = 0.0

@@ -1,0 +1,3 @@
+"""The command `untold`."""
+
+from jobs.cli.main import main as main

@@ -1,0 +1,8 @@
+"""`python -m jobs.cli`: the command without its script."""
+
+import sys
+
+from jobs.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

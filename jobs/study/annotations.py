@@ -1,0 +1,275 @@
+"""The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.cli.arguments import count
+from jobs.results import Run, open_run
+from jobs.run import manifest
+from jobs.tables import HUMAN_STUDY
+from udfs.facts.nodes import ANSWER_FORM
+from udfs.files import open_filesystem, write_bytes
+from udfs.llm.segments import write_file
+from udfs.sheets.blinding import (
+    ERROR_TYPES,
+    AnnotationError,
+    DrawnSample,
+    MetricOutput,
+    describe_study,
+    make_sheet,
+    plain_line,
+    read_annotations,
+    summarise_study,
+)
+from udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
+from udfs.statistics.confusion import LABELS
+
+KEY = "annotation_key.csv"
+SHEET = "annotation_sheet"
+TABLE = "human_study"
+REPORT = f"{TABLE}.md"
+FEWEST, MOST = 2, 3  # metrics that a sheet sets side by side
+QA = "qa"  # its statements are questions with answers, and are restated
+JUDGED = ("ok", "partial", "no_statements")
+Row = Mapping[str, Any]
+Pair = tuple[str, str]
+Restate = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class SheetCounts:
+    """What a sheet holds: items, rows (items times metrics), and distinct questions with answers restated for it."""
+
+    items: int
+    rows: int
+    restated: int
+
+
+def add_annotation_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `untold meta-evaluate` for the human study."""
+    study = parser.add_argument_group("human study")
+    study.add_argument(
+        "--annotation-sheet", metavar="N", type=count, help="draw N samples and write a blinded sheet and its key"
+    )
+    study.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw and the intervals (0)")
+    study.add_argument("--annotations", metavar="FILE", help="a filled sheet, CSV or XLSX: report on it, nothing else")
+    study.add_argument("--key", metavar="FILE", help="the key that was written beside the sheet")
+
+
+def reads_annotations(options: argparse.Namespace) -> bool:
+    """Whether the command is to report on a filled sheet, for which `report_annotations` needs nothing else.
+
+    Ends the command with a usage error where only one of sheet and key is given.
+    """
+    if (options.annotations is None) != (options.key is None):
+        options.parser.error("--annotations and --key go together")
+    if options.annotations is not None and options.annotation_sheet is not None:
+        options.parser.error("--annotation-sheet writes a sheet, --annotations reads one; give one of them")
+    return options.annotations is not None
+
+
+def report_annotations(options: argparse.Namespace) -> int:
+    """Reads a filled sheet, writes the table and the report to `options.output`, and prints the report."""
+    report = report_study(options.annotations, options.key, options.output, seed=options.seed)
+    print(report, end="")
+    return 0
+
+
+def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
+    """The report on a filled sheet as Markdown, written with the table `human_study` to `output`.
+
+    Raises AnnotationError and SpreadsheetError for files that cannot be read; then nothing is written.
+    """
+    judgements = read_annotations(
+        (annotations, read_rows(annotations, _read(annotations))), (key, read_rows(key, _read(key)))
+    )
+    rows = summarise_study(judgements, seed=seed)
+    items = len({judgement.item for judgement in judgements})
+    report = f"# Human study\n\n{items} samples, shares with 95 % intervals.\n\n{describe_study(rows)}\n"
+    write_bytes(f"{output}/{REPORT}", report.encode())
+    system, path = open_filesystem(f"{output}/{TABLE}")
+    system.create_dir(path, recursive=True)
+    write_file(f"{output}/{TABLE}/part-0.parquet", pa.Table.from_pylist(rows, HUMAN_STUDY))
+    if manifest.read_manifest(output) is None:
+        manifest.write_manifest(
+            output, {"format": manifest.FORMAT, "status": "finished", "versions": manifest.versions()}
+        )
+    return report
+
+
+def _read(place: str) -> bytes:
+    try:
+        system, path = open_filesystem(place)
+        with system.open_input_file(path) as stream:
+            return bytes(stream.read())
+    except (OSError, pa.ArrowInvalid) as error:
+        raise AnnotationError(f"{place}: cannot be read ({type(error).__name__}); give a file that is there") from error
+
+
+def write_sheet(
+    spark: SparkSession, run: str, metrics: Sequence[str], n: int, seed: int, output: str, restate: Restate
+) -> SheetCounts:
+    """Draws `n` labelled samples of a run of `untold score`, and writes the blinded sheet and its key to `output`.
+
+    The same run, metrics, n and seed give the same files, whatever the partitioning. Samples are drawn that have a
+    result under every metric (status ok, partial or no_statements: lists that are wrongly empty are judged as well).
+    `restate` turns a frame of distinct (question, answer) into question, answer, statement, error_type; it is called
+    where `metrics` has qa and there is something to restate. A draw that is there already stays as it is, filled in
+    or not.
+
+    Raises AnnotationError where samples are too few, statements cannot be restated, or `output` holds another draw, and
+    UnreadableRunError where there is no such run; then nothing is written. Dejl et al. 2025; methods, section 6.
+    """
+    _check_metrics(metrics)
+    opened = open_run(run)
+    for name in ("samples", "scores", "statements"):
+        opened.dataset(name)  # says in one line which is missing: scores alone have no sheet
+    samples = _draw(spark, run, metrics, n, seed)
+    drawn, restated = _gather(spark, opened, metrics, samples, restate)
+    sheet, key = make_sheet(drawn, seed)
+    meanings = [["errors", "meaning"], *([code, meaning] for code, meaning in ERROR_TYPES.items())]
+    files = {
+        KEY: to_csv(key),
+        f"{SHEET}.csv": to_csv(sheet),
+        f"{SHEET}.xlsx": to_xlsx({"sheet": sheet, "errors": meanings}),
+    }
+    _write_draw(output, files)
+    return SheetCounts(n, len(sheet) - 1, restated)
+
+
+def _check_metrics(metrics: Sequence[str]) -> None:
+    if not FEWEST <= len(metrics) <= MOST:
+        raise AnnotationError(
+            f"an annotation sheet sets {FEWEST} or {MOST} metrics side by side; --metric names {len(metrics)}"
+        )
+
+
+def _draw(spark: SparkSession, run: str, metrics: Sequence[str], n: int, seed: int) -> list[Row]:
+    """The drawn samples: rows of `find_drawable` in the order of the draw."""
+    samples, scores = (spark.read.parquet(f"{run}/{name}") for name in ("samples", "scores"))
+    drawable = find_drawable(samples, scores, metrics, seed)
+    drawn: list[Row] = drawable.orderBy("draw", "sample_id").limit(n).toArrow().to_pylist()
+    if len(drawn) < n:
+        raise AnnotationError(
+            f"--annotation-sheet {n}: {run} has {len(drawn)} labelled samples with a result of each of "
+            f"{', '.join(metrics)}; ask for fewer"
+        )
+    return drawn
+
+
+def find_drawable(samples: DataFrame, scores: DataFrame, metrics: Sequence[str], seed: int) -> DataFrame:
+    """The labelled samples with a result under every metric: sample_id, query, response, contexts, label, draw.
+
+    `draw` is a hash of seed and sample_id: samples in its order are in a random one, the same for one seed.
+    """
+    judged = (
+        scores.where(F.col("metric").isin(*metrics) & F.col("status").isin(*JUDGED))
+        .groupBy("sample_id")
+        .agg(F.count_distinct("metric").alias("judged"))
+        .where(F.col("judged") == len(metrics))
+    )
+    return (
+        samples.where(F.col("label").isin(*LABELS))
+        .join(judged, on="sample_id", how="left_semi")
+        .withColumn("draw", F.sha2(F.concat_ws(":", F.lit(str(seed)), "sample_id"), 256))
+        .select("sample_id", "query", "response", "contexts", "label", "draw")
+    )
+
+
+def _gather(
+    spark: SparkSession, run: Run, metrics: Sequence[str], samples: Sequence[Row], restate: Restate
+) -> tuple[list[DrawnSample], int]:
+    """What the metrics gave for the samples, and how many questions with answers were restated."""
+    statements = sorted(_rows(run, "statements", samples, metrics), key=_place)
+    answered = [row for row in statements if row["metric"] == QA]
+    answers = find_answers(answered, _rows(run, "atoms", samples, [QA])) if answered else []
+    restated = _restate(spark, sorted(set(answers)), restate) if answers else {}
+    texts = {_place(row): restated[pair] for row, pair in zip(answered, answers, strict=True)}
+    lists: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
+    for row in statements:
+        text = texts[_place(row)] if row["metric"] == QA else row["text"]
+        lists[row["sample_id"], row["metric"], row["covered"]].append(plain_line(text))
+    outputs: dict[str, list[MetricOutput]] = defaultdict(list)
+    for row in _rows(run, "scores", samples, metrics):
+        place = row["sample_id"], row["metric"]
+        outputs[place[0]].append(MetricOutput(place[1], row["score"], lists[*place, True], lists[*place, False]))
+    return [_drawn_sample(sample, outputs[sample["sample_id"]]) for sample in samples], len(restated)
+
+
+def _rows(run: Run, table: str, samples: Sequence[Row], metrics: Sequence[str]) -> list[Row]:
+    """The rows of the drawn samples under the metrics. Only these are kept in memory."""
+    ids = [sample["sample_id"] for sample in samples]
+    wanted = ds.field("sample_id").isin(ids) & ds.field("metric").isin(list(metrics))
+    rows: list[Row] = run.dataset(table).to_table(filter=wanted).to_pylist()
+    return rows
+
+
+def _place(statement: Row) -> tuple[str, ...]:
+    return statement["sample_id"], statement["metric"], statement["statement_id"]
+
+
+def find_answers(statements: Sequence[Row], atoms: Sequence[Row]) -> list[Pair]:
+    """Question and answer of each statement of Q&A: those of its atom that its text was made of.
+
+    Both are rows of tables of a run. Raises AnnotationError where a statement has no such atom.
+    """
+    made = {(_place(atom), ANSWER_FORM % (atom["question"], atom["text"])): atom for atom in atoms}
+    found = [made.get((_place(row), row["text"])) for row in statements]
+    if None in found:
+        raise AnnotationError(
+            f"{found.count(None)} of {len(found)} Q&A statements have no answer in the table atoms; "
+            "score the samples again"
+        )
+    return [(atom["question"], atom["text"]) for atom in found if atom is not None]
+
+
+def _drawn_sample(sample: Row, outputs: Sequence[MetricOutput]) -> DrawnSample:
+    contexts = [context["text"] for context in sample["contexts"]]
+    return DrawnSample(sample["sample_id"], sample["query"], sample["response"], contexts, sample["label"], outputs)
+
+
+def _restate(spark: SparkSession, pairs: Sequence[Pair], restate: Restate) -> dict[Pair, str]:
+    """The statement of each question and answer. Raises AnnotationError where one has none."""
+    frame = restate(spark.createDataFrame(list(pairs), "question string, answer string"))
+    rows = frame.select("question", "answer", "statement", "error_type").toArrow().to_pylist()
+    stated = {(row["question"], row["answer"]): row["statement"] for row in rows if not row["error_type"]}
+    missing = {pair for pair in pairs if not stated.get(pair)}
+    if missing:
+        types = Counter(row["error_type"] or "empty" for row in rows if (row["question"], row["answer"]) in missing)
+        told = ", ".join(f"{name} {count}" for name, count in sorted(types.items()))
+        raise AnnotationError(
+            f"{len(missing)} of {len(pairs)} Q&A statements could not be restated ({told}); no sheet was written: "
+            "start again to ask for these alone"
+        )
+    return stated
+
+
+def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
+    """Writes the files of a draw, the key first; where the same key is there, only what is missing.
+
+    A sheet may hold days of work. Raises AnnotationError where another draw's is in the way.
+    """
+    present = [name for name in files if _is_there(f"{output}/{name}")]
+    if present and (KEY not in present or _read(f"{output}/{KEY}") != files[KEY]):
+        raise AnnotationError(
+            f"{output} holds {', '.join(present)} of another draw; move them away, or give another --output"
+        )
+    for name, content in files.items():
+        if name not in present:
+            write_bytes(f"{output}/{name}", content)
+
+
+def _is_there(place: str) -> bool:
+    system, path = open_filesystem(place)
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)

@@ -1,0 +1,245 @@
+"""What a meta-evaluation stands on, checked: labelled samples, and tables of scores that are of exactly these."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from pyarrow import fs
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs.inputs.files import find_files, inspect_files
+from jobs.results import open_run
+from jobs.run.manifest import NAME
+from udfs.files import open_filesystem
+from udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
+from udfs.statistics.confusion import LABELS
+
+REQUIRED = ("sample_id", "metric", "score")
+KEYS = ["model", "metric", "sample_id"]
+FAULTS = {
+    "lost": "samples of {about} have no score",
+    "unknown": "scores are of no sample of {about}",
+    "repeated": "samples of {about} have several scores",
+}
+SHOWN = 3
+SHOWN_LENGTH = 40
+
+
+class MetaEvaluationError(ValueError):
+    """Samples or scores that cannot be held against each other. One line a problem: what, where and how often."""
+
+
+@dataclass(frozen=True)
+class ScoreTables:
+    """Scores of several models: `scores` has model, metric, sample_id strings, score double, null where undefined.
+
+    `metrics` are those of each model, in the order asked for, or sorted.
+    """
+
+    scores: DataFrame
+    metrics: Mapping[str, tuple[str, ...]]
+
+
+def check_samples(path: str, samples: DataFrame, *, labelled: bool) -> None:
+    """Raises MetaEvaluationError for labels that are none of `LABELS` or, without labels, incomplete instances.
+
+    samples: label string; or row long, as the adapter of ConflictBank gives it.
+    """
+    if labelled:
+        _check_labels(path, samples)
+    else:
+        _check_instances(path, samples)
+
+
+def _check_labels(path: str, samples: DataFrame) -> None:
+    """Raises MetaEvaluationError for labels that are none of the three."""
+    wrong = samples.where(F.isnull("label") | ~F.col("label").isin(*LABELS)).groupBy("label").count()
+    rows = wrong.orderBy(F.desc("count"), "label").collect()
+    if rows:
+        parts = [_describe_label(row["label"], row["count"]) for row in rows[:SHOWN]]
+        raise MetaEvaluationError(
+            f"{path}: {sum(row['count'] for row in rows):,} samples have a label that is none of {', '.join(LABELS)}: "
+            f"{', '.join(parts)}{', ...' if len(rows) > SHOWN else ''}; correct or remove them"
+        )
+
+
+def _describe_label(label: str | None, count: int) -> str:
+    if label is None:
+        return f"none at all in {count:,}"
+    near = difflib.get_close_matches(label.strip().capitalize(), LABELS, n=1)
+    return f"`{label[:SHOWN_LENGTH]}`{f' (did you mean `{near[0]}`?)' if near else ''} in {count:,}"
+
+
+def _check_instances(path: str, samples: DataFrame) -> None:
+    """Raises MetaEvaluationError for rows that are no instances, and instances that lack some of their samples."""
+    whole = len(CONFLICTBANK_CLAIMS) * len(CONFLICTBANK_SETS)
+    sizes = samples.groupBy("row").agg(F.count("*").alias("size"))
+    unread, cut, rows = sizes.agg(
+        F.coalesce(F.max(F.when(F.isnull("row"), F.col("size"))), F.lit(0)),
+        F.count_if(F.col("row").isNotNull() & (F.col("size") != whole)),
+        F.count("*"),
+    ).collect()[0]
+    if unread:
+        raise MetaEvaluationError(f"{path}: {unread:,} rows cannot be read as instances; correct or remove them")
+    if cut:
+        raise MetaEvaluationError(
+            f"{path}: {cut:,} of {rows:,} instances lack some of their {whole} samples; "
+            f"give --limit a multiple of {whole}"
+        )
+
+
+def read_score_tables(
+    spark: SparkSession, places: Mapping[str, str], metrics: Sequence[str] | None, ids: DataFrame, about: str
+) -> ScoreTables:
+    """The scores of each model, from an output of `untold score` or a bare folder of Parquet.
+
+    places: model -> folder. metrics: those wanted, all that a table has where it is None. ids: sample_id, a row a
+    sample of the input that is named `about`. Raises MetaEvaluationError for all that does not fit, SampleError where
+    there are no files, UnreadableRunError for an output whose run has not ended.
+    """
+    frames, found, problems = [], {}, []
+    for model, place in places.items():
+        frame = _read(spark, model, place)
+        names, wrong = _check_values(frame, metrics, f"{model} ({place})")
+        problems += wrong
+        found[model] = names
+        frames.append(frame.where(F.col("metric").isin(*names)))
+    _raise(problems)
+    scores = reduce(DataFrame.unionByName, frames)
+    _check_ids(spark, scores, found, ids, places, about)
+    return ScoreTables(scores, found)
+
+
+def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
+    """model, metric, sample_id, score; NaN is null."""
+    where = f"{model} ({place})"
+    try:
+        rows = spark.read.option("mergeSchema", "true").parquet(*_files(spark, place))
+    except PySparkException as error:
+        condition = error.getCondition() or type(error).__name__
+        raise MetaEvaluationError(
+            f"{where}: a file of it cannot be read ({condition}); give one table of scores"
+        ) from error
+    missing = [name for name in REQUIRED if name not in rows.columns]
+    if missing:
+        parts = [f"no column `{name}`{_near(name, rows.columns)}" for name in missing]
+        raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
+    if not isinstance(rows.schema["score"].dataType, T.NumericType):
+        kind = rows.schema["score"].dataType.simpleString()
+        raise MetaEvaluationError(
+            f"{where}: the column `score` is {kind}; give numbers from 0 to 1, null where undefined"
+        )
+    score = F.col("score").cast("double")
+    return rows.select(
+        F.lit(model).alias("model"),
+        F.col("metric").cast("string").alias("metric"),
+        F.col("sample_id").cast("string").alias("sample_id"),
+        F.when(~F.isnan(score), score).alias("score"),
+    )
+
+
+def _files(spark: SparkSession, place: str) -> list[str]:
+    """The Parquet files of the table `scores` of an output, or of the folder itself."""
+    table = f"{place}/scores"
+    system, path = open_filesystem(table)
+    is_output = system.get_file_info(path).type == fs.FileType.Directory
+    if is_output and system.get_file_info(f"{path.removesuffix('scores')}{NAME}").type == fs.FileType.File:
+        open_run(place)
+    files = inspect_files(spark, find_files(table if is_output else place))
+    found = [file.path for file in files if file.kind == "parquet"]
+    if not found:
+        raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")
+    return found
+
+
+def _check_values(frame: DataFrame, metrics: Sequence[str] | None, where: str) -> tuple[tuple[str, ...], list[str]]:
+    """The metrics to take, and what is wrong with the rows."""
+    outside = (F.col("score") < 0) | (F.col("score") > 1)
+    counted = frame.groupBy("metric").agg(
+        F.count_if(F.isnull("sample_id")).alias("unnamed"), F.count_if(outside).alias("outside")
+    )
+    rows = counted.collect()
+    has = sorted(row["metric"] for row in rows if row["metric"] is not None)
+    wanted = tuple(metrics or has)
+    problems = [
+        f"{where}: no scores of metric `{_short(name)}`{_near(name, has)}; it has {', '.join(has) or 'none'}"
+        for name in wanted
+        if name not in has
+    ]
+    if any(row["metric"] is None for row in rows):
+        problems.append(f"{where}: the column `metric` is null in some rows; name the metric of every score")
+    for name, what in (("unnamed", "no sample_id"), ("outside", "a score that is not between 0 and 1")):
+        if count := sum(row[name] for row in rows if row["metric"] in wanted):
+            problems.append(f"{where}: {count:,} rows have {what}; correct them")
+    if not has:
+        problems.append(f"{where}: no rows in it")
+    return wanted, problems
+
+
+def _check_ids(
+    spark: SparkSession,
+    scores: DataFrame,
+    metrics: Mapping[str, Sequence[str]],
+    ids: DataFrame,
+    places: Mapping[str, str],
+    about: str,
+) -> None:
+    """Raises MetaEvaluationError where a metric of a model has not exactly one score a sample."""
+    owners = [(model, metric) for model, names in metrics.items() for metric in names]
+    pairs = F.broadcast(spark.createDataFrame(owners, "model string, metric string"))
+    wanted = ids.select("sample_id").crossJoin(pairs).withColumn("wanted", F.lit(True))
+    given = scores.groupBy(*KEYS).agg(F.count("*").alias("given"))
+    both = wanted.join(given, on=KEYS, how="full")
+    faults = both.select(*KEYS, _fault().alias("fault")).where("fault IS NOT NULL")
+    counted = faults.groupBy("model", "metric", "fault").agg(
+        F.count("*").alias("count"), F.min("sample_id").alias("id")
+    )
+    rows = counted.orderBy("model", "metric", "fault").collect()
+    near = _near_ids(faults) if {"lost", "unknown"} <= {row["fault"] for row in rows} else {}
+    problems = []
+    for row in rows:
+        where = f"{row['model']} ({places[row['model']]}): {row['metric']}"
+        lost, given_id = near.get((row["model"], row["metric"]), (row["id"], None))
+        example = f"`{_short(lost)}`{_did_you_mean(given_id)}" if row["fault"] == "lost" else f"`{_short(row['id'])}`"
+        problems.append(f"{where}: {row['count']:,} {FAULTS[row['fault']].format(about=about)}: {example}")
+    _raise(problems)
+
+
+def _fault() -> Column:
+    several = F.when(F.col("given") > 1, "repeated")
+    return F.when(F.isnull("given"), "lost").when(F.isnull("wanted"), "unknown").otherwise(several)
+
+
+def _near_ids(faults: DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
+    """By (model, metric) a sample without a score, and the id of a score that differs from its by case and signs."""
+    folded = F.regexp_replace(F.lower("sample_id"), r"[^\p{L}\p{N}]+", "").alias("folded")
+    lost, unknown = (faults.where(F.col("fault") == name).select("*", folded) for name in ("lost", "unknown"))
+    other = unknown.select("model", "metric", "folded", F.col("sample_id").alias("given_id"))
+    found = lost.join(other, on=["model", "metric", "folded"], how="inner").groupBy("model", "metric")
+    rows = found.agg(F.min(F.struct("sample_id", "given_id")).alias("pair")).collect()
+    return {(row["model"], row["metric"]): (row["pair"]["sample_id"], row["pair"]["given_id"]) for row in rows}
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    by_lower = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.strip().lower(), by_lower, n=1)
+    return _did_you_mean(by_lower[near[0]]) if near else ""
+
+
+def _did_you_mean(near: str | None) -> str:
+    return f" (did you mean `{_short(near)}`?)" if near else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
+
+
+def _raise(problems: Sequence[str]) -> None:
+    if problems:
+        raise MetaEvaluationError("\n".join(problems))

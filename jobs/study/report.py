@@ -1,0 +1,273 @@
+"""The report of a meta-evaluation: its tables as Markdown, and the figure. Rows in, text and bytes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from graph.drawing import FORMATS, STYLE, one_line, save_figure
+from udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
+from udfs.statistics.intervals import IntArray
+
+Row = Mapping[str, Any]
+Values = dict[str, Row]
+
+# Okabe and Ito's colours, which colour-blind people tell apart
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+FLOOR_STYLES = {"floor_constant": ("dashed", "constant label"), "floor_overlap": ("dotted", "token overlap")}
+GROUP_WIDTH = 0.8
+MEASURE_HEADS = {
+    "lmr": "LMR",
+    "lmr_strict": "strict",
+    "lmr_lax": "lax",
+    "kappa": "kappa",
+    "macro_f1": "macro-F1",
+    "balanced_accuracy": "balanced accuracy",
+    "floor_constant": "constant label",
+    "floor_overlap": "token overlap",
+}
+WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
+PUBLISHED_NOTE = (
+    "Published (Dejl et al. 2025), means of the LMR of WikiContradict and ConflictBank: 0.85 for E2E with Llama 4 "
+    "17Bx128E, 0.81 for Q&A with gpt-oss-20b; standard deviation over five models 0.009 for Q&A and 0.044 for E2E; "
+    "Q&A and E2E above NLI for every model (p < 0.05)."
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a metric needed for a sample: calls, tokens, and cost, None where no price is known."""
+
+    calls: float
+    tokens: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published LMR under `zero`, with its interval where one was published."""
+
+    dataset: str
+    metric: str
+    model: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+PUBLISHED = (
+    Published("wikicontradict", "e2e", "Qwen2.5-72B-Instruct", 0.8025),
+    Published("wikicontradict", "e2e", "gpt-oss-120b", 0.7558, 0.731, 0.779),
+    Published("wikicontradict", "e2e", "llama-3.3-70b-instruct", 0.8142),
+)
+PUBLISHED_CONVENTION = "zero"
+
+
+def find_published(dataset: str, metric: str, model: str) -> Published | None:
+    """The published figure of a model, whatever provider its name begins with and however it is spelt."""
+    for published in PUBLISHED:
+        if (published.dataset, published.metric) == (dataset, metric) and _plain(published.model) == _plain(model):
+            return published
+    return None
+
+
+def _plain(model: str) -> str:
+    return re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower())
+
+
+def render(
+    rows: Sequence[Row],
+    comparisons: Sequence[Row],
+    confusions: Mapping[tuple[str, str], IntArray],
+    costs: Mapping[str, Mapping[str, Cost]],
+    *,
+    clustered: bool,
+) -> str:
+    """The report as Markdown.
+
+    rows, comparisons: rows of the tables `meta_evaluation` and `comparisons`, of one data set. confusions: by (model,
+    metric), int64[3, 4]. costs: by model and metric; none for scores that were given. `clustered` says how intervals
+    were made.
+    """
+    units = "whole questions" if clustered else "single rows"
+    parts = [
+        f"# Meta-evaluation on {rows[0]['dataset'] if rows else 'nothing'}",
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}. `mismatch`: an undefined score agrees with no label; "
+        "`zero`: it is the score 0, as published. Calls, tokens and cost are a sample's, of all starts.",
+        _main_table(rows, costs),
+        _published_table(rows),
+        _comparison_table(comparisons),
+        *[_confusion_table(model, metric, table) for (model, metric), table in sorted(confusions.items())],
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
+    """By data set, metric, model and undefined: the rows by measure."""
+    lines: dict[tuple[str, str, str, str], Values] = {}
+    for row in rows:
+        key = row["dataset"], row["metric"], row["model"], row["undefined"]
+        lines.setdefault(key, {})[row["measure"]] = row
+    return lines
+
+
+def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) -> str:
+    present = {row["measure"] for row in rows}
+    measures = [name for name in MEASURE_HEADS if name in present]
+    heads = [MEASURE_HEADS[name] for name in measures]
+    lines = []
+    for (dataset, metric, model, undefined), values in _by_line(rows).items():
+        cost = costs.get(model, {}).get(metric)
+        published = find_published(dataset, metric, model) if undefined == PUBLISHED_CONVENTION else None
+        lines.append(
+            [
+                *(metric, model, undefined, f"{values['lmr']['n']:,}"),
+                *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
+                *_cost_cells(cost),
+                f"{published.value:.3f}" if published else "-",
+            ]
+        )
+    return _table(["metric", "model", "undefined", "n", *heads, "calls", "tokens", "cost", "published LMR"], lines)
+
+
+def _value(row: Row | None, *, interval: bool) -> str:
+    if row is None or row["value"] is None:
+        return "-"
+    shown = f"{row['value']:.3f}"
+    return shown if not interval or row["ci_low"] is None else f"{shown} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+
+
+def _cost_cells(cost: Cost | None) -> list[str]:
+    if cost is None:
+        return ["-", "-", "-"]
+    return [f"{cost.calls:.2f}", f"{cost.tokens:,.0f}", "-" if cost.cost is None else f"{cost.cost:.6f}"]
+
+
+def _published_table(rows: Sequence[Row]) -> str:
+    shown = {(row["dataset"], row["metric"]) for row in rows}
+    lines = [
+        [one.metric, one.model, f"{one.value:.3f}" + (f" [{one.low:.3f}, {one.high:.3f}]" if one.low else "")]
+        for one in PUBLISHED
+        if (one.dataset, one.metric) in shown
+    ]
+    table = _table(["metric", "model", f"published LMR ({PUBLISHED_CONVENTION})"], lines) if lines else ""
+    return "\n\n".join(["## Published", *filter(None, [table]), PUBLISHED_NOTE])
+
+
+def _comparison_table(comparisons: Sequence[Row]) -> str:
+    if not comparisons:
+        return ""
+    lines = [
+        [
+            *(row["model"], row["first"], row["second"], f"{row['n']:,}"),
+            *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("difference", "p_value", "p_adjusted")),
+        ]
+        for row in comparisons
+    ]
+    note = "Paired permutation tests of LMR under `mismatch`; p adjusted after Benjamini and Hochberg over the table."
+    heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
+    return "\n\n".join(["## Metrics compared", note, _table(heads, lines)])
+
+
+def _confusion_table(model: str, metric: str, table: IntArray) -> str:
+    lines = [[label, *(f"{count:,}" for count in counts)] for label, counts in zip(LABELS, table.tolist(), strict=True)]
+    return f"## Labels and predictions of {metric}, {_text(model)}\n\n" + _table(["label", *PREDICTIONS], lines)
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(map(_text, row))} |" for row in rows)
+
+
+def _text(cell: str) -> str:
+    return one_line(cell).replace("|", "\\|")
+
+
+def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
+    """LMR with its intervals by metric and model as the bytes of an SVG or a PNG, the same for the same rows.
+
+    One panel for each convention of undefined scores. Lines are the floors, diamonds published figures: on the bar of
+    the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
+    another form.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
+    # No style of the caller's may change a byte
+    with style.context(["default", STYLE]):
+        return save_figure(_draw(rows), form)
+
+
+def _draw(rows: Sequence[Row]) -> Figure:
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    width = max(3.2, 0.9 + len(metrics) * (0.5 + 0.3 * len(models)))
+    figure = Figure(figsize=(2 * width + 2.6, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(CONVENTIONS), sharey=True)
+    for axes, undefined in zip(panels, CONVENTIONS, strict=True):
+        _draw_panel(axes, [row for row in rows if row["undefined"] == undefined], metrics, models)
+        axes.set_title(f"undefined: {undefined}", fontsize=10)
+    panels[0].set_ylabel("LMR")
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(list(handles.values()), list(handles), loc="outside right upper", fontsize=8, frameon=False)
+    figure.suptitle(f"Match rate with the labels of {rows[0]['dataset']}" if rows else "nothing to show", fontsize=11)
+    return figure
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models: Sequence[str]) -> None:
+    bar = GROUP_WIDTH / max(len(models), 1)
+    at = {
+        (metric, model): place + (number - (len(models) - 1) / 2) * bar
+        for place, metric in enumerate(metrics)
+        for number, model in enumerate(models)
+    }
+    for number, model in enumerate(models):
+        shown = [row for row in rows if row["model"] == model and row["measure"] == "lmr" and row["value"] is not None]
+        places = [at[row["metric"], model] for row in shown]
+        colour = COLOURS[number % len(COLOURS)]
+        axes.bar(places, [row["value"] for row in shown], width=0.9 * bar, color=colour, label=one_line(model))
+        for place, row in zip(places, shown, strict=True):
+            if row["ci_low"] is not None:
+                axes.plot([place, place], [row["ci_low"], row["ci_high"]], color="black", linewidth=1.2)
+    _draw_floors(axes, rows)
+    if any(row["undefined"] == PUBLISHED_CONVENTION for row in rows):
+        _draw_published(axes, rows, metrics, models, at)
+    axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
+    axes.set_ylim(0, 1)
+    axes.set_xlim(-0.6, max(len(metrics), 1) - 0.4)
+
+
+def _draw_floors(axes: Axes, rows: Sequence[Row]) -> None:
+    for measure, (line, name) in FLOOR_STYLES.items():
+        value = next((row["value"] for row in rows if row["measure"] == measure), None)
+        if value is not None:
+            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"floor: {name}")
+
+
+def _draw_published(
+    axes: Axes,
+    rows: Sequence[Row],
+    metrics: Sequence[str],
+    models: Sequence[str],
+    at: Mapping[tuple[str, str], float],
+) -> None:
+    label = "published"
+    for one in PUBLISHED:
+        if one.metric not in metrics or one.dataset != rows[0]["dataset"]:
+            continue
+        own = [place for (metric, model), place in at.items() if find_published(one.dataset, metric, model) is one]
+        # Beside the middle of the bar, where its interval stands
+        beside = GROUP_WIDTH / len(models) / 4
+        for place in [place + beside for place in own] or [float(metrics.index(one.metric))]:
+            axes.scatter(
+                [place], [one.value], marker="D", s=26, color="white", edgecolors="black", zorder=3, label=label
+            )

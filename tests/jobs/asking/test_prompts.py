@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.asking.prompts import SUFFIXES, bind_stage, find_template
+from jobs.settings.model import LlmSettings, Settings, SettingsError, StageSettings
+from udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
+from udfs.stages import STAGES
+
+STAGE = "summarise_context"
+
+
+def settings(**fields: Any) -> Settings:
+    llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+    return Settings(**{"llm": llm, **fields})
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_bytes(text.encode("utf-8"))
+    return str(folder)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_a_shipped_template_of_its_own_variables(stage: str) -> None:
+    template = find_template(stage, "chat", None)
+    compile_prompt(template.source, name=stage)
+    check_variables(template.source, STAGES[stage].variables, name=stage)
+    assert template.origin == f"conf/prompts/{stage}.jinja"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_shipped_template_uses_all_variables_of_its_stage(stage: str) -> None:
+    source = find_template(stage, "chat", None).source
+    for variable in STAGES[stage].variables:
+        others = tuple(name for name in STAGES[stage].variables if name != variable)
+        with pytest.raises(PromptError, match=f"unknown variable {variable}"):
+            check_variables(source, others, name=stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_shipped_template_ends_with_a_user_turn(stage: str) -> None:
+    assert split_turns(find_template(stage, "chat", None).source)[-1][0] == "user"
+
+
+def test_every_shipped_template_belongs_to_a_stage() -> None:
+    shipped = {path.name for path in files("conf").joinpath("prompts").iterdir()}
+    assert {name.split(".")[0] for name in shipped} == set(STAGES)
+
+
+def test_a_file_of_the_user_beats_the_shipped_one(tmp_path: Path) -> None:
+    folder = write(tmp_path, f"{STAGE}.jinja", "mine {{ query }}")
+    template = find_template(STAGE, "chat", folder)
+    assert (template.source, template.api, template.origin) == ("mine {{ query }}", "chat", f"{folder}/{STAGE}.jinja")
+
+
+@pytest.mark.parametrize(("wanted", "written"), [("chat", "completions"), ("completions", "chat")])
+def test_a_file_of_the_user_fixes_the_form(tmp_path: Path, wanted: str, written: str) -> None:
+    folder = write(tmp_path, f"{STAGE}{SUFFIXES[written]}", "mine")
+    assert find_template(STAGE, wanted, folder).api == written
+
+
+@pytest.mark.parametrize("wanted", ["chat", "completions"])
+def test_of_two_files_of_the_user_the_wanted_form_counts(tmp_path: Path, wanted: str) -> None:
+    for form, suffix in SUFFIXES.items():
+        write(tmp_path, f"{STAGE}{suffix}", form)
+    template = find_template(STAGE, wanted, str(tmp_path))
+    assert (template.source, template.api) == (wanted, wanted)
+
+
+def test_files_of_other_names_are_ignored(tmp_path: Path) -> None:
+    for name in ("README.md", "no_such_stage.jinja", f"{STAGE}.jinja.bak", f"{STAGE}.txt", f"my-{STAGE}.jinja"):
+        write(tmp_path, name, "{% broken")
+    (tmp_path / f"{STAGE}.text.jinja").mkdir()
+    assert find_template(STAGE, "chat", str(tmp_path)) == find_template(STAGE, "chat", None)
+
+
+def test_a_form_without_a_template_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    for folder in (None, str(tmp_path)):
+        with pytest.raises(SettingsError) as raised:
+            find_template(STAGE, "completions", folder)
+        message = str(raised.value)
+        assert f"stages.{STAGE}.api" in message
+        assert f"{STAGE}.text.jinja" in message
+        assert "prompts_dir" in message
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"prompts_dir: .*nowhere is not a folder"):
+        find_template(STAGE, "chat", str(tmp_path / "nowhere"))
+
+
+def test_a_file_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / f"{STAGE}.jinja").write_bytes(b"\xff\xfe{{ query }}")
+    with pytest.raises(SettingsError, match=r"summarise_context\.jinja cannot be read as UTF-8"):
+        find_template(STAGE, "chat", str(tmp_path))
+
+
+def test_a_bound_stage_has_template_model_and_decoding(tmp_path: Path) -> None:
+    folder = write(tmp_path, f"{STAGE}.jinja", "{{ query }}: {{ text }}")
+    bound = bind_stage(STAGE, settings(prompts_dir=folder, stages={STAGE: StageSettings(model="n", max_tokens=9)}))
+    assert (bound.name, bound.variables) == (STAGE, ("query", "text"))
+    assert (bound.template, bound.model, bound.max_tokens) == ("{{ query }}: {{ text }}", "n", 9)
+    assert (bound.temperature, bound.top_p, bound.api, bound.model_key) == (0, 1, "chat", None)
+
+
+def test_a_plain_template_makes_a_plain_stage(tmp_path: Path) -> None:
+    folder = write(tmp_path, f"{STAGE}.text.jinja", "{{ query }}: {{ text }}")
+    assert bind_stage(STAGE, settings(prompts_dir=folder)).api == "completions"
+
+
+def test_a_local_file_stands_for_its_model_in_the_key() -> None:
+    bound = bind_stage(STAGE, settings(), embedded_model="ab" * 32)
+    assert bound.model_key == "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize("llm", [{"base_url": "http://other/v1"}, {"timeout_seconds": 7}, {"requests_per_minute": 9}])
+def test_how_an_endpoint_is_called_is_not_in_the_key(llm: dict[str, Any]) -> None:
+    moved = Settings(llm=LlmSettings(**{"base_url": "http://127.0.0.1:9/v1", "model": "m", **llm}))
+    assert bind_stage(STAGE, moved).digest == bind_stage(STAGE, settings()).digest
+
+
+def test_one_byte_of_a_template_changes_the_key(tmp_path: Path) -> None:
+    digests = set()
+    for text in ("{{ query }} {{ text }}", "{{ query }}  {{ text }}"):
+        folder = write(tmp_path, f"{STAGE}.jinja", text)
+        digests.add(bind_stage(STAGE, settings(prompts_dir=folder)).digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{{ quary }}", "unknown variable quary; the stage has query, text"),
+        ("{% include 'x' %}", "includes another template"),
+        ("{{ query", "line 1 of a turn"),
+        ("=== system\n{% if query %}\n=== user\n{% endif %}", "of a turn"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_an_error_before_any_call(tmp_path: Path, text: str, message: str) -> None:
+    folder = write(tmp_path, f"{STAGE}.jinja", text)
+    with pytest.raises(PromptError, match=message) as raised:
+        bind_stage(STAGE, settings(prompts_dir=folder))
+    assert STAGE in str(raised.value)

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.asking.prompts import find_template
+from jobs.cli.commands import COMMANDS, Command
+from jobs.cli.main import main
+from jobs.settings.model import SettingsError
+from jobs.tables import TABLES
+from udfs.stages import STAGES
+
+SCORE = ["score", "--input", "in.jsonl", "--output", "out", "--metric", "e2e"]
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a wrong command line is told."""
+    with pytest.raises(SystemExit) as raised:
+        main(list(arguments))
+    assert raised.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    ("unknown", "near"), [("--overwrit", "--overwrite"), ("--retry-faild", "--retry-failed"), ("--nowait", "--no-wait")]
+)
+def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str], unknown: str, near: str) -> None:
+    shown = usage_error(capsys, *SCORE, unknown)
+    assert f"unrecognized arguments: {unknown}; did you mean {near}?" in shown
+
+
+def test_an_unknown_flag_with_a_value_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean --limit?" in usage_error(capsys, *SCORE, "--limt=5")
+
+
+def test_a_misspelt_required_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = usage_error(capsys, "score", "--inputt", "in.jsonl", "--output", "out", "--metric", "e2e")
+    assert "did you mean --input?" in shown
+
+
+def test_a_flag_unlike_any_other_is_refused_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = usage_error(capsys, "schema", "--zzzzzzzz")
+    assert "--zzzzzzzz" in shown
+    assert "did you mean" not in shown
+
+
+def test_flags_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--over" in usage_error(capsys, *SCORE, "--over")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["scor"],
+        ["score"],
+        ["plan", "--metric", "e2e"],
+        ["score", "--input", "a", "--output", "b", "--metric", "e3e"],
+        [*SCORE, "--limit", "0"],
+        [*SCORE, "--limit", "many"],
+        ["schema", "no_such_table"],
+        ["prompts", "no_such_stage"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert "untold" in usage_error(capsys, *arguments)
+
+
+def test_an_unknown_metric_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = usage_error(capsys, "score", "--input", "a", "--output", "b", "--metric", "e3e")
+    assert "argument --metric: no metric" in shown
+    assert "there are e2e" in shown
+
+
+@pytest.mark.parametrize("command", ["score", "plan", "demo"])
+def test_commands_that_run_or_plan_a_metric_take_settings(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([command, "--help"])
+    assert raised.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(flag in shown for flag in ("--config", "--set", "--endpoint", "--debug"))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Puts a command `fail` beside the others that ends with this error."""
+
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "fail", Command("fails", lambda _: None, fail))
+
+
+def test_a_user_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(monkeypatch, SettingsError("llm.model: wrong"))
+    assert main(["fail"]) == 1
+    assert capsys.readouterr().err == "untold: llm.model: wrong\n"
+
+
+def test_any_other_error_is_one_line_that_tells_of_debug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, ZeroDivisionError("first line\nsecond line"))
+    assert main(["fail"]) == 1
+    assert capsys.readouterr().err == "untold: ZeroDivisionError: first line; --debug shows more\n"
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(monkeypatch, SettingsError("llm.model: wrong"))
+    assert main(["fail", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130_with_the_command_that_continues(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    assert main(["fail"]) == 130
+    shown = capsys.readouterr().err
+    assert shown.endswith("continue with: untold fail\n")
+    assert "Traceback" not in shown
+
+
+def test_a_wrong_setting_is_one_line_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SCORE[:4], str(tmp_path / "out"), *SCORE[5:], "--set", "llm.modle=m"]) == 1
+    shown = capsys.readouterr().err
+    assert "llm.modle" in shown
+    assert "llm.model" in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == list(TABLES)
+    assert sum(line.startswith("  ") for line in lines) == sum(len(schema) for schema in TABLES.values())
+
+
+def test_schema_shows_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "failures"]) == 0
+    columns = ["sample_id", "metric", "stage", "request_id", "error_type", "error"]
+    assert capsys.readouterr().out.splitlines() == ["failures", *(f"  {name}: string" for name in columns)]
+
+
+def test_prompts_lists_the_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prompts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(STAGES)
+    assert "summarise_context: variables query, text; file summarise_context.jinja" in lines
+
+
+def test_prompts_shows_the_shipped_template(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prompts", "evaluate_coverage"]) == 0
+    assert capsys.readouterr().out.strip() == find_template("evaluate_coverage", "chat", None).source.strip()
+
+
+def test_prompts_shows_the_template_that_a_run_would_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "evaluate_coverage.jinja").write_text("mine {{ query }}")
+    chosen = ["--set", f"prompts_dir={tmp_path}", "--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=m"]
+    assert main(["prompts", "evaluate_coverage", *chosen]) == 0
+    assert capsys.readouterr().out == "mine {{ query }}\n"
+
+
+def in_a_folder_with_jobs(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder that has packages of the project's names, which break when imported."""
+    for name in ("jobs", "udfs", "conf"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('the wrong one')\n")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False, timeout=60)
+
+
+def test_a_folder_with_jobs_of_its_own_does_no_harm(tmp_path: Path) -> None:
+    ended = in_a_folder_with_jobs(tmp_path, sys.executable, "-P", "-m", "jobs.cli", "schema", "scores")
+    assert ended.stderr == ""
+    assert ended.stdout.startswith("scores\n")
+
+
+def test_the_command_works_in_a_folder_with_jobs_of_its_own(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("untold")
+    if not command.exists():
+        pytest.skip("the command untold is not installed beside this Python")
+    ended = in_a_folder_with_jobs(tmp_path, str(command), "prompts")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "evaluate_coverage" in ended.stdout
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m jobs.cli schema | head -1"
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("samples\n", "")

@@ -1,0 +1,375 @@
+"""Samples: what is read over all files, what becomes of bad rows, which files a run refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs.inputs.samples import SampleError, fingerprint, read_samples
+from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
+
+
+def by_query(samples: DataFrame) -> dict[str, dict[str, Any]]:
+    return {row["query"]: row.asDict(recursive=True) for row in samples.collect()}
+
+
+def test_samples_have_the_columns_of_the_contract(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        {
+            **ROW,
+            "z": None,
+            "a.b": {"x": 1, "y": []},
+            "Query": 1,
+            "tags": ["t"],
+            "number": 1,
+            "sample": {},
+            "": "n",
+            "n": "1",
+        },
+        {**ROW, "query": "p", "system": "s", "label": 3, "number": 1.5, "mixed": {"k": 1}, "file": float("nan")},
+        {**ROW, "query": "o", "mixed": "text", "row": [[1], [2.5]]},
+    ]
+
+    read = read_samples(spark, write_lines(tmp_path / "a.jsonl", rows))
+    read.samples.write.parquet(str(tmp_path / "out"))
+    written = spark.read.parquet(str(tmp_path / "out"))
+
+    assert [f"{column.name} {column.dataType.simpleString()}" for column in written.schema] == [
+        "sample_id string",
+        "query string",
+        "response string",
+        "contexts array<struct<id:string,text:string>>",
+        "system string",
+        "label string",
+        "Query_2 bigint",
+        "_c0 string",
+        "a.b struct<x:bigint,y:array<string>>",
+        "file double",
+        "mixed string",
+        "n string",
+        "number double",
+        "row array<array<double>>",
+        "sample string",
+        "tags array<string>",
+        "z string",
+    ]
+    found = by_query(written)
+    assert found["q"]["contexts"] == [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]
+    assert (found["q"]["a.b"], found["q"]["number"], found["q"]["sample"]) == ({"x": 1, "y": []}, 1.0, "{}")
+    assert (found["p"]["mixed"], found["o"]["mixed"], found["p"]["label"]) == ('{"k":1}', "text", "3")
+    assert (read.row_count, read.invalid_count, read.duplicates, read.first_invalid) == (3, 0, 0, [])
+
+
+def test_invalid_rows_are_samples_with_file_and_row(spark: SparkSession, tmp_path: Path) -> None:
+    rows: list[Any] = [{**ROW, "n": n} for n in range(30)]
+    rows[4], rows[20], rows[29] = {**ROW, "query": " "}, "secret text", {**ROW, "contexts": None}
+    path = write_lines(tmp_path / "a b[1]%20é.jsonl", [row for item in rows for row in ("", item)])
+    before = spark.conf.get("spark.sql.files.maxPartitionBytes")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "700b")
+    try:
+        read = read_samples(spark, path)
+        found = read.samples.collect()
+    finally:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", str(before))
+
+    assert read.first_invalid == [
+        f"{path} row 5: query is empty",
+        f"{path} row 21: no JSON",
+        f"{path} row 30: contexts is null",
+    ]
+    invalid = {row["sample_id"]: row["error"] for row in read.invalid.collect()}
+    assert sorted(invalid.values()) == sorted(read.first_invalid)
+    assert len({row["sample_id"] for row in found}) == len(found) == read.row_count == 30
+    nulls = {invalid[row["sample_id"]]: row for row in found if row["sample_id"] in invalid}
+    assert nulls[f"{path} row 5: query is empty"]["query"] is None
+    assert nulls[f"{path} row 30: contexts is null"]["contexts"] is None
+
+
+def test_exact_duplicates_are_kept_once_over_all_formats(spark: SparkSession, tmp_path: Path) -> None:
+    bad = {**ROW, "query": None}
+    write_lines(tmp_path / "a.jsonl", [ROW, {**ROW, "label": "x"}, ROW, bad])
+    write_parquet(tmp_path / "b.parquet", [ROW, {**ROW, "query": "p"}], row_group_size=1)
+    (tmp_path / "sub").mkdir()
+    write_csv(tmp_path / "sub" / "c.CSV", [ROW, bad])
+    (tmp_path / "d.json.gz").write_bytes(gzip.compress(json.dumps([ROW, {**ROW, "query": "o"}]).encode()))
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".hidden.txt").touch()
+    (tmp_path / "empty.jsonl").touch()
+
+    read = read_samples(spark, str(tmp_path))
+
+    found = read.samples.collect()
+    assert sorted((row["query"] or "", row["label"] or "") for row in found) == [
+        ("", ""),
+        ("o", ""),
+        ("p", ""),
+        ("q", ""),
+        ("q", "x"),
+    ]
+    assert (read.row_count, read.duplicates, read.invalid_count) == (5, 5, 1)
+    assert read.first_invalid == [f"{tmp_path}/a.jsonl row 4: query is null"]
+
+
+def test_limit_keeps_the_first_samples_by_id(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [{**ROW, "sample_id": f"s{n}"} for n in (3, 1, 2, 1)] + [
+        {**ROW, "query": "", "sample_id": n} for n in ("s0", "z")
+    ]
+
+    read = read_samples(spark, write_lines(tmp_path / "a.jsonl", rows), limit=3)
+
+    assert sorted(row["sample_id"] for row in read.samples.collect()) == ["s0", "s1", "s2"]
+    assert (read.row_count, read.invalid_count) == (3, 1)
+    assert [row["sample_id"] for row in read.invalid.collect()] == ["s0"]
+
+
+def test_too_many_columns_in_one_file_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**ROW, **{f"k{part}-{n}": 1 for n in range(500)}} for part in range(2)])
+
+    with pytest.raises(SampleError, match=re.escape(f"{path}: more than 1,000 columns; put keys that vary")):
+        read_samples(spark, path)
+
+
+def test_too_many_columns_over_all_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{**ROW, **{f"a{n}": 1 for n in range(500)}}])
+    write_csv(tmp_path / "b.csv", [{**ROW, **{f"b{n}": 1 for n in range(498)}}])
+
+    with pytest.raises(SampleError, match=re.escape(f"{tmp_path}: 1,001 columns over all files, at most 1,000; ")):
+        read_samples(spark, str(tmp_path))
+
+
+def test_one_id_with_two_contents_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [{**ROW, "sample_id": f"s{n % 7}", "n": n} for n in range(14)]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+
+    with pytest.raises(SampleError) as error:
+        read_samples(spark, path)
+
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"sample_id `s0` has two contents: {path}:1 and {path}:8"
+    assert len(lines) == 6
+    assert lines[5].startswith("2 more such ids")
+
+
+def test_missing_columns_of_all_files_are_named_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"Question": "q", "answer": "r", "context": ["a"]}])
+    (tmp_path / "b.csv").write_text("query,respones,contexts\n")
+    write_parquet(tmp_path / "c.parquet", [{"query": "q", "response": "r"}])
+    write_lines(tmp_path / "d.jsonl", ["no json"])
+    write_lines(tmp_path / "e.jsonl", [ROW])
+
+    with pytest.raises(SampleError) as error:
+        read_samples(spark, str(tmp_path))
+
+    first, second, third, fourth = str(error.value).splitlines()
+    assert "no column `query` (did you mean `Question`?)" in first
+    assert "no column `response` (did you mean `answer`?)" in first
+    assert "no column `contexts` (did you mean `context`?)" in first
+    assert "b.csv: no column `response` (did you mean `respones`?)" in second
+    assert "c.parquet: no column `contexts`" in third
+    assert "d.jsonl: no row of it is a JSON object" in fourth
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.jsonl", None, "no such file"),
+        ("a.txt", b"x", "unknown extension"),
+        ("a.parquet", b"PAR1 not really", "cannot be read"),
+        ("a.jsonl.gz", b"not gzip", "cannot be read"),
+        ("a.json", "[]".encode("utf-16"), "not UTF-8"),
+        ("a.csv", b"query,query\n", "twice"),
+        (".", None, "no such file, or no files"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    spark: SparkSession, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(SampleError, match=message) as error:
+        read_samples(spark, str(tmp_path / name))
+
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"\n \n", "no samples"),
+        ("a.json", b'[{"query": "q"}, {"que', "broken or cut"),
+        ("b.jsonl.gz", gzip.compress(json.dumps(ROW).encode() * 1000)[:-8], "cannot be read"),
+    ],
+)
+def test_a_file_that_breaks_off_is_refused(
+    spark: SparkSession, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(SampleError, match=message):
+        read_samples(spark, str(tmp_path / name))
+
+
+def test_a_glob_is_read_and_what_exists_wins_over_it(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a1.jsonl", [ROW])
+    write_lines(tmp_path / "a2.jsonl", [{**ROW, "query": "p"}])
+    literal = write_lines(tmp_path / "a[12].jsonl", [{**ROW, "query": "o"}])
+
+    assert set(by_query(read_samples(spark, str(tmp_path / "a?.jsonl")).samples)) == {"q", "p"}
+    assert set(by_query(read_samples(spark, f"file://{literal}").samples)) == {"o"}
+
+
+def test_parquet_types_are_carried(spark: SparkSession, tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "query": pa.array(["q"], pa.large_string()),
+            "Query": ["other"],
+            "response": pa.array(["r"]).dictionary_encode(),
+            "contexts": pa.array([[{"id": 5, "text": "a", "more": 1}]]),
+            "day": pa.array([1], pa.date32()),
+            "clock": pa.array([1], pa.timestamp("us")),
+            "at": pa.array([1_000_001], pa.timestamp("ns", "UTC")),
+            "price": pa.array([Decimal("1.50")], pa.decimal128(10, 2)),
+            "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int32())),
+            "big": pa.array([2**64 - 1], pa.uint64()),
+            "pair": pa.array([{"a": 1, "A": 2}]),
+            "none": pa.nulls(1),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    read_samples(spark, str(tmp_path / "a.parquet")).samples.write.parquet(str(tmp_path / "out"))
+
+    written = spark.read.parquet(str(tmp_path / "out"))
+    types = {column.name: column.dataType.simpleString() for column in written.schema}
+    assert [types[name] for name in ("day", "clock", "at", "price", "map", "big", "pair", "none", "Query_2")] == [
+        "date",
+        "timestamp_ntz",
+        "timestamp",
+        "decimal(10,2)",
+        "map<string,int>",
+        "string",
+        "string",
+        "string",
+        "string",
+    ]
+    (row,) = by_query(written).values()
+    assert row["contexts"] == [{"id": "5", "text": "a"}]
+    assert (row["map"], row["big"], row["pair"]) == ({"k": 1}, str(2**64 - 1), '{"A":2,"a":1}')
+
+
+def test_the_fingerprint_is_of_the_content_alone(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [{**ROW, "query": text} for text in HOSTILE if text.strip()]
+
+    samples = read_samples(spark, write_lines(tmp_path / "a.jsonl", rows)).samples
+    samples.write.parquet(str(tmp_path / "out"))
+    written = spark.read.parquet(str(tmp_path / "out"))
+
+    assert set(by_query(written)) == {row["query"] for row in rows}
+    assert fingerprint(samples) == fingerprint(written.repartition(3))
+    assert fingerprint(written) != fingerprint(written.where("query != '😀'"))
+
+
+def test_an_unknown_format_is_named_with_what_is_near(spark: SparkSession) -> None:
+    with pytest.raises(SampleError, match="did you mean `wikicontradict`"):
+        read_samples(spark, "a.jsonl", format="wikicontradicts")
+
+
+def test_wikicontradict_rows_become_five_labelled_samples(spark: SparkSession, tmp_path: Path) -> None:
+    row = {"question": "q", "context1_self_contained": "a", "context2_self_contained": "b", "model": "m"}
+    row |= {f"answer{n}": f"r{n}" for n in range(5)} | {f"label{n}": "Correct" for n in range(5)}
+    path = write_lines(tmp_path / "a.jsonl", [row, {**row, "question": "p"}])
+
+    found = {
+        sample["sample_id"]: sample for sample in read_samples(spark, path, format="wikicontradict").samples.collect()
+    }
+
+    assert sorted(found) == [f"{n}-answer{k}" for n in range(2) for k in range(5)]
+    sample = found["1-answer2"].asDict(recursive=True)
+    assert sample == {
+        "sample_id": "1-answer2",
+        "query": "p",
+        "response": "r2",
+        "contexts": [{"id": "context1_self_contained", "text": "a"}, {"id": "context2_self_contained", "text": "b"}],
+        "system": "m",
+        "label": "Partially correct",
+        "prompt_index": 2,
+        "row": 1,
+    }
+    assert [found[f"0-answer{k}"]["label"] for k in (0, 1, 3)] == ["Correct", "Partially correct", "Correct"]
+
+
+def test_the_human_evaluation_has_1200_labelled_samples(spark: SparkSession, data: Path) -> None:
+    path = data / "wikicontradict" / "wiki_contradict_simple_humaneval.jsonl"
+
+    read = read_samples(spark, str(path), format="wikicontradict")
+
+    labels = {row["label"]: row["count"] for row in read.samples.groupBy("label").count().collect()}
+    assert labels == {"Partially correct": 924, "Incorrect": 207, "Correct": 69}
+    assert (read.row_count, read.invalid_count, read.duplicates) == (1200, 0, 0)
+
+
+CONFLICTBANK_ROW = {
+    "question": "q",
+    "default_evidence": "d",
+    "misinformation_conflict_evidence": "c1",
+    "temporal_conflict_evidence": "c2",
+    "semantic_conflict_evidence": "c3",
+    "default_claim": "It is d.",
+    "misinformation_conflict_claim": "It is c.",
+}
+
+
+def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [CONFLICTBANK_ROW, {**CONFLICTBANK_ROW, "question": "p"}])
+
+    samples = read_samples(spark, path, format="conflictbank").samples.collect()
+
+    found = {sample["sample_id"]: sample.asDict(recursive=True) for sample in samples}
+    assert len(found) == 20
+    texts = {"D": "d", "C1": "c1", "C2": "c2", "C3": "c3"}
+    for claim, response in (("default", "It is d."), ("counterfactual", "It is c.")):
+        for context_set in ("all", *texts):
+            shown = texts if context_set == "all" else {context_set: texts[context_set]}
+            assert found[f"1-{claim}-{context_set}"] == {
+                "sample_id": f"1-{claim}-{context_set}",
+                "query": "p",
+                "response": response,
+                "contexts": [{"id": name, "text": text} for name, text in shown.items()],
+                "system": None,
+                "label": None,
+                "claim": claim,
+                "context_set": context_set,
+                "row": 1,
+            }
+
+
+def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**CONFLICTBANK_ROW, "temporal_conflict_evidence": None}])
+
+    invalid = read_samples(spark, path, format="conflictbank").invalid.collect()
+
+    assert sorted(row["sample_id"] for row in invalid) == [
+        f"0-{claim}-{context_set}" for claim in ("counterfactual", "default") for context_set in ("C2", "all")
+    ]
+
+
+def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path) -> None:
+    (path,) = (data / "conflictbank").glob("*.jsonl")
+
+    read = read_samples(spark, str(path), format="conflictbank")
+
+    assert (read.row_count, read.invalid_count, read.duplicates) == (30, 0, 0)
+    by_claim = read.samples.groupBy("row", "claim").agg({"response": "count", "context_set": "count"}).collect()
+    assert len(by_claim) == 6

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.settings.loading import preset_names
+from tests.jobs.settings.cases import SERVER, load, problems, write
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environ", "options", "endpoint", "embedded"),
+    [
+        ((), {"OPENAI_API_KEY": "k"}, {}, "openai", False),
+        ((), {"OPENAI_BASE_URL": "http://h/v1"}, {}, "openai", False),
+        ((), {}, {}, "local", True),
+        ((), {"OPENAI_API_KEY": ""}, {}, "local", True),
+        (("llm.max_tokens=9",), {"OPENAI_API_KEY": "k"}, {}, "openai", False),
+        (SERVER, {"OPENAI_API_KEY": "k"}, {}, None, False),
+        (("llm.local_model=/m.gguf",), {"OPENAI_API_KEY": "k"}, {"installed": False}, "local", True),
+        ((), {"OPENAI_API_KEY": "k"}, {"endpoint": "local"}, "local", True),
+        (SERVER, {}, {"endpoint": "local", "installed": False}, "local", False),
+        ((), {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://h"}, {"demo": True}, "local", True),
+        (("llm.max_in_flight=1",), {"OPENAI_API_KEY": "k"}, {"demo": True}, "local", True),
+        (("llm.model=m",), {"OPENAI_API_KEY": "k"}, {"demo": True}, "openai", False),
+        ((), {"OPENAI_API_KEY": "k"}, {"demo": True, "endpoint": "openai"}, "openai", False),
+        ((), {"OPENAI_API_KEY": "k", "UNTOLD_LLM__ENDPOINT": "openai"}, {"demo": True}, "openai", False),
+        (SERVER, {"OPENAI_API_KEY": "k"}, {"demo": True}, None, False),
+    ],
+)
+def test_endpoint_choice(
+    overrides: Sequence[str], environ: dict[str, str], options: dict[str, Any], endpoint: str | None, embedded: bool
+) -> None:
+    resolved = load(*overrides, environ=environ, **options)
+    assert (resolved.settings.llm.endpoint, resolved.embedded) == (endpoint, embedded)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "parts"),
+    [
+        ((), {"installed": False}, ("OPENAI_API_KEY", "llm.base_url=", "pip install 'untold[local]'")),
+        ((), {"installed": False, "demo": True}, ("pip install 'untold[local]'", "--endpoint")),
+        ((), {"installed": False, "endpoint": "local"}, ("llm.endpoint=local", "pip install 'untold[local]'")),
+        ((), {"endpoint": "openai"}, ("OPENAI_API_KEY: not set",)),
+        (("llm.api_key_env=MINE",), {"endpoint": "openai"}, ("MINE: not set",)),
+        (("llm.model=m",), {"endpoint": "openrouter"}, ("OPENROUTER_API_KEY: not set",)),
+        (("llm.base_url=http://h/v1",), {}, ("llm.model: not set",)),
+        ((), {"endpoint": "vllm"}, ("llm.model: not set", "vllm")),
+        (("llm.model=m",), {}, ("llm.model=m (--set): has no endpoint",)),
+        ((*SERVER, "budget.max_cost=1"), {}, ("budget.max_cost=1.0 (--set): needs llm.price_per_million",)),
+    ],
+)
+def test_what_the_endpoint_lacks_is_one_line(
+    overrides: Sequence[str], options: dict[str, Any], parts: Sequence[str]
+) -> None:
+    (line,) = problems(*overrides, **options)
+    assert all(part in line for part in parts)
+
+
+@pytest.mark.parametrize("endpoint", [None, "openai"])
+def test_openai_base_url_moves_the_preset_and_needs_no_key(endpoint: str | None) -> None:
+    resolved = load(environ={"OPENAI_BASE_URL": "http://h/v1"}, endpoint=endpoint)
+    assert resolved.settings.llm.base_url == "http://h/v1"
+    assert resolved.sources["llm.base_url"] == "OPENAI_BASE_URL"
+    assert resolved.settings.llm.model == "gpt-4.1-mini"
+
+
+def test_base_url_setting_beats_openai_base_url_and_needs_no_key() -> None:
+    environ = {"OPENAI_BASE_URL": "http://other/v1"}
+    assert load("llm.base_url=http://h/v1", environ=environ, endpoint="openai").settings.llm.base_url == "http://h/v1"
+    assert load("llm.base_url=http://h/v1", endpoint="openai").settings.llm.model == "gpt-4.1-mini"
+
+
+def test_preset_file_of_ones_own(tmp_path: Path) -> None:
+    preset = write(tmp_path, "llm: {base_url: 'http://h/v1', model: m}\nstages.match_one.max_tokens: 5", "mine.yaml")
+    settings = load(endpoint=str(preset)).settings
+    assert (settings.llm.model, settings.stages["match_one"].max_tokens) == ("m", 5)
+
+
+@pytest.mark.parametrize("text", ["store: x", "llm.endpoint: openai"])
+def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None:
+    preset = write(tmp_path, text, "mine.yaml")
+    (line,) = problems(*SERVER, endpoint=str(preset))
+    assert "a preset sets llm.* and stages.* alone" in line
+
+
+def test_shipped_presets_load() -> None:
+    assert preset_names() == ["local", "ollama", "openai", "openrouter", "vllm"]
+    environ = {"OPENAI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
+    for name in preset_names():
+        assert load("llm.model=m", endpoint=name, environ=environ).settings.llm.endpoint == name
+
+
+def test_openai_preset_has_its_prices() -> None:
+    llm = load(environ={"OPENAI_API_KEY": "k"}).settings.llm
+    assert (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens) == (0.40, 1.60)

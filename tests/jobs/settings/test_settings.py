@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.settings.layers import KNOWN, read_yaml
+from jobs.settings.loading import describe
+from jobs.settings.model import (
+    STAGE_NAMES,
+    LlmSettings,
+    Settings,
+    SettingsError,
+    StageSettings,
+    decoding_for,
+    merge_patch,
+    result_settings,
+    spark_defaults,
+)
+from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
+
+
+def test_default_file_states_every_default_of_the_models() -> None:
+    settings = load(*SERVER).settings
+    llm = settings.llm.model_copy(update={"base_url": None, "model": None})
+    assert settings.model_copy(update={"llm": llm}) == Settings()
+
+
+def test_default_file_names_every_setting() -> None:
+    sources = load(*SERVER).sources
+    assert {key for key in KNOWN if not key.startswith("stages.")} <= sources.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llm.max_attempts", 4),
+        ("llm.deadline_seconds", 600),
+        ("llm.outage_minutes", 10),
+        ("llm.api_key_env", "OPENAI_API_KEY"),
+        ("statistics.seed", 0),
+        ("thresholds.relevance", 3.5),
+        ("thresholds.confidence", 2),
+        ("nli.unit_types", ("Fact", "Claim")),
+        ("nli.skip_implied", False),
+        ("nli.max_pairs_per_sample", None),
+        ("qa.quantity_tool", "tool"),
+        ("qa.questions", "all"),
+        ("graph.method", "auto"),
+        ("graph.max_edges_in_task", 1_000_000),
+        ("graph.jar", None),
+        ("summarise_contexts", True),
+        ("fail_on_error", True),
+    ],
+)
+def test_default(key: str, value: object) -> None:
+    assert value_of(load(*SERVER).settings, key) == value
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    config = write(tmp_path, "llm: {model: file, max_in_flight: 7, max_attempts: 2, timeout_seconds: 3}")
+    environ = {"UNTOLD_LLM__MAX_IN_FLIGHT": "8", "UNTOLD_LLM__MAX_ATTEMPTS": "5"}
+    resolved = load("llm.max_attempts=6", config=config, environ=environ, endpoint="vllm")
+    llm = resolved.settings.llm
+    assert (llm.base_url, llm.model, llm.max_in_flight, llm.max_attempts) == ("http://localhost:8000/v1", "file", 8, 6)
+    assert {key: resolved.sources[f"llm.{key}"] for key in ("base_url", "model", "max_in_flight", "max_attempts")} == {
+        "base_url": "conf/endpoints/vllm.yaml",
+        "model": str(config),
+        "max_in_flight": "UNTOLD_LLM__MAX_IN_FLIGHT",
+        "max_attempts": "--set",
+    }
+    assert resolved.sources["llm.top_p"] == "conf/default.yaml"
+
+
+def test_preset_is_chosen_from_the_final_endpoint(tmp_path: Path) -> None:
+    config = write(tmp_path, "llm.endpoint: openai\nllm.model: m")
+    resolved = load(config=config, environ={"UNTOLD_LLM__ENDPOINT": "ollama"}, endpoint="vllm")
+    assert resolved.settings.llm.base_url == "http://localhost:8000/v1"
+    assert resolved.sources["llm.endpoint"] == "--endpoint"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("llm.model=123", "llm.model", "123"),
+        ("llm.model=4.10", "llm.model", "4.10"),
+        ("llm.model='x y'", "llm.model", "x y"),
+        ("llm.model=a: [b", "llm.model", "a: [b"),
+        ("store=null", "store", None),
+        ("store=", "store", None),
+        ("store=s3://bucket/x=y", "store", "s3://bucket/x=y"),
+        ("llm.temperature=1e-1", "llm.temperature", 0.1),
+        ("llm.temperature=null", "llm.temperature", None),
+        ("summarise_contexts=false", "summarise_contexts", False),
+        ("nli.unit_types=[Fact]", "nli.unit_types", ("Fact",)),
+        ("qa.quantity_tool=none", "qa.quantity_tool", "none"),
+        ('llm={"max_attempts": 2}', "llm.max_attempts", 2),
+        ("llm.extra_body.reasoning_effort=low", "llm.extra_body", {"reasoning_effort": "low"}),
+        ("llm.extra_body.a.b=false", "llm.extra_body", {"a": {"b": False}}),
+        ("llm.extra_body.logprobs=false", "llm.extra_body", {"logprobs": False}),
+        ('llm.extra_body={"seed": 1, "x": null}', "llm.extra_body", {"seed": 1}),
+        ("spark.conf.spark.sql.shuffle.partitions=4", "spark.conf", {"spark.sql.shuffle.partitions": "4"}),
+        ("spark.conf={spark.ui.enabled: true}", "spark.conf", {"spark.ui.enabled": "true"}),
+        ("spark.master=local[2]", "spark.master", "local[2]"),
+        ("llm.base_url=http://h/v1/", "llm.base_url", "http://h/v1"),
+    ],
+)
+def test_set_reads_values_by_the_type_of_the_setting(override: str, key: str, value: object) -> None:
+    assert value_of(load(*SERVER, override).settings, key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("false", False), ("1", 1), ("0", 0), ("1.0", 1.0), ("0.05", 0.05), ("1.", 1.0)]
+)
+def test_fail_on_error_keeps_switch_count_and_share_apart(text: str, value: object) -> None:
+    found = load(*SERVER, f"fail_on_error={text}").settings.fail_on_error
+    assert (type(found), found) == (type(value), value)
+    again = Settings.model_validate_json(load(*SERVER, f"fail_on_error={text}").settings.model_dump_json())
+    assert type(again.fail_on_error) is type(value)
+
+
+def test_repeated_set_lets_the_last_win() -> None:
+    assert load(*SERVER, "llm.model=a", "llm.model=b").settings.llm.model == "b"
+
+
+def test_environment_names_settings_in_capitals() -> None:
+    environ = {
+        "UNTOLD_STORE": "s",
+        "UNTOLD_STAGES__EVALUATE_COVERAGE__MAX_TOKENS": "77",
+        "UNTOLD_SPARK__CONF": '{"spark.sql.ansi.enabled": false}',
+        "UNTOLD_LLM__EXTRA_BODY__SEED": "3",
+        "UNTOLD_GRAPHFRAMES_JAR": "/x.jar",
+        "UNTOLD_DATA": "/data",
+        "PATH": "/bin",
+    }
+    settings = load(*SERVER, environ=environ).settings
+    assert settings.store == "s"
+    assert settings.stages["evaluate_coverage"].max_tokens == 77
+    assert settings.spark.conf == {"spark.sql.ansi.enabled": "false"}
+    assert settings.llm.extra_body == {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ("UNTOLD_LLM_MODEL", "UNTOLD_LLM__MODEL"),
+        ("UNTOLD_LLM__MODLE", "UNTOLD_LLM__MODEL"),
+        ("UNTOLD_llm__model", "UNTOLD_LLM__MODEL"),
+        ("UNTOLD_SPARK__CONF__SPARK__UI__ENABLED", "UNTOLD_SPARK__CONF a mapping"),
+    ],
+)
+def test_unknown_variable_is_an_error_with_the_nearest(variable: str, expected: str) -> None:
+    (line,) = problems(*SERVER, environ={variable: "true"})
+    assert line.startswith(variable)
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("llm.modle", "llm.model"),
+        ("model", "llm.model"),
+        ("base_url", "llm.base_url"),
+        ("treshold.relevance", "thresholds.relevance"),
+        ("stages.evaluate_coverag.max_tokens", "stages.evaluate_coverage.max_tokens"),
+        ("stages.evaluate_coverage.max_token", "stages.evaluate_coverage.max_tokens"),
+        ("budget.max_calls.x", "budget.max_calls"),
+    ],
+)
+def test_unknown_key_is_an_error_with_the_nearest(key: str, nearest: str) -> None:
+    (line,) = problems(*SERVER, f"{key}=3")
+    assert line.startswith(f"{key}=3 (--set): no such setting; the nearest is {nearest} (")
+
+
+@pytest.mark.parametrize(
+    ("override", "allowed"),
+    [
+        ("llm.max_attempts=0", "an integer >= 1"),
+        ("llm.max_attempts=true", "an integer >= 1"),
+        ("llm.max_attempts=2.5", "an integer >= 1"),
+        ("llm.max_attempts=four", "an integer >= 1"),
+        ("llm.max_attempts=null", "an integer >= 1"),
+        ("llm.temperature=-1", "a number >= 0 or null"),
+        ("llm.temperature=.nan", "a number >= 0 or null"),
+        ("llm.timeout_seconds=.inf", "a number > 0"),
+        ("llm.top_p=1.5", "a number > 0 and <= 1 or null"),
+        ("llm.api=chats", "chat | completions"),
+        ("llm.extra_body=low", "a mapping"),
+        ("llm.extra_body.temperature=1", "a mapping without temperature"),
+        ("llm.extra_body.logprobs=true", "a mapping without logprobs"),
+        ("llm.extra_body.x=.nan", "finite numbers"),
+        ("llm.base_url=h/v1", "an http:// or https:// address"),
+        ("summarise_contexts=yes", "true or false"),
+        ("fail_on_error=1.5", "a share from 0.0 to 1.0"),
+        ("fail_on_error=-1", "a count"),
+        ("nli.unit_types=[Fat]", "Fact | Claim"),
+        ("qa.questions=some", "all | contexts"),
+        ("graph.method=scipy", "auto | local | graphframes"),
+        ("stages.evaluate_coverage.model=null", "leave the key out"),
+        ("budget=3", "a mapping of settings"),
+        ("budget.max_calls=[1", "an integer >= 0 or null"),
+    ],
+)
+def test_wrong_value_is_an_error_that_says_what_is_allowed(override: str, allowed: str) -> None:
+    (line,) = problems(*SERVER, override)
+    assert override.startswith(re.split("[= ]", line)[0])
+    assert "(--set)" in line
+    assert allowed in line
+
+
+def test_all_problems_are_reported_at_once_with_their_layers(tmp_path: Path) -> None:
+    config = write(tmp_path, "llm:\n  modl: x\n  max_attempts: 0\n")
+    lines = problems("thresholds.relevance=9", "zzz", config=config, environ={"UNTOLD_STOR": "x"}, endpoint="opnai")
+    assert len(lines) == 6
+    for part in (
+        "llm.endpoint=opnai (--endpoint): must be one of local, ollama, openai, openrouter, vllm",
+        f"llm.modl=x ({config} line 2)",
+        f"llm.max_attempts=0 ({config} line 3): must be an integer >= 1",
+        "UNTOLD_STOR=x",
+        "zzz (--set): must be written key=value",
+        "thresholds.relevance=9 (--set)",
+    ):
+        assert sum(part in line for line in lines) == 1
+
+
+def test_file_takes_nested_and_dotted_keys_and_keeps_text_as_written(tmp_path: Path) -> None:
+    text = """
+llm.base_url: http://h/v1
+llm:
+  model: 4.10
+stages:
+  evaluate_coverage.temperature: null
+stages.rate_relevance: {max_tokens: 9}
+spark:
+  conf: {spark.executor.cores: 2, spark.ui.enabled: false}
+store: 2026-01-01
+"""
+    settings = load(config=write(tmp_path, text)).settings
+    assert (settings.llm.base_url, settings.llm.model) == ("http://h/v1", "4.10")
+    assert settings.stages["evaluate_coverage"].model_fields_set == {"temperature"}
+    assert settings.stages["rate_relevance"].max_tokens == 9
+    assert settings.spark.conf == {"spark.executor.cores": "2", "spark.ui.enabled": "false"}
+    assert settings.store == "2026-01-01"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("llm:\n  model: [a\n", "line 3: no valid YAML"),
+        ("llm:\n  model: a\n  model: b\n", "model (PATH line 3): the key stands twice"),
+        ("llm:\n  model: a\nllm.model: b\n", "llm.model (PATH line 3): set twice"),
+        ("llm:\n  extra_body: {a: {b: 1, b: 2}}\n", "b (PATH line 2): the key stands twice"),
+        ("- a\n", "must be a mapping"),
+        ("llm: &x {extra_body: *x}\n", "no valid YAML"),
+        ("store: !!python/object:os.system x\n", "line 1: no valid YAML"),
+        ("store: \x00", "characters that YAML does not allow"),
+    ],
+)
+def test_broken_file_is_an_error_with_its_line(tmp_path: Path, text: str, part: str) -> None:
+    config = write(tmp_path, text)
+    (line,) = problems(*SERVER, config=config)
+    assert str(config) in line
+    assert part.replace("PATH", str(config)) in line
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    (line,) = problems(*SERVER, config=tmp_path / "none.yaml")
+    assert "none.yaml: cannot be read: No such file" in line
+
+
+def test_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load(*SERVER, config=write(tmp_path, "# nothing\n")).settings == load(*SERVER).settings
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (f"llm.api_key_env={KEY}",),
+        ("llm.api_key_env=sk_abcdefgh0123",),
+        (f"llm.api_key={KEY}",),
+        ("llm.api_key=abcdefgh0123",),
+        (f"llm.modl={KEY}",),
+        (f"{KEY}=abcdefgh0123",),
+        (KEY,),
+        (f"llm.max_attempts={KEY}",),
+        ("llm.max_attempts=Bearer abcdefgh0123",),
+        ("llm.base_url=http://user:abcdefgh0123@h/v1",),
+        ("llm.base_url=http://h/v1?key=abcdefgh0123",),
+        ('llm.extra_body={"model": "abcdefgh0123"}',),
+        ('llm.max_attempts=[{"a": "abcdefgh0123"}]',),
+        ("spark.conf={spark.hadoop.fs.s3a.secret.key: [abcdefgh0123]}",),
+        (f"llm.extra_body=*{KEY}",),
+    ],
+)
+def test_no_message_shows_a_secret(overrides: Sequence[str], tmp_path: Path) -> None:
+    name, _, value = overrides[0].partition("=")
+    config = write(tmp_path, f"{name}: {value}")
+    variable = {"UNTOLD_" + name.upper().replace(".", "__"): value}
+    for lines in (
+        problems("llm.model=m", *overrides),
+        problems(*SERVER, "zzz.api_key=1", config=config),
+        problems(*SERVER, "zzz.api_key=1", environ=variable),
+    ):
+        assert "abcdefgh" not in "\n".join(lines).lower()
+
+
+def test_api_key_as_name_of_its_variable_is_refused_by_name() -> None:
+    (line,) = problems(*SERVER, f"llm.api_key_env={KEY}")
+    assert line == "llm.api_key_env (--set): must be the name of an environment variable, not the key itself"
+
+
+def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
+    settings = load(
+        *SERVER,
+        "llm.extra_body={a: 1, b: {c: 1, d: 2}}",
+        "stages.evaluate_coverage.temperature=null",
+        "stages.evaluate_coverage.model=big",
+        "stages.evaluate_coverage.extra_body={a: null, b: {c: 3}}",
+        "stages.match_one.extra_body=null",
+    ).settings
+    own = decoding_for(settings, "evaluate_coverage")
+    assert (own.model, own.temperature, own.top_p, own.max_tokens) == ("big", None, 1.0, 4096)
+    assert own.extra_body == {"b": {"c": 3, "d": 2}}
+    assert decoding_for(settings, "match_one").extra_body == {}
+    assert decoding_for(settings, "match_many").temperature == 0
+
+
+def test_decoding_of_an_unknown_stage_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"stages\.nope"):
+        decoding_for(Settings(), "nope")
+
+
+stage_overrides = st.dictionaries(
+    st.sampled_from(STAGE_NAMES),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "model": st.text(min_size=1),
+            "api": st.sampled_from(["chat", "completions"]),
+            "temperature": st.none() | st.floats(0, 2),
+            "max_tokens": st.none() | st.integers(1, 10**6),
+            "extra_body": st.none() | st.dictionaries(st.text("xyz"), st.none() | st.integers(), max_size=3),
+        },
+    ),
+    max_size=3,
+)
+
+
+@given(stage_overrides)
+def test_settings_survive_json(stages: dict[str, Any]) -> None:
+    settings = Settings.model_validate({"stages": stages})
+    again = Settings.model_validate_json(settings.model_dump_json())
+    assert again == settings
+    assert [decoding_for(again, name) for name in STAGE_NAMES] == [decoding_for(settings, name) for name in STAGE_NAMES]
+
+
+json_patches = st.recursive(
+    st.none() | st.integers(),
+    lambda below: st.dictionaries(st.text("ab", min_size=1, max_size=1), below, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text("ab", min_size=1, max_size=1), json_patches, max_size=2))
+def test_merge_patch_is_idempotent(patch: dict[str, Any]) -> None:
+    once = merge_patch({"a": 1}, patch)
+    assert merge_patch(once, patch) == once
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"llm": LlmSettings(requests_per_minute=5, price_per_million_prompt_tokens=1, max_attempts=9)},
+        {"llm": LlmSettings(base_url="http://h/v1", api_key_env="MINE", timeout_seconds=1, endpoint="vllm")},
+        {"store": "s", "fail_on_error": False},
+        {"spark": {"conf": {"a": "b"}}, "ray": {"address": "auto"}, "budget": {"max_calls": 1}},
+    ],
+)
+def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]) -> None:
+    assert result_settings(Settings.model_validate(update)) == result_settings(Settings())
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"llm": {"model": "m"}},
+        {"llm": {"temperature": None}},
+        {"llm": {"extra_body": {"a": 1}}},
+        {"stages": {"evaluate_coverage": {"max_tokens": None}}},
+        {"thresholds": {"relevance": 3}},
+        {"summarise_contexts": False},
+        {"nli": {"skip_implied": True}},
+        {"qa": {"questions": "contexts"}},
+        {"statistics": {"seed": 1}},
+    ],
+)
+def test_result_settings_hold_what_changes_results(update: dict[str, Any]) -> None:
+    changed = result_settings(Settings.model_validate(update))
+    assert changed != result_settings(Settings())
+    assert json.loads(json.dumps(changed)) == changed
+
+
+def test_result_settings_of_some_stages() -> None:
+    settings = Settings(stages={"match_one": StageSettings(max_tokens=3)})
+    assert result_settings(settings, ["evaluate_coverage"]) == result_settings(Settings(), ["evaluate_coverage"])
+
+
+def test_settings_are_frozen_and_refuse_unknown_keys() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().llm.model = "m"
+    with pytest.raises(ValueError, match="Extra inputs"):
+        Settings.model_validate({"llm": {"modle": "m"}})
+
+
+def test_every_setting_is_described() -> None:
+    rows = describe()
+    assert all(key and kind and default and text for key, kind, default, text in rows)
+    assert ("llm.max_attempts", "an integer >= 1", "4") in [row[:3] for row in rows]
+    assert [key for key, *_ in rows if key.startswith("stages.")] == [
+        f"stages.<stage>.{name}" for name in StageSettings.model_fields
+    ]
+
+
+def test_spark_defaults_are_key_and_value() -> None:
+    defaults = spark_defaults()
+    assert defaults["spark.sql.session.timeZone"] == "UTC"
+    assert all(name.startswith("spark.") and value for name, value in defaults.items())
+
+
+awkward = ["null", "true", "1", "-1", "1.5", "1e999", "[", "{a: 1}", "{a: {b: null}}", "- x", "*a"]
+words = st.text() | st.sampled_from(awkward)
+
+
+@given(st.sampled_from([*KNOWN, "llm", "stages", "spark.conf.a.b", "llm.extra_body.a.b", "llm.extra_body.", ""]), words)
+def test_any_override_is_taken_or_refused(key: str, text: str) -> None:
+    try:
+        settings = load(*SERVER, f"{key}={text}").settings
+    except SettingsError:
+        return
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@given(st.text() | st.lists(words).map("\n".join))
+def test_any_file_text_is_read_or_refused(text: str) -> None:
+    layer = read_yaml(text, "file")
+    assert layer.problems or all(one.key in KNOWN for one in layer.assignments)

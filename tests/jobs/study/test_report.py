@@ -1,0 +1,42 @@
+"""The figure of a meta-evaluation, and the published figures that stand in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.study.report import draw, find_published
+
+
+def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:
+    names = {"dataset": "wikicontradict", "metric": metric, "model": model, "undefined": undefined, "measure": "lmr"}
+    return names | {"value": value, "ci_low": None, "ci_high": None, "n": 20}
+
+
+@pytest.mark.parametrize(("form", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
+    rows = [lmr_row("qa", "m", undefined, value) for undefined, value in (("mismatch", None), ("zero", 0.5))]
+    assert draw(rows, form=form).startswith(head)
+    assert draw(rows, form=form) == draw(rows, form=form)
+    assert draw([], form=form).startswith(head)
+
+
+def test_the_figure_marks_published_values_under_their_convention() -> None:
+    published, other = (draw([lmr_row("e2e", "m", name, 0.5)]) for name in ("zero", "mismatch"))
+    assert b">published<" in published
+    assert b">published<" not in other
+
+
+def test_a_form_that_is_no_picture_is_refused() -> None:
+    with pytest.raises(ValueError, match="no picture of form 'pdf'; there are svg, png"):
+        draw([], form="pdf")
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "openai/gpt-oss-120b", "GPT_OSS 120B"])
+def test_published_figures_are_found_however_a_provider_writes_the_model(model: str) -> None:
+    found = find_published("wikicontradict", "e2e", model)
+    assert found is not None
+    assert found.value == 0.7558
+    assert find_published("wikicontradict", "qa", model) is None
+    assert find_published("conflictbank", "e2e", model) is None

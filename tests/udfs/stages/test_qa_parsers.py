@@ -1,0 +1,466 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from udfs.ratings import Digit, weigh
+from udfs.stages import STAGES
+from udfs.stages.definitions import Unparsable
+from udfs.stages.qa import (
+    ANSWER_QUESTIONS,
+    COMPARE_ANSWERS,
+    MINE_QUESTIONS,
+    REFINE_QUESTIONS,
+    RELATIONS,
+)
+
+QA = (MINE_QUESTIONS, REFINE_QUESTIONS, ANSWER_QUESTIONS, COMPARE_ANSWERS)
+
+
+def mined(completion: str) -> list[str]:
+    questions: list[str] = MINE_QUESTIONS.parse(completion, {"query": "?", "text": "t"})["questions"]
+    return questions
+
+
+def values(completion: str, digits: list[Digit]) -> list[int]:
+    """The values of digits, each checked to stand at its offset in the completion."""
+    assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
+    return [digit.value for digit in digits]
+
+
+def refined(completion: str) -> list[tuple[str, int]]:
+    row = REFINE_QUESTIONS.parse(completion, {"query": "?", "questions": ["a"]})
+    return list(zip(row["questions"], values(completion, row["ratings"]), strict=True))
+
+
+def answered(completion: str, questions: list[str]) -> list[list[tuple[str, int]]]:
+    row = ANSWER_QUESTIONS.parse(completion, {"text": "t", "questions": questions})
+    rated = zip(row["answers"], row["confidences"], strict=True)
+    return [list(zip(answers, values(completion, digits), strict=True)) for answers, digits in rated]
+
+
+def relation(completion: str, first: str = "5 km", second: str = "5,000 m") -> str:
+    variables = {"question": "?", "first": first, "second": second}
+    found: str = COMPARE_ANSWERS.parse(completion, variables)["relation"]
+    return found
+
+
+def test_the_stages_are_registered_with_their_variables() -> None:
+    assert {stage.name: stage.variables for stage in QA} == {
+        "mine_questions": ("query", "text"),
+        "refine_questions": ("query", "questions"),
+        "answer_questions": ("text", "questions"),
+        "compare_answers": ("question", "first", "second"),
+    }
+    assert [stage for stage in QA if stage.rated] == [REFINE_QUESTIONS, ANSWER_QUESTIONS]
+    assert [stage for stage in QA if stage.tools] == [COMPARE_ANSWERS]
+    assert all(STAGES[stage.name] is stage for stage in QA)
+
+
+QUESTION_LISTS = {
+    "contract": "* How high is it?\n* Who built it: a king?",
+    "windows line ends": "* How high is it?\r\n* Who built it: a king?\r\n",
+    "preamble and note": "Here are the questions:\n\n* How high is it?\n* Who built it: a king?\n\nShall I go on?",
+    "other bullets": "- How high is it?\n• Who built it: a king?",
+    "numbers": "1. How high is it?\n2) Who built it: a king?",
+    "bold": "* **How high is it?**\n* **Who built it: a king?**",
+    "bold numbers": "**1.** How high is it?\n**2. Who built it: a king?**",
+    "labels": "Q1: How high is it?\nQ2: Who built it: a king?",
+    "bold labels": "* **Question 1:** How high is it?\n* **Question 2: Who built it: a king?**",
+    "fence": "```\n* How high is it?\n* Who built it: a king?\n```",
+    "preamble and fence": "Questions:\n```text\n* How high is it?\n* Who built it: a king?\n```\nDone.",
+    "blank lines and rules": "---\n* How high is it?\n\n* * *\n* Who built it: a king?\n***",
+    "groups": "* Height:\n  * How high is it?\n* Builder:\n  * Who built it: a king?",
+    "groups without colons": "1. **Height**\n   - How high is it?\n2. **Builder**\n   - Who built it: a king?",
+    "bulleted preamble": "- Here are the questions:\n- How high is it?\n- Who built it: a king?",
+    "headings": "## Height\n* How high is it?\n\n**Builder**\n* Who built it: a king?",
+    "wrapped": "* How high\n  is it?\n* Who built it:\n  a king?",
+    "notes with bullets": "* How high is it?\n* Who built it: a king?\n\n**Notes:**\n* I left out one.",
+    "bulleted note": "* How high is it?\n* Who built it: a king?\n* Note: the text has no more.",
+    "thinking": "<think>* How old is it?</think>\n* How high is it?\n* Who built it: a king?",
+    "orphan thinking": "Well.\n</think>\n* How high is it?\n* Who built it: a king?",
+}
+
+
+@pytest.mark.parametrize("completion", QUESTION_LISTS.values(), ids=QUESTION_LISTS.keys())
+def test_what_models_write_as_questions_is_read(completion: str) -> None:
+    assert mined(completion) == ["How high is it?", "Who built it: a king?"]
+
+
+def test_the_query_itself_need_not_ask() -> None:
+    assert mined("* price of a violin\n* Explain the price.") == ["price of a violin", "Explain the price."]
+
+
+LONE_NONE = ["None", "none.", "- None", "* **None**.", "(none)", "```\nNone\n```", "<think>x</think>None", "NONE"]
+
+
+@pytest.mark.parametrize("completion", [*LONE_NONE, "None\n\nNote: the text has nothing on it."])
+def test_a_lone_none_is_no_question(completion: str) -> None:
+    assert mined(completion) == []
+    assert refined(completion) == []
+
+
+@pytest.mark.parametrize(
+    "completion", ["", " \n", "How high is it?", "I cannot do that.", "Here are the questions:", "*", "<think>* A?"]
+)
+def test_prose_is_no_list_of_questions(completion: str) -> None:
+    with pytest.raises(Unparsable, match="no list of questions"):
+        mined(completion)
+
+
+REFINED_LISTS = {
+    "contract": "* How high is it? [Relevance: 4]\n* Who built [all of] it? [Relevance: 1]",
+    "windows line ends": "* How high is it? [Relevance: 4]\r\n* Who built [all of] it? [Relevance: 1]\r\n",
+    "preamble and note": "On a scale where [Relevance: 5] is best:\n\n* How high is it? [Relevance: 4]\n"
+    "* Who built [all of] it? [Relevance: 1]\n\nNote: [Relevance: 3] was never given.",
+    "numbers and case": "1. How high is it? [relevance: 4]\n2. Who built [all of] it? [RELEVANCE:1].",
+    "bold": "* **How high is it?** [Relevance: **4**]\n* **Who built [all of] it? [Relevance: 1]**",
+    "parentheses and fractions": "- How high is it? (Relevance: 4/5)\n- Who built [all of] it? (Relevance: 1 out of 5)",
+    "no brackets": "* How high is it? - Relevance: 4\n* Who built [all of] it? **Relevance:** 1",
+    "reasons": "* How high is it? [Relevance: 4 - in 2 ways]\n* Who built [all of] it? [Relevance: 1] (3 did)",
+    "other words": "* How high is it? [Relevance score = 4]\n* Who built [all of] it? [Rating: 1]",
+    "no bullets": "Here they are:\nHow high is it? [Relevance: 4]\nWho built [all of] it? [Relevance: 1]",
+    "one bullet forgotten": "* How high is it? [Relevance: 4]\nWho built [all of] it? [Relevance: 1]",
+    "labels": "Q1: How high is it? [Relevance: 4]\nQ2: Who built [all of] it? [Relevance: 1]",
+    "rating first": "* [Relevance: 4] How high is it?\n* [Relevance: 1] Who built [all of] it?",
+    "below": "* How high is it?\n  [Relevance: 4]\n* Who built [all of] it?\n  Relevance: 1",
+    "below with bullets": "1. How high is it?\n\n   - Relevance: 4\n2. Who built [all of] it?\n   - **Relevance:** 1",
+    "below without bullets": "How high is it?\nRelevance: 4\n\nWho built [all of] it?\nRelevance: 1",
+    "wrapped": "* How high\n  is it? [Relevance: 4]\n* Who built\n[all of] it?\n[Relevance: 1]",
+    "groups": "* Height:\n  * How high is it? [Relevance: 4]\n* Builder:\n  * Who built [all of] it? [Relevance: 1]",
+    "closing question": "How high is it? [Relevance: 4]\nWho built [all of] it? [Relevance: 1]\n\nIt is a list.",
+    "dropped ones below": "* How high is it? [Relevance: 4]\n* Who built [all of] it? [Relevance: 1]\n\n"
+    "**Changes:**\n* I dropped a vague one.",
+    "repeated": "* How high is it? [Relevance: 4]\n* Who built [all of] it? [Relevance: 1]\n"
+    "* how  high is it? [Relevance: 2]",
+    "fence": "```\n* How high is it? [Relevance: 4]\n* Who built [all of] it? [Relevance: 1]\n```",
+    "thinking": "<think>* Why? [Relevance: 5]</think>\n* How high is it? [Relevance: 4]\n"
+    "* Who built [all of] it? [Relevance: 1]",
+}
+
+
+@pytest.mark.parametrize("completion", REFINED_LISTS.values(), ids=REFINED_LISTS.keys())
+def test_what_models_write_as_refined_questions_is_read(completion: str) -> None:
+    assert refined(completion) == [("How high is it?", 4), ("Who built [all of] it?", 1)]
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[Relevance: ]", "[Relevance: high]", "[4]", *(f"[Relevance: {n}]" for n in ("0", "6", "3-4", "4.5"))]
+)
+@pytest.mark.parametrize(
+    "form", ["* A? [Relevance: 5]\n* B? {}", "* A? {}\n* B? [Relevance: 5]", "A? {}\nB? [Relevance: 5]"]
+)
+def test_a_listed_question_without_a_rating_is_unparsable(form: str, said: str) -> None:
+    with pytest.raises(Unparsable, match="no rating from 1 to 5 for 1 of 2 questions"):
+        refined(form.format(said))
+
+
+def test_words_of_a_question_are_not_its_rating() -> None:
+    completion = '* What is the relevance of 4 chains? [Relevance: 2]\n* Is "Relevance: 3" low? [Relevance: 5]'
+    assert refined(completion) == [("What is the relevance of 4 chains?", 2), ('Is "Relevance: 3" low?', 5)]
+    with pytest.raises(Unparsable, match="1 of 1"):
+        refined("* What is the relevance of 4 chains?")
+
+
+@pytest.mark.parametrize("completion", ["", "How high is it", "I would give [Relevance: 4] to most.", "[Relevance: 4]"])
+def test_ratings_without_questions_are_no_list(completion: str) -> None:
+    with pytest.raises(Unparsable, match="no list of questions"):
+        refined(completion)
+
+
+TWO = ["How high is it?", "1. FC Köln won [3 of 5] games?"]
+SAID = [[("5 m", 4), ("16 ft", 2)], []]
+
+ANSWER_LISTS = {
+    "contract": "* How high is it?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "windows line ends": "* How high is it?\r\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\r\n"
+    "* 1. FC Köln won [3 of 5] games?\r\nA: unknown\r\n",
+    "one line": "* How high is it? A: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games? A: unknown",
+    "lines of answers": "* How high is it?\n  A: 5 m [Confidence: 4]\n  A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\n  A: Unknown.",
+    "bulleted answers": "- How high is it?\n  - A: 5 m [Confidence: 4]\n  - A: 16 ft [Confidence: 2]\n"
+    "- 1. FC Köln won [3 of 5] games?\n  - A: unknown [Confidence: 5]",
+    "numbered questions": "1. How high is it?\n   A: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "2. FC Köln won [3 of 5] games?\n   A: unknown",
+    "bold": "1. **How high is it?**\n**A:** 5 m **[Confidence: 4]** | **A:** 16 ft [**Confidence:** 2]\n"
+    "2. **1. FC Köln won [3 of 5] games?**\n**A: unknown**",
+    "long labels": "Question 1: How high is it?\nAnswer: 5 m [Confidence: 4]\nAnswer: 16 ft [Confidence: 2]\n\n"
+    "Question 2: 1. FC Köln won [3 of 5] games?\n**Answer:** UNKNOWN",
+    "numbered answers": "Q: How high is it?\nA1: 5 m [Confidence: 4]\nA2: 16 ft [Confidence: 2]\n"
+    "Q: 1. FC Köln won [3 of 5] games?\nA: [unknown]",
+    "no labels": "* How high is it?\n  - 5 m [Confidence: 4]\n  - 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\n  - unknown",
+    "no second label": "* How high is it?\nA: 5 m [Confidence: 4] | 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nunknown",
+    "no labels, one line": "* How high is it? 5 m [Confidence: 4]; 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games? - unknown",
+    "other separators": "* How high is it?\nA: 5 m [Confidence: 4], A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown (the text does not say)",
+    "no separator": "* How high is it?\nA: 5 m [Confidence: 4] A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: Unknown. The text does not say.",
+    "no brackets": "* How high is it?\nA: 5 m - Confidence: 4\nA: 16 ft (confidence: 2/5)\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown - Confidence: 1",
+    "confidence below": "* How high is it?\nA: 5 m\nConfidence: 4\nA: 16 ft\n- **Confidence:** 2\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown\nConfidence: N/A",
+    "reasons": "* How high is it?\nA: 5 m [Confidence: 4 - stated] (see line 3)\nA: 16 ft [Confidence: 2]: guessed.\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown - not in the text",
+    "reasons between": "* How high is it?\n- A: 5 m [Confidence: 4]\n- Reasoning: it says so.\n"
+    "- A: 16 ft [Confidence: 2]\n* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "unknown beside answers": "* How high is it?\nA: 5 m [Confidence: 4] | A: unknown | A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "repeats": "* How high is it?\nA: 5 m [Confidence: 4] | A: “5 m.” [Confidence: 1] | A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "reordered": "* 1. FC Köln won [3 of 5] games?\nA: unknown\n"
+    "* How high is it?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]",
+    "reworded": "* What is its height?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "* Did FC Cologne win?\nA: unknown",
+    "one reworded": "* What is its height?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "answers alone": "1. A: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n2. A: unknown",
+    "one more question": "* How high is it?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "* How old is it?\nA: 8 years [Confidence: 5]\n* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "a block an answer": "* How high is it?\nA: 5 m [Confidence: 4]\n* How high is it?\nA: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown",
+    "preamble, rule, note": "Here are the answers:\n---\n**How high is it?**\n\n"
+    "A: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n\n"
+    "---\n**1. FC Köln won [3 of 5] games?**\n\nA: unknown\n\nNote: I used the text only.",
+    "fence": "```\n* How high is it?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
+    "* 1. FC Köln won [3 of 5] games?\nA: unknown\n```",
+    "thinking": "<think>* How high is it?\nA: 9 m [Confidence: 5]</think>\n* How high is it?\n"
+    "A: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n* 1. FC Köln won [3 of 5] games?\nA: unknown",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("completion", ANSWER_LISTS.values(), ids=ANSWER_LISTS.keys())
+def test_what_models_write_as_answers_is_read(completion: str) -> None:
+    assert answered(completion, TWO) == SAID
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("A: a | b [Confidence: 3]", "a | b"),
+        ("A: the key [Ctrl] [Confidence: 3]", "the key [Ctrl]"),
+        ("A: section A: heat [Confidence: 3]", "section A: heat"),
+        ("A: about 4 m [2] [Confidence: 3]", "about 4 m [2]"),
+        ("A: -5 °C [Confidence: 3]", "-5 °C"),
+        ("A: - 5 °C [Confidence: 3]", "- 5 °C"),
+        ("A: % [Confidence: 3]", "%"),
+        ("A: 3 [Confidence: 3]", "3"),
+        ("A: the unknown soldier [Confidence: 3]", "the unknown soldier"),
+        ("A: unknown, but it may be 5 m [Confidence: 3]", "unknown, but it may be 5 m"),
+        ("A: Confidence: 4 is low [Confidence: 3]", "Confidence: 4 is low"),
+        ("A: (Confidence: 4 units) [Confidence: 3]", "(Confidence: 4 units)"),
+        ("A: 5 m,\n  or so\n  [Confidence: 3]", "5 m, or so"),
+        ("A:\n- 5 m [Confidence: 3]", "5 m"),
+        ("A: [Confidence: 3] 5 m", "5 m"),
+        ("A: **5 m** [Confidence: 3]", "5 m"),
+        ("A: **5 m [Confidence: 3]**", "5 m"),
+        ("A: 5 m [Confidence: 3] |", "5 m"),
+        ("A: 5 m [Confidence: 3] | A:", "5 m"),
+        ("A: 5 m [Certainty: 3]", "5 m"),
+        ("A: 5 m (confidence 3)", "5 m"),
+        ("A: 5 m [Confidence: 3 (it says so)]", "5 m"),
+    ],
+)
+def test_an_answer_is_what_stands_between_label_and_confidence(written: str, answer: str) -> None:
+    assert answered(f"* Q?\n{written}\n", ["Q?"]) == [[(answer, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("completion", "missing"),
+    [
+        ("", 2),
+        ("None", 2),
+        ("unknown", 2),
+        ("* How high is it?\nA: 5 m [Confidence: 4]", 1),
+        ("* How high is it?\nA: 5 m [Confidence: 4]\n* 1. FC Köln won [3 of 5] games?", 1),
+        ("* How high is it?\nA: 5 m [Confidence: 4]\n* 1. FC Köln won [3 of 5] games?\nA:", 1),
+        ("* How high is it?\nA: 5 m [Confidence: 4]\n* 1. FC Köln won [3 of 5] games?\nA: [Confidence: 1]", 1),
+        ("* What is its height?\nA: 5 m [Confidence: 4]", 2),
+        ("A: 5 m [Confidence: 4]\nA: unknown", 2),
+        ("1. A: 5 m [Confidence: 4]\n2. A: unknown\n3. A: unknown", 2),
+    ],
+)  # fmt: skip
+def test_a_question_without_an_answer_is_unparsable_and_counted(completion: str, missing: int) -> None:
+    with pytest.raises(Unparsable, match=f"no answer to {missing} of 2 questions"):
+        answered(completion, TWO)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "A: 5 m",
+        "5 m",
+        "A: None",
+        "A: not stated",
+        "A: 5 m [4]",
+        "A: 5 m [Confidence: 0]",
+        "A: 5 m [Confidence: 6]",
+        "A: 5 m [Confidence: 3-4]",
+        "A: 5 m [Confidence: high]",
+        "A: 5 m [Confidence: 4/10]",
+        "A: Low confidence: 4 people said so",
+        "A: 5 m | A: 16 ft [Confidence: 2]",
+        "A: 5 m [Confidence: 2] | A: 16 ft",
+        "A: 5 m [Confidence: 2] | 16 ft",
+        "A: 5 m\nA: 16 ft [Confidence: 2]",
+        "A: 5 m [Confidence: 4] is what it says [Confidence: 5]",
+        "A: unknown, but 5 m",
+    ],
+)
+def test_an_answer_without_a_confidence_is_unparsable(written: str) -> None:
+    with pytest.raises(Unparsable, match="no confidence from 1 to 5 for an answer to 1 of 2 questions"):
+        answered(f"* B?\nA: unknown\n* Q?\n{written}", ["Q?", "B?"])
+
+
+def test_answers_under_a_line_that_asks_nothing_are_unparsable() -> None:
+    with pytest.raises(Unparsable, match="an answer to none of the questions"):
+        answered("* Q?\nA: 5 m [Confidence: 4]\n* Otherwise\nA: 6 m [Confidence: 4]", ["Q?"])
+
+
+def test_a_lone_question_need_not_be_repeated() -> None:
+    completion = "Here are the answers.\nA: 1871 [Confidence: 3] | A: 1873 [Confidence: 4]"
+    assert answered(completion, ["When was it built?"]) == [[("1871", 3), ("1873", 4)]]
+    with pytest.raises(Unparsable, match="2 of 2"):
+        answered(completion, ["When was it built?", "Who built it?"])
+
+
+def test_questions_that_only_signs_tell_apart_keep_their_answers() -> None:
+    completion = "* How old is C?\nA: 50 [Confidence: 4]\n* How old is C++?\nA: 40 [Confidence: 5]"
+    assert answered(completion, ["How old is C++?", "How old is C?"]) == [[("40", 5)], [("50", 4)]]
+
+
+def test_offsets_count_from_the_start_of_the_completion() -> None:
+    completion = "  <think>é 4 🙂</think>\r\n\n * A?\nA: 3 [Confidence: 3]"
+    row = ANSWER_QUESTIONS.parse(completion, {"text": "t", "questions": ["A?"]})
+    assert row["confidences"] == [[Digit(3, completion.rindex("3"))]]
+
+
+@pytest.mark.parametrize("expected", RELATIONS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "5 km - 5,000 m [{}]",
+        "They are lengths.\n\n5 km - 5,000 m [{}]\n",
+        "* 5 km - 5,000 m [{}].",
+        "**5 km - 5,000 m [{}]**",
+        "**5 km** – **5,000 m** **[{}]**",
+        "`5 km - 5,000 m [{}]`",
+        '"5 km" - "5,000 m" [{}]',
+        "[5 km] - [5,000 m] [{}]",
+        "First: 5 km - Second: 5,000 m [{}]",
+        "Final answer: 5 km - 5,000 m [{}]",
+        "5 km — 5,000 m [Classification: {}]",
+        "5 km | 5,000 m [{}]",
+        "5 km. - 5,000 M [**{}**]",
+        "5 km - 5,000 m ({})",
+        "5 km - 5,000 m\n[{}]",
+        "first - second [{}]",
+        "[{}]",
+        "So:\n**{}**",
+        "Classification: {}",
+        "```\n5 km - 5,000 m [{}]\n```",
+        "5 km - 5,000 m [{}]\n\n---",
+        "5 km - 5,000 m [{}] (both are lengths)",
+        "5 km - 5,000 m [{}]\n\nNote: 1 km is 1,000 m.",
+        "Is it [neutral]? No: [contradictory]? No.\n5 km - 5,000 m [{}]",
+        "<think>5 km - 5,000 m [neutral]</think>5 km - 5,000 m [{}]",
+    ],
+)
+def test_the_classification_on_the_last_line_is_read(form: str, expected: str) -> None:
+    for name in (expected, expected.replace("_", " "), expected.replace("_", "-"), expected.upper()):
+        assert relation(form.format(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("contradiction", "contradictory"),
+        ("Equivalence", "equivalent"),
+        ("first implies the second", "first_implies_second"),
+        ("the second answer implies the first answer", "second_implies_first"),
+        ("Second Entails First.", "second_implies_first"),
+    ],
+)
+def test_a_classification_has_several_names(name: str, expected: str) -> None:
+    assert relation(f"5 km - 5,000 m [{name}]") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "second"),
+    [
+        ("Paris - France", "France", "Paris"),
+        ("**Paris** – **France.**", "france", "paris"),
+        ("“Paris” - 'France'", "France", "Paris"),
+        ("6 - 5", "5", "6"),
+        ("-5 - 5", "5", "-5"),
+        ("- 6 - 5", "5", "6"),
+        ("a - b - c - d", "c - d", "a - b"),
+        ("a - b - a", "a", "a - b"),
+        ("Paris, in France - Paris", "Paris", "Paris, in France"),
+        ("C++ - C", "C", "C++"),
+        ("pH [neutral] - acid", "acid", "pH [neutral]"),
+        ("acid - pH [neutral]", "pH [neutral]", "acid"),
+        ("pH (neutral) - acid", "acid", "pH (neutral)"),
+        ("Second: Paris - First: France", "France", "Paris"),
+        ("1. FC Köln - 1. FC Bonn", "1. FC Bonn", "1. FC Köln"),
+        ("Paris\t-\tFrance", "France", "Paris"),
+    ],
+)
+def test_the_order_on_the_line_says_which_is_first(line: str, first: str, second: str) -> None:
+    assert relation(f"{line} [first implies second]", first, second) == "second_implies_first"
+    assert relation(f"{line} [first implies second]", second, first) == "first_implies_second"
+    assert relation(f"{line}\n[second implies first]", first, second) == "first_implies_second"
+    assert relation(f"{line} [contradictory]", first, second) == "contradictory"
+
+
+@pytest.mark.parametrize("line", ["Lyon - France", "Paris", "first - second", "a - a - a", "They differ:"])
+def test_else_the_order_of_the_variables_does(line: str) -> None:
+    for first, second in (("France", "Paris"), ("Paris", "France"), ("a", "a - a")):
+        assert relation(f"{line} [first implies second]", first, second) == "first_implies_second"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "They are equivalent.",
+        "equivalent or neutral",
+        "5 km - 5,000 m",
+        "5 km - 5,000 m [same]",
+        "5 km - 5,000 m [not equivalent]",
+        "5 km - 5,000 m [implies]",
+        "5 km - 5,000 m [equivalent/neutral]",
+        "5 km - 5,000 m [equivalent or neutral]",
+        "5 km - 5,000 m [equivalent] [neutral]",
+        "5 km - 5,000 m: equivalent",
+        "It is [neutral] at best, I would say",
+        "Both say the same [equivalent]\nNote: that is my view.",
+        "5 km - 5,000 m [equivalent]\nNote: one.\nNote: two.",
+        "I first thought\n5 km - 5,000 m [equivalent]\nbut it is\n5 km - 5,000 m [unclear]",
+        "5 km - 5,000 m [equivalent]\n5 km - 5,000 m [unclear]",
+        "<think>5 km - 5,000 m [equivalent]",
+    ],
+)
+def test_without_one_classification_on_the_last_line_a_comparison_is_unparsable(completion: str) -> None:
+    with pytest.raises(Unparsable, match=r"no classification|several classifications"):
+        relation(completion)
+
+
+def test_a_bracket_of_an_answer_is_no_classification() -> None:
+    with pytest.raises(Unparsable):
+        relation("acid - pH [neutral]", "acid", "pH [neutral]")
+
+
+def test_rows_fit_the_output_schemas() -> None:
+    for stage, completion, variables in (
+        (MINE_QUESTIONS, "* A?", {}),
+        (REFINE_QUESTIONS, "* A? [Relevance: 2]", {}),
+        (ANSWER_QUESTIONS, "* A?\nA: b [Confidence: 2]\n* C?\nA: unknown", {"questions": ["A?", "C?"]}),
+        (COMPARE_ANSWERS, "neutral", {"first": "a", "second": "b"}),
+    ):
+        row, _ = weigh(stage.parse(completion, variables), None)
+        assert pa.Table.from_pylist([row], schema=stage.output).to_pylist() == [row]

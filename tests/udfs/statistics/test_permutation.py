@@ -1,0 +1,183 @@
+"""Paired tests and adjusted p-values: SciPy's, from counts of distinct differences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from udfs.statistics.intervals import MAX_CELLS, FloatArray
+from udfs.statistics.permutation import PairedTest, adjust_p_values, paired_permutation_test
+
+eighths = st.integers(-8, 8).map(lambda number: number / 8)  # exact in binary: SciPy's sums tie as ours
+
+SHAPES: dict[str, Callable[[np.random.Generator, int], FloatArray]] = {
+    "matches": lambda random, n: random.choice([-1.0, 0.0, 1.0], n, p=[0.2, 0.57, 0.23]),
+    "ratios": lambda random, n: (random.integers(0, 6, n) - random.integers(0, 6, n)) / 5 + 0.015,
+    "normal": lambda random, n: random.normal(0.025, 1, n),
+    "skewed": lambda random, n: random.lognormal(0, 1.5, n) - random.lognormal(0.02, 1.5, n),
+    "outlier": lambda random, n: np.append(random.normal(0.03, 1, n - 1), 40.0),
+}
+
+
+def flipped(rows: FloatArray | list[float], *, seed: int = 0, resamples: int = 10_000) -> PairedTest:
+    return paired_permutation_test(rows, np.ones(len(rows), dtype=int), seed=seed, resamples=resamples)
+
+
+def p_of(result: PairedTest) -> float:
+    assert result.p_value is not None
+    return result.p_value
+
+
+def scipys(rows: FloatArray | list[float], resamples: int = 10_000) -> tuple[float, float]:
+    """The mean difference and the p-value of SciPy."""
+    result = stats.permutation_test(
+        (rows,), np.mean, permutation_type="samples", vectorized=True, n_resamples=resamples, batch=200, rng=0
+    )
+    return float(result.statistic), float(result.pvalue)
+
+
+def noise_of(p_value: float, resamples: int) -> float:
+    """Four standard errors of the difference of two such p-values."""
+    side = p_value / 2
+    return 4 * 2 * math.sqrt(2 * side * (1 - side) / resamples)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(eighths, min_size=2, max_size=9))
+def test_few_rows_have_exactly_scipys_p_value(rows: list[float]) -> None:
+    assert (flipped(rows).difference, flipped(rows).p_value) == scipys(rows)
+
+
+def test_all_flips_are_enumerated_as_long_as_scipy_does() -> None:
+    rows = np.array([3, 1, -2, 5, 8, -1, 0, 4, 6, -7, 2, 1, 3, -4]) / 8
+    assert p_of(flipped(rows[:13])) == scipys(rows[:13])[1]
+    assert (p_of(flipped(rows[:13])) * 2**13).is_integer()
+    assert p_of(flipped(rows)) * 10_001 % 1 == pytest.approx(0, abs=1e-9)
+    assert p_of(flipped(rows[:3], resamples=8)) == scipys(rows[:3], resamples=8)[1]
+    assert p_of(flipped(rows[:3], resamples=7)) * 8 % 1 == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(tenths=st.lists(st.integers(-10, 10), min_size=1, max_size=9))
+def test_equal_sums_tie_whatever_their_last_bits(tenths: list[int]) -> None:
+    null = [sum(sizes) for sizes in itertools.product(*((-t, t) for t in tenths))]
+    sides = [sum(total >= sum(tenths) for total in null), sum(total <= sum(tenths) for total in null)]
+    assert p_of(flipped([t / 10 for t in tenths])) == min(1.0, 2 * min(sides) / len(null))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_p_values_are_scipys_at_2_000_rows(shape: str) -> None:
+    rows = SHAPES[shape](np.random.default_rng(7), 2_000)
+    difference, p_value = scipys(rows, resamples=2_000)
+    values, counts = np.unique(rows, return_counts=True)
+    got = paired_permutation_test(values, counts, seed=1, resamples=20_000)
+    assert got.n == 2_000
+    assert got.difference == pytest.approx(difference, rel=1e-12)
+    assert p_of(got) == pytest.approx(p_value, abs=noise_of(p_value, 2_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_p_values_are_scipys_at_10_000_rows(shape: str) -> None:
+    rows = SHAPES[shape](np.random.default_rng(7), 10_000)
+    p_value = scipys(rows)[1]
+    assert p_of(flipped(rows, seed=1)) == pytest.approx(p_value, abs=noise_of(p_value, 10_000))
+
+
+def test_wins_and_losses_have_the_p_value_of_the_sign_test() -> None:
+    wins, losses = 2_501_800, 2_498_200
+    exact = stats.binomtest(wins, wins + losses).pvalue
+    got = paired_permutation_test([1.0, -1.0, 0.0], [wins, losses, 5_000_000], seed=0, resamples=40_000)
+    assert (got.n, got.difference) == (10_000_000, 3_600 / 10_000_000)
+    assert p_of(got) == pytest.approx(exact, abs=noise_of(exact, 40_000))
+
+
+def test_cells_of_many_distinct_differences_keep_the_null_distribution() -> None:
+    rows = np.random.default_rng(5).normal(0.006, 1, 5 * MAX_CELLS)
+    flips = 2 * stats.norm.sf(abs(rows.sum()) / math.sqrt((rows**2).sum()))
+    assert p_of(flipped(rows, resamples=20_000)) == pytest.approx(flips, abs=noise_of(flips, 20_000))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from([-0.7, -0.1, 0.0, 0.1, 1 / 3, 1.0]), st.integers(0, 20))), data=st.data()
+)
+def test_order_splitting_and_swapping_change_nothing(rows: list[tuple[float, int]], data: st.DataObject) -> None:
+    split = [part for value, count in rows for part in ((value, count // 3), (value, count - count // 3))]
+    shuffled = data.draw(st.permutations(split))
+    first = paired_permutation_test([v for v, _ in rows], [c for _, c in rows], seed=5, resamples=200)
+    second = paired_permutation_test([v for v, _ in shuffled], [c for _, c in shuffled], seed=5, resamples=200)
+    swapped = paired_permutation_test([-v for v, _ in rows], [c for _, c in rows], seed=5, resamples=200)
+    assert first == second
+    assert swapped == PairedTest(first.n, None if first.difference is None else -first.difference, first.p_value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(0, 30)), max_size=6), resamples=st.integers(1, 300)
+)
+def test_p_values_are_null_or_in_range_without_warnings(rows: list[tuple[float, int]], resamples: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = paired_permutation_test([v for v, _ in rows], [c for _, c in rows], seed=5, resamples=resamples)
+    assert got.n == sum(count for _, count in rows)
+    assert (got.p_value is None) == (got.difference is None) == (got.n == 0)
+    assert got.p_value is None or 0 < got.p_value <= 1
+
+
+@pytest.mark.parametrize(
+    ("differences", "counts", "expected"),
+    [
+        ([], [], PairedTest(0, None, None)),
+        ([0.5], [0], PairedTest(0, None, None)),
+        ([0.5], [1], PairedTest(1, 0.5, 1.0)),
+        ([0.0, -0.0], [600, 600], PairedTest(1_200, 0.0, 1.0)),
+        ([0.5, -0.5], [600, 600], PairedTest(1_200, 0.0, 1.0)),
+        ([0.1], [1_200], PairedTest(1_200, 0.1, 2 / 10_001)),  # no draw reaches it
+    ],
+)
+def test_degenerate_differences(differences: list[float], counts: list[int], expected: PairedTest) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert paired_permutation_test(differences, counts, seed=0) == expected
+
+
+def test_the_seed_decides() -> None:
+    rows = SHAPES["normal"](np.random.default_rng(1), 300)
+    assert flipped(rows, seed=1) == flipped(rows, seed=1)
+    assert flipped(rows, seed=1) != flipped(rows, seed=2)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="resamples must be at least 1"):
+        flipped([0.5], resamples=0)
+    with pytest.raises(ValueError, match="finite"):
+        flipped([float("nan")])
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=12))
+def test_adjusted_p_values_are_scipys_over_those_that_are_there(p_values: list[float | None]) -> None:
+    got = adjust_p_values(p_values)
+    present = [p for p in p_values if p is not None]
+    assert [p is None for p in got] == [p is None for p in p_values]
+    assert [p for p in got if p is not None] == list(stats.false_discovery_control(present) if present else [])
+
+
+def test_nulls_are_no_members_of_the_family() -> None:
+    assert adjust_p_values([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.04, 0.04])
+    assert adjust_p_values([None, 0.2]) == [None, 0.2]
+    assert adjust_p_values([]) == []
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
+def test_p_values_out_of_range_are_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        adjust_p_values([0.5, wrong])

@@ -1,0 +1,167 @@
+"""Agreement of scores with human labels: matches, confusion tables and their measures, and the token-overlap floor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from udfs.statistics.intervals import SAME, FloatArray, IntArray, Interval, acceleration_of, bca_shares
+
+LABELS = ("Incorrect", "Partially correct", "Correct")
+UNDEFINED = "undefined"
+PREDICTIONS = (*LABELS, UNDEFINED)
+# What an undefined score is: a label of its own that matches none, or the score 0 as published
+CONVENTIONS = ("mismatch", "zero")
+OVERLAP_FIELDS = (("sample_id", pa.string()), ("query", pa.string()), ("label", pa.string()), ("overlap", pa.float64()))
+WORD = re.compile(r"\w+")
+
+Measure = Callable[[IntArray], FloatArray]
+
+
+def predict_label(score: float | None) -> str:
+    """What a score says of a response: Incorrect for 0, Correct for 1, Partially correct between, `undefined` for None.
+
+    Dejl et al. 2025; methods, section 6.
+    """
+    if score is None:
+        return UNDEFINED
+    return LABELS[0] if score == 0 else LABELS[2] if score == 1 else LABELS[1]
+
+
+def match_label(score: float | None, label: str) -> bool:
+    """Whether a score agrees with a label of `LABELS`; an undefined score agrees with none.
+
+    Dejl et al. 2025, match(S, l) of LMR_WC; methods, section 6. Raises ValueError for another label.
+    """
+    if label not in LABELS:
+        raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
+    return predict_label(score) == label
+
+
+def under_convention(confusion: ArrayLike, convention: str) -> IntArray:
+    """The confusion table under a convention of `CONVENTIONS`: `zero` counts undefined scores as predicted Incorrect.
+
+    confusion: int64[..., 3, 4], labels by predictions in the order of `LABELS` and `PREDICTIONS`; so is the result.
+    """
+    table = np.array(confusion, dtype=np.int64)
+    if convention == "zero":
+        table[..., 0] += table[..., -1]
+        table[..., -1] = 0
+    return table
+
+
+def kappa(confusion: IntArray) -> FloatArray:
+    """Cohen's kappa over all predictions: float64[...], NaN where agreement by chance is certain or there are no rows.
+
+    confusion: int64[..., 3, 4] as `under_convention` gives it. A prediction that is no label agrees with none.
+    """
+    rows = confusion.sum(axis=(-2, -1))
+    agreed = _hits(confusion).sum(axis=-1)
+    chance = (confusion.sum(axis=-1) * confusion.sum(axis=-2)[..., : len(LABELS)]).sum(axis=-1)
+    return _ratio(agreed * rows - chance, rows * rows - chance)
+
+
+def macro_f1(confusion: IntArray) -> FloatArray:
+    """The mean F1 of the labels: float64[...]. A label that neither occurs nor is predicted is left out.
+
+    confusion: int64[..., 3, 4] as `under_convention` gives it. NaN without rows.
+    """
+    predicted = confusion.sum(axis=-2)[..., : len(LABELS)]
+    return _mean_of_known(_ratio(2 * _hits(confusion), confusion.sum(axis=-1) + predicted))
+
+
+def balanced_accuracy(confusion: IntArray) -> FloatArray:
+    """The mean recall of the labels: float64[...]. A label that does not occur is left out.
+
+    confusion: int64[..., 3, 4] as `under_convention` gives it. NaN without rows.
+    """
+    return _mean_of_known(_ratio(_hits(confusion), confusion.sum(axis=-1)))
+
+
+MEASURES: dict[str, Measure] = {"kappa": kappa, "macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
+
+
+def table_interval(
+    measure: Measure, confusion: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 10_000
+) -> Interval:
+    """A measure of a confusion table, and its BCa bootstrap interval.
+
+    confusion: int64[3, 4]. Rows are resampled as multinomial counts of the cells, and the jackknife leaves out one row
+    of each cell in turn, as often as the cell has rows, so that no cost grows with the number of rows. Resamples in
+    which the measure is undefined are left out. `mean` is the measure, None where it is undefined; the limits are None
+    where every row is in one cell, or leaving a row out changes nothing or makes the measure undefined.
+
+    Methods, section 7; `scipy.stats.bootstrap(method="BCa", paired=True)` over labels and predictions is the reference.
+    """
+    table = np.asarray(confusion, dtype=np.int64)
+    observed = float(measure(table))
+    if np.isnan(observed):
+        return Interval(None, None, None)
+    acceleration = _table_acceleration(measure, table)
+    if acceleration is None:
+        return Interval(observed, None, None)
+    drawn = np.random.default_rng(seed).multinomial(table.sum(), table.ravel() / table.sum(), size=resamples)
+    values = measure(drawn.reshape(-1, *table.shape))
+    shifts = values[~np.isnan(values)] - observed
+    shifts[np.abs(shifts) <= SAME] = 0.0
+    shares = bca_shares(shifts, acceleration, confidence)
+    if shares is None:
+        return Interval(observed, None, None)
+    low, high = (observed + float(limit) for limit in np.quantile(shifts, shares))
+    return Interval(observed, low, high)
+
+
+def _table_acceleration(measure: Measure, table: IntArray) -> float | None:
+    cells = np.flatnonzero(table)
+    if cells.size < 2:
+        return None
+    rows = table.ravel()[cells]
+    left_out = measure(table - np.eye(table.size, dtype=np.int64)[cells].reshape(-1, *table.shape))
+    influence = np.average(left_out, weights=rows) - left_out
+    return acceleration_of(influence, rows) if (np.abs(influence) > SAME).any() else None
+
+
+def _hits(confusion: IntArray) -> IntArray:
+    return cast(IntArray, np.diagonal(confusion, axis1=-2, axis2=-1))
+
+
+def _ratio(above: IntArray | FloatArray, below: IntArray) -> FloatArray:
+    """above / below, NaN where `below` is 0."""
+    shares: FloatArray = np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below != 0)
+    return shares
+
+
+def _mean_of_known(values: FloatArray) -> FloatArray:
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0.0).sum(axis=-1), known.sum(axis=-1))
+
+
+def overlap_score(response: str, contexts: Sequence[str]) -> float | None:
+    """The share of contexts that a response covers by its words alone, None without contexts: the floor of any metric.
+
+    A context is covered where at least half of its distinct lower-cased `\\w+` tokens occur in the response.
+    """
+    said = set(WORD.findall(response.lower()))
+    words = [set(WORD.findall(context.lower())) for context in contexts]
+    return sum(2 * len(known & said) >= len(known) for known in words) / len(words) if words else None
+
+
+def overlap_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of samples -> sample_id, query, label string, overlap double: `overlap_score`, null for unusable rows.
+
+    Columns read: sample_id, query, response, contexts list<struct<id, text>>, label.
+    """
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_overlap_row(row) for row in batch.to_pylist()], pa.schema(OVERLAP_FIELDS))
+
+
+def _overlap_row(row: dict[str, Any]) -> dict[str, Any]:
+    response, contexts = row["response"], row["contexts"]
+    usable = response is not None and contexts is not None
+    score = overlap_score(response, [context["text"] for context in contexts]) if usable else None
+    return {"sample_id": row["sample_id"], "query": row["query"], "label": row["label"], "overlap": score}
