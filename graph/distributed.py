@@ -54,8 +54,8 @@ class Components(Protocol):
 class Workspace(Protocol):
     """Where results of steps are computed: lineage ends there, so that plans do not grow with the rounds."""
 
-    def keep(self, frame: DataFrame) -> DataFrame:
-        """The same rows, computed once."""
+    def keep(self, frame: DataFrame, name: str = "step") -> DataFrame:
+        """The same rows, computed once, in a place named for what they are."""
 
     def count(self, frame: DataFrame) -> int:
         """The number of rows; costs nothing for what `keep` gave."""
@@ -99,25 +99,25 @@ class Condensation:
         target, judged boolean. Raises ValueError for an edge to a node that its graph does not have, and
         CondensationError where the components do not come to an end or are wrong.
         """
-        members = self.workspace.keep(_number(nodes))
+        members = self.workspace.keep(_number(nodes), "numbered-nodes")
         pairs = self._find_pairs(members, edges)
         lower = self.solve(members.select("id", "response"), pairs.where("judged").select("source", "target"))
         upper = self._solve_bounds(members, pairs, lower.vertices)
-        rows = self.workspace.keep(_join_solutions(members, lower.vertices, upper))
+        rows = self.workspace.keep(_join_solutions(members, lower.vertices, upper), "solved-nodes")
         return Condensed(self._find_classes(rows, lower.quotient), _count_statements(rows))
 
     def solve(self, vertices: DataFrame, edges: DataFrame) -> Solution:
         """vertices: id, response; edges: source, target. Raises CondensationError for what verification refuses."""
-        links = self.workspace.keep(_tidy(edges))
+        links = self.workspace.keep(_tidy(edges), "links")
         labels = self.find_components(vertices.select("id"), links)
-        quotient = self.workspace.keep(_relabel(links, labels))
+        quotient = self.workspace.keep(_relabel(links, labels), "quotient")
         self.verify(labels, links, quotient)
         responses = vertices.where("response").select("id")
         seeds = labels.join(responses, on="id", how="left_semi").select(F.col("component").alias("id"))
         found = self._spread(seeds, quotient, self.workspace.count(quotient))
         reached = found.select(F.col("id").alias("component"), F.lit(True).alias("reached"))
         solved = labels.join(reached, on="component", how="left").select("id", "component", _flag("reached"))
-        return Solution(self.workspace.keep(solved), quotient)
+        return Solution(self.workspace.keep(solved, "solution"), quotient)
 
     def find_components(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
         """Strong components, not yet verified: id, component (the smallest id of its class).
@@ -136,7 +136,7 @@ class Condensation:
         while True:
             small, large = self._split(remaining, weak)
             if self.workspace.count(small):
-                labels = self.workspace.keep(_compose(labels, _solve_apart(small)))
+                labels = self.workspace.keep(_compose(labels, _solve_apart(small)), "labels")
             if not self.workspace.count(large):
                 return labels
             if on_cycles:
@@ -151,7 +151,7 @@ class Condensation:
         labels: id, component; edges: source, target; quotient: the edges between classes.
         """
         members = labels.where("id <> component")
-        within = self.workspace.keep(_within(edges, labels))
+        within = self.workspace.keep(_within(edges, labels), "links-within-classes")
         size, heads = self.workspace.count(within), members.select(F.col("component").alias("id"))
         apart = [
             members.join(self._spread(heads, walked, size), on="id", how="left_anti")
@@ -191,7 +191,7 @@ class Condensation:
     def _find_mutual(self, edges: DataFrame) -> DataFrame:
         """The edges that have a turned twin, each such pair once."""
         turned = _turned(edges.where("source > target"))
-        return self.workspace.keep(edges.join(turned, on=["source", "target"], how="inner"))
+        return self.workspace.keep(edges.join(turned, on=["source", "target"], how="inner"), "mutual-links")
 
     def _merge_mutual(self, mutual: DataFrame) -> DataFrame:
         """Classes of mutual edges alone: id, component."""
@@ -227,7 +227,7 @@ class Condensation:
 
     def _find_classes(self, rows: DataFrame, quotient: DataFrame) -> DataFrame:
         """The rows of classes. rows: see `_join_solutions`; quotient: source, target between classes."""
-        heads = self.workspace.keep(_describe_classes(rows))
+        heads = self.workspace.keep(_describe_classes(rows), "classes")
         entered = self._find_entered(heads, quotient)
         marks = entered.select(F.col("id").alias("lower"), F.lit(True).alias("entered"))
         whole = rows.select("graph", "id", "node", "lower").join(heads, on="lower", how="inner")

@@ -5,30 +5,25 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
-from uuid import uuid4
 
-from pyarrow import fs
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.inputs.files import find_files, inspect_files
 from jobs.inputs.samples import fingerprint
-from jobs.metrics.condensing import Condensed, Condenser, Steps
+from jobs.metrics.condensing import Condensed, Condenser
 from jobs.run import manifest
-from jobs.run.locks import FolderLock
 from jobs.run.manifest import OutputError
-from jobs.run.session import open_session, spark_schema
-from jobs.settings.layers import without_secrets
+from jobs.run.outcome import Ending
+from jobs.run.output import Output, shown
+from jobs.run.session import open_session
+from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
-from jobs.tables import ATOMS, SCORES, STATEMENTS
-from udfs.files import is_local, open_filesystem
+from jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
 
 METRIC = "condense"
-WORK = "_work"
 FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
 BACKWARD = ("equivalent", "second_implies_first")
 UNORDERED = ("equivalent", "first_implies_second", "second_implies_first", "contradictory")
@@ -37,11 +32,7 @@ ORIGINS = ("context", "response", "both")
 GROUPS = ("sample_id", "metric")
 SHOWN = 3
 SHOWN_LENGTH = 40
-TABLES = {
-    "statements": (STATEMENTS, ("sample_id", "metric", "statement_id")),
-    "atoms": (ATOMS, ("sample_id", "metric", "atom_id")),
-    "scores": (SCORES, ("sample_id", "metric")),
-}
+TABLES = {"statements": STATEMENTS, "atoms": ATOMS, "scores": SCORES}
 
 
 class RelationsError(ValueError):
@@ -64,79 +55,39 @@ def condense(request: CondenseRequest) -> dict[str, int]:
 
     Raises RelationsError for input that cannot be condensed, OutputError for an output that is there already.
     """
-    with ExitStack() as stack:
-        if is_local(request.output):
-            path = open_filesystem(request.output)[1]
-            stack.enter_context(FolderLock(path, uuid4().hex[:12], wait=False))
-        _check_output(request)
-        return condense_in(open_session(request.settings), request)
+    with Output(request.output, tuple(TABLES), request.overwrite) as output:
+        _check_output(request, output)
+        return _condense(output, request, output.workspace(open_session(request.settings)))
 
 
-def condense_in(spark: SparkSession, request: CondenseRequest) -> dict[str, int]:
-    """`condense` in a session, once the output is free."""
-    steps = Steps(spark, f"{request.output}/{WORK}")
-    steps.remove()
-    try:
-        relations, nodes = _read_input(spark, steps, request)
-        current = _begin(request, relations, nodes)
-        try:
-            condenser = Condenser(spark, request.settings, f"{request.output}/{WORK}/graphs")
-            condensed = condenser.condense(
-                nodes.select("graph", "node", "context", "response", "frequency"), steps.keep(find_edges(relations))
-            )
-            tables = make_tables(relations, nodes, condensed)
-            counts = _write_tables(spark, request.output, tables)
-        except BaseException:
-            _remove_tables(request.output)
-            manifest.write_manifest(request.output, {**current, "status": "failed"})
-            raise
-        counts |= {"nodes": steps.count(nodes), "relations": steps.count(relations)}
-        manifest.write_manifest(request.output, {**current, "status": "finished", "counts": counts})
-        return counts
-    finally:
-        steps.remove()
+def _condense(output: Output, request: CondenseRequest, steps: Workspace) -> dict[str, int]:
+    relations, nodes = _read_input(steps, request)
+    prints = {"relations": fingerprint(relations), "nodes": fingerprint(nodes)}
+    output.claim({"input": prints, "metrics": [METRIC]})
+    given = {"relations": request.relations, "nodes": request.nodes, "fingerprints": prints}
+    output.begin(shown(request.settings), metrics=[METRIC], input=given, counts={})
+    vertices = nodes.select("graph", "node", "context", "response", "frequency")
+    edges = steps.keep(find_edges(relations), "edges")
+    condensed = Condenser(request.settings, steps.within("graphs")).condense(vertices, edges)
+    counts = _write_tables(output, make_tables(relations, nodes, condensed))
+    counts |= {"nodes": steps.count(nodes), "relations": steps.count(relations)}
+    output.end(Ending(), counts=counts)
+    return counts
 
 
-def _check_output(request: CondenseRequest) -> None:
+def _check_output(request: CondenseRequest, output: Output) -> None:
     """Raises OutputError where the output holds a run, or tables of another origin, and is not to be replaced."""
-    system, path = open_filesystem(request.output)
-    found = [name for name in (manifest.NAME, *TABLES) if _is_there(system, f"{path}/{name}")]
+    there = [manifest.NAME] if manifest.read_manifest(request.output) is not None else []
+    found = [*there, *filter(output.has, TABLES)]
     if found and not request.overwrite:
         raise OutputError(
             f"{request.output} holds {', '.join(found)} already; give another --output, or --overwrite to replace"
         )
 
 
-def _remove_tables(output: str) -> None:
-    system, path = open_filesystem(output)
-    for name in TABLES:
-        if _is_there(system, f"{path}/{name}"):
-            system.delete_dir(f"{path}/{name}")
-
-
-def _is_there(system: fs.FileSystem, path: str) -> bool:
-    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
-
-
-def _begin(request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> dict[str, Any]:
-    """Writes the manifest as `running`."""
-    prints = {"relations": fingerprint(relations), "nodes": fingerprint(nodes)}
-    current = {
-        "format": manifest.FORMAT,
-        "status": "running",
-        "metrics": [METRIC],
-        "input": {"relations": request.relations, "nodes": request.nodes, "fingerprints": prints},
-        "identity": {"input": prints, "metrics": [METRIC]},
-        "settings": without_secrets(request.settings.model_dump(mode="json")),
-        "versions": manifest.versions(),
-        "counts": {},
-    }
-    manifest.write_manifest(request.output, current)
-    return current
-
-
-def _read_input(spark: SparkSession, steps: Steps, request: CondenseRequest) -> tuple[DataFrame, DataFrame]:
+def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, DataFrame]:
     """Relations (graph, sample_id, metric, premise_id, hypothesis_id, relation) and nodes, both checked and kept."""
+    spark = steps.spark
     raw = _read_rows(spark, request.relations, ("premise_id", "hypothesis_id", "relation"))
     relations = _keep_rows(steps, request.relations, _with_graph(raw, "premise_id", "hypothesis_id", "relation"))
     _check_values(request.relations, relations, "relation", RELATION_VALUES)
@@ -198,7 +149,7 @@ def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
     return named.select(F.to_json(F.array("sample_id", "metric")).alias("graph"), *GROUPS, *columns)
 
 
-def _keep_rows(steps: Steps, path: str, rows: DataFrame) -> DataFrame:
+def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
     try:
         kept = steps.keep(rows)
     except PySparkException as error:
@@ -241,7 +192,7 @@ def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
         raise RelationsError(f"{path}: no {' and no '.join(lacking)} of {counts[-1]:,} rows; give every row its own")
 
 
-def _check_nodes(steps: Steps, path: str, rows: DataFrame) -> None:
+def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
     _check_values(path, rows, "origin", ORIGINS)
     _check_present(path, rows, ("id", "text", "origin"))
     if wrong := steps.count(rows.where("frequency < 1")):
@@ -254,7 +205,7 @@ def _check_nodes(steps: Steps, path: str, rows: DataFrame) -> None:
         )
 
 
-def _check_ends(steps: Steps, request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> None:
+def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> None:
     """Raises RelationsError for relations whose ids are not among the nodes, with ids that differ by case or space."""
     ends = _ends(relations).select("graph", F.col("id").alias("node"))
     lost = steps.keep(ends.join(nodes.select("graph", "node"), on=["graph", "node"], how="left_anti"))
@@ -409,12 +360,8 @@ def _scores(counted: DataFrame) -> DataFrame:
     )
 
 
-def _write_tables(spark: SparkSession, output: str, tables: Mapping[str, DataFrame]) -> dict[str, int]:
-    written = {}
-    for name, (arrow, order) in TABLES.items():
-        schema = spark_schema(arrow)
-        tables[name].select(*schema.names).orderBy(*order).write.mode("overwrite").parquet(f"{output}/{name}")
-        written[name] = spark.read.schema(schema).parquet(f"{output}/{name}")
+def _write_tables(output: Output, tables: Mapping[str, DataFrame]) -> dict[str, int]:
+    written = {name: output.write(name, tables[name], order=ORDER[name], schema=TABLES[name]) for name in TABLES}
     counted = written["statements"].agg(F.count("*"), F.count_if("covered"), F.count_if("in_basis")).collect()[0]
     statuses = {row["status"]: row["count"] for row in written["scores"].groupBy("status").count().collect()}
     names = ("statements", "covered", "basis")

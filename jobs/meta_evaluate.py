@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.asking.endpoint import DEMO_LABEL
-from jobs.inputs.samples import fingerprint, read_samples
+from jobs.inputs.samples import fingerprint, read_samples, show_invalid
 from jobs.metrics import METRICS
-from jobs.metrics.condensing import Steps
 from jobs.run import manifest
 from jobs.run.interrupts import Interrupts
-from jobs.run.locks import FolderLock
-from jobs.run.manifest import OutputError
+from jobs.run.manifest import Identity
+from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
+from jobs.run.output import Output, shown
 from jobs.run.progress import Display
 from jobs.run.session import open_session
-from jobs.score import FAILED_TOO_MANY, ScoreRequest, remove_folders, score, show_invalid
-from jobs.settings.layers import without_secrets
+from jobs.run.workspace import Workspace
+from jobs.score import ScoreRequest, score
 from jobs.settings.model import Settings
 from jobs.study import agreement
 from jobs.study.annotations import Restate, write_sheet
@@ -34,16 +31,16 @@ from jobs.study.inputs import MetaEvaluationError, ScoreTables, check_samples, r
 from jobs.study.report import Cost, draw, render
 from jobs.study.restating import Restater
 from jobs.tables import COMPARISONS, META_EVALUATION
-from udfs.files import is_local, open_filesystem, write_bytes
+from udfs.files import open_filesystem, write_bytes
 from udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, PREDICTIONS, overlap_batches
 from udfs.statistics.intervals import IntArray
 
-WORK = "_work"
 RUNS = "runs"
 REPORT = "meta_evaluation"
 TABLES = {"meta_evaluation": META_EVALUATION, "comparisons": COMPARISONS}
 FIGURES = ("svg", "png")
-ENDED = {3: "budget", 5: "outage", 130: "interrupted", 1: "failed"}
+# How an output of several runs ended that ended with one of them, by its exit code
+ENDED = {code: reason for reason, code in EXIT_CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -118,31 +115,26 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     endpoints of one model, OutputError for an output of something else, and what `jobs.score.score` raises.
     """
     _check_models(request.endpoints)
-    with ExitStack() as stack:
-        if is_local(request.output):
-            path = open_filesystem(request.output)[1]
-            stack.enter_context(FolderLock(path, uuid4().hex[:12], wait=False))
-        return meta_evaluate_in(open_session(request.settings), request, display)
+    with Output(request.output, tuple(TABLES), request.overwrite) as output:
+        return _meta_evaluate(output, request, display)
 
 
-def meta_evaluate_in(spark: SparkSession, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """`meta_evaluate` in a session, once the output is locked."""
-    steps = Steps(spark, f"{request.output}/{WORK}")
-    steps.remove()
+def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
+    steps = output.workspace(open_session(request.settings))
+    found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit)
+    show_invalid(found, display)
+    samples = steps.keep(found.samples, "samples")
+    check_samples(request.input, samples, labelled=agreement.DATASETS[request.dataset].has_labels)
+    content = fingerprint(samples)
+    output.claim(_identify(request, content))
+    given = None if request.scores is None else _read_scores(request, samples)
+    _remove_report(output)
+    _begin(output, request, content, found.row_count)
     try:
-        found = read_samples(spark, request.input, format=request.dataset, limit=request.limit)
-        show_invalid(found, display)
-        samples = steps.keep(found.samples)
-        check_samples(request.input, samples, labelled=agreement.DATASETS[request.dataset].has_labels)
-        current = _describe(request, fingerprint(samples), found.row_count)
-        _check_output(request, current["identity"])
-        given = None if request.scores is None else _read_scores(spark, request, samples)
-        outcome = _evaluate(steps, request, display, samples, given, current)
-        if request.sheet is not None and outcome.report:
-            _write_sheet(spark, request, request.sheet, current["metrics"], display)
-        return outcome
-    finally:
-        steps.remove()
+        return _evaluate(output, steps, request, display, samples, given)
+    except BaseException:
+        _remove_report(output)
+        raise
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
@@ -157,82 +149,49 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
             )
 
 
-def _describe(request: MetaEvaluationRequest, content: str, samples: int) -> dict[str, Any]:
-    """The manifest as this start begins it."""
-    seed = request.settings.statistics.seed
-    metrics = list(request.metrics) if request.metrics else None
+def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     return {
-        "format": manifest.FORMAT,
-        "status": "running",
         "dataset": request.dataset,
-        "metrics": metrics,
-        "input": {
-            "path": request.input,
-            "format": request.dataset,
-            "limit": request.limit,
-            "fingerprint": content,
-        },
-        "identity": {
-            "dataset": request.dataset,
-            "input": content,
-            "metrics": metrics,
-            "statistics": {"seed": seed, "cluster": request.cluster},
-        },
-        "settings": without_secrets(request.settings.model_dump(mode="json")),
-        "versions": manifest.versions(),
-        "scores": request.runs,
-        "counts": {"samples": samples},
-        "confusion": [],
+        "input": content,
+        "metrics": list(request.metrics) if request.metrics else None,
+        "statistics": {"seed": request.settings.statistics.seed, "cluster": request.cluster},
     }
 
 
-def _check_output(request: MetaEvaluationRequest, identity: Mapping[str, Any]) -> None:
-    """Raises OutputError where the output belongs to something else and is not to be replaced."""
-    earlier = None if request.overwrite else manifest.read_manifest(request.output)
-    if earlier is None:
-        return
-    theirs = earlier.get("identity", {})
-    names = {
-        "dataset": "another data set or command",
-        "input": "another input",
-        "metrics": "other metrics",
-        "statistics": "another statistics.seed or --cluster",
-    }
-    differences = [text for key, text in names.items() if theirs.get(key) != identity[key]]
-    if differences:
-        raise OutputError(
-            f"{request.output} belongs to {differences[0] if 'dataset' not in theirs else ' and '.join(differences)}; "
-            "give another --output, or --overwrite to replace its tables (completions stay)"
-        )
+def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples: int) -> None:
+    output.begin(
+        shown(request.settings),
+        dataset=request.dataset,
+        metrics=list(request.metrics) if request.metrics else None,
+        input={"path": request.input, "format": request.dataset, "limit": request.limit, "fingerprint": content},
+        scores=request.runs,
+        counts={"samples": samples},
+        confusion=[],
+    )
 
 
 def _evaluate(
-    steps: Steps,
+    output: Output,
+    steps: Workspace,
     request: MetaEvaluationRequest,
     display: Display,
     samples: DataFrame,
     given: ScoreTables | None,
-    current: dict[str, Any],
 ) -> MetaEvaluationOutcome:
-    _remove_report(request.output)
-    manifest.write_manifest(request.output, current)
-    try:
-        ended = _score_endpoints(request, display)
-        if ended.exit_code not in (0, FAILED_TOO_MANY):
-            manifest.write_manifest(request.output, {**current, "status": ENDED.get(ended.exit_code, "failed")})
-            return ended
-        interrupts = Interrupts()
-        if request.endpoints:
-            interrupts.install()  # over those of the runs, which no longer end anything
-        with interrupts.waiting():
-            scores = given or _read_scores(steps.spark, request, samples)
-            report = _write_report(steps, request, samples, scores, current)
-        return MetaEvaluationOutcome(ended.exit_code, report)
-    except BaseException as error:
-        _remove_report(request.output)
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        manifest.write_manifest(request.output, {**current, "status": status})
-        raise
+    ended = _score_endpoints(request, display)
+    if ended.exit_code not in (0, FAILED_TOO_MANY):
+        output.end(Ending(ENDED.get(ended.exit_code, "broken")))
+        return ended
+    interrupts = Interrupts()
+    if request.endpoints:
+        interrupts.install()  # over those of the runs, which no longer end anything
+    with interrupts.waiting():
+        scores = given or _read_scores(request, samples)
+        report, found = _write_report(output, steps, request, samples, scores)
+    if request.sheet is not None:
+        _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
+    output.end(Ending(), **found)
+    return MetaEvaluationOutcome(ended.exit_code, report)
 
 
 def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
@@ -264,14 +223,15 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
     )
 
 
-def _read_scores(spark: SparkSession, request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
+def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
+    spark = samples.sparkSession
     return read_score_tables(spark, request.runs, request.metrics, samples.select("sample_id"), request.input)
 
 
 def _write_report(
-    steps: Steps, request: MetaEvaluationRequest, samples: DataFrame, scores: ScoreTables, current: dict[str, Any]
-) -> str:
-    """Writes everything but the runs; gives the report."""
+    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, scores: ScoreTables
+) -> tuple[str, dict[str, Any]]:
+    """Writes everything but the runs; gives the report and what the manifest says of it."""
     dataset, seed = agreement.DATASETS[request.dataset], request.settings.statistics.seed
     metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
     labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
@@ -285,14 +245,12 @@ def _write_report(
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[agreement.LMR], seed=seed)
     costs = {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster)
-    _write_table(request.output, "meta_evaluation", rows)
-    _write_table(request.output, "comparisons", comparisons)
+    output.write_rows("meta_evaluation", rows, META_EVALUATION)
+    output.write_rows("comparisons", comparisons, COMPARISONS)
     write_bytes(f"{request.output}/{REPORT}.md", report.encode())
     for form in FIGURES:
         write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
-    current |= {"status": "finished", "metrics": list(metrics), "confusion": _cells(confusions)}
-    manifest.write_manifest(request.output, current)
-    return report
+    return report, {"metrics": list(metrics), "confusion": _cells(confusions)}
 
 
 def _write_sheet(
@@ -300,7 +258,7 @@ def _write_sheet(
 ) -> None:
     """Writes the blinded sheet of the one model's run, and says what it holds."""
     (run,) = request.runs.values()
-    restate = _restater(spark, request, sheet, display)
+    restate = _restater(request, sheet, display)
     counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(
         f"annotation sheet: {counts.items:,} samples, {counts.rows:,} rows, {counts.restated:,} answers restated, "
@@ -308,11 +266,11 @@ def _write_sheet(
     )
 
 
-def _restater(spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, display: Display) -> Restate:
+def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) -> Restate:
     if sheet.endpoint is None:
         return _refuse_to_restate
     settings, embedded = sheet.endpoint.settings, sheet.endpoint.embedded
-    return Restater(spark, settings, embedded, request.output, display, request.wait, request.command).restate
+    return Restater(settings, embedded, request.output, display, request.wait, request.command).restate
 
 
 def _refuse_to_restate(_: DataFrame) -> DataFrame:
@@ -381,17 +339,9 @@ def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
     return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None)
 
 
-def _write_table(output: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One file of one name, so that the same rows are the same bytes."""
-    system, path = open_filesystem(f"{output}/{name}")
-    system.create_dir(path, recursive=True)
-    with system.open_output_stream(f"{path}/part-0.parquet") as stream:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=TABLES[name]), stream)
-
-
-def _remove_report(output: str) -> None:
-    remove_folders(output, list(TABLES))
-    system, root = open_filesystem(output)
+def _remove_report(output: Output) -> None:
+    output.remove(TABLES)
+    system, root = open_filesystem(output.place)
     for form in ("md", *FIGURES):
         if system.get_file_info(f"{root}/{REPORT}.{form}").type == fs.FileType.File:
             system.delete_file(f"{root}/{REPORT}.{form}")

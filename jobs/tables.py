@@ -183,6 +183,15 @@ RESULT_TABLES = {
     "usage": USAGE,
     "summary": SUMMARY,
 }
+# What the rows of a table are sorted by, so that one result has one order of rows
+ORDER = {
+    "samples": ("sample_id",),
+    "atoms": ("sample_id", "metric", "atom_id"),
+    "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
+    "statements": ("sample_id", "metric", "statement_id"),
+    "scores": ("sample_id", "metric"),
+    "failures": ("sample_id", "metric", "stage", "request_id"),
+}
 TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,

@@ -36,3 +36,9 @@ class RunEndpoint:
     def close(self) -> None:
         """Ends the embedded server, if one was started."""
         self._stack.close()
+
+    def __enter__(self) -> RunEndpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

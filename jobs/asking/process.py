@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 from jobs.asking.job import Job, job_to_json
@@ -126,20 +126,24 @@ class AnsweringProcess:
 
 
 class ProcessWhenNeeded:
-    """The answering process of one start of a run, begun when it is first needed, closed with `stack`."""
+    """The answering process of one start of a run, begun when it is first needed."""
 
-    def __init__(self, ray_address: str | None, interrupts: Interrupts, stack: ExitStack) -> None:
-        self._ray_address, self._interrupts, self._stack = ray_address, interrupts, stack
+    def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
+        self._ray_address, self._interrupts = ray_address, interrupts
         self._process: AnsweringProcess | None = None
 
     def open(self) -> AnsweringProcess:
         """The process, the same one every time."""
         if self._process is None:
             self._process = AnsweringProcess(self._ray_address, self._interrupts)
-            self._stack.callback(self._process.close)
         return self._process
 
     def leave(self) -> None:
         """Tells the process, if there is one, that nothing more comes."""
         if self._process is not None:
             self._process.leave()
+
+    def close(self) -> None:
+        """Ends the process, if there is one, and waits for that."""
+        if self._process is not None:
+            self._process.close()

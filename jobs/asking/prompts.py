@@ -67,7 +67,7 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         top_p=decoding.top_p,
         max_tokens=decoding.max_tokens,
         extra_body=decoding.extra_body,
-        tools=definition.tools if settings.qa.quantity_tool == "tool" and template.api == "chat" else (),
+        tools=definition.tools if settings.offers_tools and template.api == "chat" else (),
         rated=definition.rated,
     )
 

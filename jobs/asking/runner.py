@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from jobs.asking import store
+from jobs.asking.endpoint import RunEndpoint
+from jobs.asking.engines import Engines
 from jobs.asking.job import Job
 from jobs.asking.local_model import LocalModelError
 from jobs.asking.process import AnsweringError, AnsweringProcess
-from jobs.run.interrupts import Interrupts
+from jobs.asking.requests import Requests, Rows, result_schema, without_requests
 from jobs.run.locks import FolderLock, LockedError
-from jobs.run.progress import Display
-from jobs.run.session import fields_of, spark_schema
+from jobs.run.outcome import Ending
+from jobs.run.session import spark_schema
+from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.tables import COMPLETIONS
-from udfs.facts.pairs import PAIRS, generate_pairs
 from udfs.llm.accounts import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import is_local, open_filesystem
-from udfs.stages import STAGES
-from udfs.stages.arrow import UNASKED, add_request_ids, parse_completions
+from udfs.stages.arrow import UNASKED, parse_completions
 
 UNIT_ROWS = 2000
 UNITS_OF_AN_ACTOR = 4
 MODELS_NAMED = 100
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
-STRING = T.StringType()
 
 
 def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
@@ -72,68 +70,27 @@ def count_actors(settings: Settings) -> int:
     return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
 
 
-def carried_columns(stage: Stage, rows: DataFrame) -> tuple[str, ...]:
-    """The columns of rows that are not variables of the stage."""
-    return tuple(column for column in rows.columns if column not in stage.variables)
-
-
-def add_ids(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-    """Columns `keys`, the stage's variables, request_id."""
-    ordered = rows.select(*keys, *stage.variables)
-    schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
-    return ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
-
-
-def result_schema(stage: Stage, rows: DataFrame, keys: tuple[str, ...]) -> T.StructType:
-    """Columns `keys`, request_id, the stage's output, error_type, error: what asking a stage gives."""
-    output = spark_schema(STAGES[stage.name].results)
-    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
-    return T.StructType([*fields_of(rows, (*keys, "request_id")), *output.fields, *errors])
-
-
-def add_pairs(stage: Stage, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
-    """Columns owner, source, target, request_id: the pairs of the owners that `choose` asks, or has implied."""
-    return owners.mapInArrow(partial(generate_pairs, stage=stage, choose=choose), spark_schema(PAIRS))
-
-
-def attach_texts(stage: Stage, pairs: DataFrame, owners: DataFrame) -> DataFrame:
-    """Columns request_id and the stage's two variables, from rows of owner, source, target and request_id."""
-    first, second = stage.variables
-    texts = owners.select("owner", "texts")
-    return pairs.join(texts, on="owner", how="inner").select(
-        "request_id",
-        F.get("texts", F.col("source").cast("int")).alias(first),
-        F.get("texts", F.col("target").cast("int")).alias(second),
-    )
-
-
 @dataclass
 class StageRunner:
-    """Asks the stages of one run. It stops asking, and only reads what is known, once `ended` is set.
+    """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
 
-    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`).
+    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `store` is where
+    completions are kept, `answered_before` whether an earlier start of the run was answered.
     """
 
-    spark: SparkSession
+    engines: Engines
     settings: Settings
     stages: Mapping[str, Stage]
-    work: str
+    endpoint: RunEndpoint
+    workspace: Workspace
     store: str
-    run: str
-    open_process: Callable[[], AnsweringProcess]
-    base_url: Callable[[], str]
-    display: Display
-    retry_failed: bool = False
-    wait: bool = True
     answered_before: bool = False
-    interrupts: Interrupts = field(default_factory=Interrupts)
     ended: str | None = None
     error: str | None = None
     spent: Spent = field(default_factory=Spent)
     accounts: dict[str, _Account] = field(default_factory=dict)
     models: set[str | None] = field(default_factory=set)
     damaged_files: int = 0
-    asked: int = 0
     warned_of_ratings: bool = False
 
     @property
@@ -141,102 +98,65 @@ class StageRunner:
         """The rows of the table `usage` so far, one a stage."""
         return [account.row for account in self.accounts.values()]
 
-    def ask(self, name: str, rows: DataFrame, bound: DataFrame | None = None) -> DataFrame:
-        """The stage's results for the rows: their other columns, request_id, the stage's output, error_type, error.
+    @property
+    def ending(self) -> Ending:
+        """Why it stopped asking, if it did."""
+        return Ending(self.ended, self.error, self.spent.calls)
 
-        Columns named after the stage's variables are its variables; the others are carried. A row whose request was
-        not asked has the error_type `unasked`.
+    def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
+        """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
+
+        Of a frame, columns named after the stage's variables are its variables; other requests say themselves what
+        they carry. A row whose request was not asked has the error_type `unasked`; one without a request has nulls.
         """
         stage = self.stages[name]
-        place = self._place(stage)
-        keys = carried_columns(stage, rows)
-        with_ids = add_ids(stage, rows, keys).withColumn("request_row", F.monotonically_increasing_id())
-        numbered = self._write(f"{place}/keyed", with_ids)
-
-        def requests_of(missing: DataFrame) -> DataFrame:
-            first = numbered.groupBy("request_id").agg(F.min("request_row").alias("request_row"))
-            wanted = first.join(missing, on="request_id", how="left_semi").select("request_row")
-            return numbered.join(wanted, on="request_row", how="left_semi").select("request_id", *stage.variables)
-
-        return self._ask(_Asking(stage, place, self._folder(stage), numbered.drop("request_row"), keys, requests_of))
-
-    def ask_pairs(self, name: str, owners: DataFrame, choose: Callable[..., Any]) -> DataFrame:
-        """The stage's results for pairs of texts of owners (`udfs.facts.pairs.generate_pairs`), one a pair and owner.
-
-        Columns owner, source, target, request_id, relation, error_type, error; implied pairs have the relation
-        `implied`. Rows of pairs carry numbers; texts join the missing requests alone.
-        """
-        stage = self.stages[name]
-        place = self._place(stage)
-        keys = ("owner", "source", "target")
-        pairs = self._write(f"{place}/keyed", add_pairs(stage, owners, choose))
-        asked = pairs.where(F.col("request_id").isNotNull())
-
-        def requests_of(missing: DataFrame) -> DataFrame:
-            wanted = asked.join(missing, on="request_id", how="left_semi")
-            first = (
-                wanted.groupBy("request_id").agg(F.min(F.struct(*keys)).alias("pair")).select("request_id", "pair.*")
-            )
-            return attach_texts(stage, first, owners)
-
-        results = self._ask(_Asking(stage, place, self._folder(stage), asked, keys, requests_of))
-        nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
-        implied = pairs.where(F.col("request_id").isNull())
-        return results.unionByName(implied.select("*", F.lit("implied").alias("relation"), *nothing))
-
-    def keep(self, name: str, frame: DataFrame) -> DataFrame:
-        """The frame, written, so that it is computed once."""
-        return self._write(f"{self.work}/kept-{name}-{uuid4().hex[:8]}", frame)
-
-    def _place(self, stage: Stage) -> str:
-        self.asked += 1
-        return f"{self.work}/{self.asked:02d}-{stage.name}"
-
-    def _folder(self, stage: Stage) -> str:
-        return store.stage_folder(self.store, stage)
-
-    def _ask(self, asking: _Asking) -> DataFrame:
+        requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
+        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
+        asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
         self._look_up(asking)
         self._answer_missing(asking)
-        results = self._write_results(asking)
+        results = self._read_results(asking)
         self._account(asking, results)
-        return results
+        if requests.all_asked:
+            return results
+        return results.unionByName(without_requests(identified, results.schema, requests.carry))
 
     def _look_up(self, asking: _Asking) -> None:
         """What the store has for each request, written down: a frame that is kept would hide what is added later."""
         asking.seen = store.names_of_segments(asking.folder)
-        ids = asking.keyed.select("request_id").distinct()
-        completions = store.read_completions(self.spark, asking.folder).select("request_id", "error_type")
+        ids = asking.asked.select("request_id").distinct()
+        spark = self.workspace.spark
+        completions = store.read_completions(spark, asking.folder).select("request_id", "error_type")
         known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
         states = ids.join(known, on="request_id", how="left").select("request_id", "state")
-        asking.states = self._write(f"{asking.place}/states-{len(asking.seen)}", states)
+        asking.states = self.workspace.keep(states, f"{asking.stage.name}-states")
         counts = {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
         asking.reused = counts.get("ok", 0)
         asking.missing = counts.get(None, 0) + counts.get("passing", 0)
-        asking.missing += counts.get("lasting", 0) if self.retry_failed else 0
+        asking.missing += counts.get("lasting", 0) if self.engines.retry_failed else 0
 
     def _answer_missing(self, asking: _Asking) -> None:
-        if self.interrupts.requested:
+        if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
         if not asking.missing or self.ended:
             return
         try:
             self._answer_locked(asking)
         except KeyboardInterrupt:
-            if not self.interrupts.requested:
+            if not self.engines.interrupts.requested:
                 raise
             self.ended = "interrupted"
         except (AnsweringError, LockedError, LocalModelError) as error:
             # A process that is told to stop before it took its job up ends without a word
-            self.ended = "interrupted" if self.interrupts.requested else "broken"
+            self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
             self.error = str(error)
 
     def _answer_locked(self, asking: _Asking) -> None:
         """Answers as the one spender of the stage's folder; where it changed meanwhile, it looks again."""
         with ExitStack() as stack:
             lock = self._lock(asking.folder)
-            with self.interrupts.waiting():
-                base_url = self.base_url()
+            with self.engines.interrupts.waiting():
+                base_url = self.endpoint.base_url()
                 if lock is not None:
                     stack.enter_context(lock)
             if store.names_of_segments(asking.folder) != asking.seen:
@@ -244,25 +164,30 @@ class StageRunner:
             if not asking.missing:
                 return
             requests = self._write_requests(asking)
-            process = self.open_process()
+            process = self.engines.process.open()
             if lock is not None:
                 lock.add_process(process.pid)
             self._answer(asking, requests, process, base_url, lock)
         try:
-            store.compact(self.spark, asking.folder, self.run)
+            store.compact(self.workspace.spark, asking.folder, self.engines.run)
         except (PySparkException, OSError, ValueError) as error:
-            self.display.note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
+            self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
 
     def _lock(self, folder: str) -> FolderLock | None:
         if not is_local(folder):
-            self.display.note("the store is no local disk, where runs do not see each other: start one at a time on it")
+            self._note("the store is no local disk, where runs do not see each other: start one at a time on it")
             return None
-        return FolderLock(open_filesystem(folder)[1], self.run, wait=self.wait, notify=self.display.note)
+        place = open_filesystem(folder)[1]
+        return FolderLock(place, self.engines.run, wait=self.engines.wait, notify=self._note)
+
+    def _note(self, line: str) -> None:
+        self.engines.display.note(line)
 
     def _write_requests(self, asking: _Asking) -> str:
         """Writes one row a missing request, in files of one unit of work."""
-        rows = asking.requests_of(store.needed(asking.states, retry_failed=self.retry_failed))
-        path = f"{asking.place}/requests"
+        wanted = store.needed(asking.states, retry_failed=self.engines.retry_failed)
+        rows = asking.requests.texts_of(asking.stage, asking.asked, wanted)
+        path = self.workspace.path(f"{asking.stage.name}-units")
         unit = self._rows_of_a_unit(asking.missing)
         ordered = rows.orderBy(*asking.stage.variables, "request_id")
         ordered.write.mode("overwrite").option("maxRecordsPerFile", unit).parquet(path)
@@ -279,7 +204,7 @@ class StageRunner:
         job = Job(
             requests=requests,
             directory=asking.folder,
-            run=self.run,
+            run=self.engines.run,
             stage=asking.stage,
             settings=settings,
             actors=count_actors(self.settings),
@@ -290,9 +215,9 @@ class StageRunner:
 
         def show(progress: Mapping[str, Any]) -> None:
             asking.tally, asking.seconds = progress["tally"], progress["seconds"]
-            self.display.show(progress, settings)
+            self.engines.display.show(progress, settings)
 
-        self.display.start(asking.stage.name)
+        self.engines.display.start(asking.stage.name)
         try:
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
@@ -300,7 +225,7 @@ class StageRunner:
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
         finally:
-            self.display.end()
+            self.engines.display.end()
             tokens = asking.tally["prompt_tokens"] + asking.tally["completion_tokens"]
             self.spent += Spent(asking.tally["calls"], tokens, cost_of(self.settings, asking.tally) or 0.0)
 
@@ -312,24 +237,25 @@ class StageRunner:
     def _read_probes(self, uris: list[str]) -> None:
         """Raises AnsweringError where Spark cannot read what an actor wrote: completions would be paid for and lost."""
         try:
-            self.spark.read.schema(spark_schema(COMPLETIONS)).parquet(*uris).count()
+            self.workspace.spark.read.schema(spark_schema(COMPLETIONS)).parquet(*uris).count()
         except PySparkException as error:
             raise AnsweringError(
                 f"Spark cannot read what the answering actors write to {self.store}: "
                 "set store (or --output) to a path that all machines share"
             ) from error
 
-    def _write_results(self, asking: _Asking) -> DataFrame:
-        rows, keys = asking.keyed, asking.keys
+    def _read_results(self, asking: _Asking) -> DataFrame:
+        rows, carry = asking.asked, asking.requests.carry
         ids = rows.select("request_id").distinct()
-        completions = store.read_completions(self.spark, asking.folder).join(ids, on="request_id", how="left_semi")
+        spark = self.workspace.spark
+        completions = store.read_completions(spark, asking.folder).join(ids, on="request_id", how="left_semi")
         best = store.one_a_request(completions)
         self.models.update(row["model"] for row in best.select("model").distinct().limit(MODELS_NAMED).collect())
         parsed = rows.join(best.drop("model"), on="request_id", how="left").mapInArrow(
-            partial(parse_completions, stage=asking.stage.name, keys=keys), result_schema(asking.stage, rows, keys)
+            partial(parse_completions, stage=asking.stage.name, keys=carry), result_schema(asking.stage, rows, carry)
         )
         self.damaged_files += store.count_damaged(asking.folder)
-        return self._write(f"{asking.place}/results", parsed)
+        return self.workspace.keep(parsed, f"{asking.stage.name}-results")
 
     def _account(self, asking: _Asking, results: DataFrame) -> None:
         """Brings the stage's row of the table `usage` up to date, from the results that the metric goes on with."""
@@ -345,11 +271,7 @@ class StageRunner:
             unweighted = results.where(F.col("error_type").isNull() & ~F.col("weighted"))
             if not unweighted.isEmpty():
                 self.warned_of_ratings = True
-                self.display.note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
-
-    def _write(self, path: str, frame: DataFrame) -> DataFrame:
-        frame.write.mode("overwrite").parquet(path)
-        return self.spark.read.schema(frame.schema).parquet(path)
+                self._note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
 
 
 @dataclass
@@ -391,20 +313,20 @@ class _Account:
 
 @dataclass
 class _Asking:
-    """A stage while it is asked: its rows with request ids, what the store had before, what the asking came to.
-
-    `requests_of` gives request_id and the variables of the requests that are missing.
-    """
+    """A stage while it is asked: its requests with their ids, what the store had before, what the asking came to."""
 
     stage: Stage
-    place: str
     folder: str
-    keyed: DataFrame
-    keys: tuple[str, ...]
-    requests_of: Callable[[DataFrame], DataFrame]
+    requests: Requests
+    identified: DataFrame
     states: DataFrame = field(init=False)
     seen: frozenset[str] = frozenset()
     reused: int = 0
     missing: int = 0
     tally: Mapping[str, int] = field(default_factory=lambda: asdict(Tally()))
     seconds: float = 0.0
+
+    @property
+    def asked(self) -> DataFrame:
+        """The rows that have a request."""
+        return self.identified if self.requests.all_asked else self.identified.where(F.col("request_id").isNotNull())

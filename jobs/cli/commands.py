@@ -63,7 +63,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from jobs.score import ScoreRequest, absolute
+    from jobs.run.output import absolute
+    from jobs.score import ScoreRequest
 
     resolved = load(options)
     return _run_score(
@@ -100,7 +101,8 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     from jobs.demo import show_expected
-    from jobs.score import ScoreRequest, absolute
+    from jobs.run.output import absolute
+    from jobs.score import ScoreRequest
 
     resolved = load(options, demo=True)
     with as_file(files("conf").joinpath("demo")) as folder:
@@ -129,7 +131,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     from jobs.plan import PlanRequest, plan, show_plan
-    from jobs.score import absolute
+    from jobs.run.output import absolute
 
     resolved = load(options, asks=False)
     rows = plan(
@@ -176,7 +178,7 @@ def _add_condense(parser: argparse.ArgumentParser) -> None:
 
 def _condense(options: argparse.Namespace) -> int:
     from jobs.condense import CondenseRequest, condense, show_counts
-    from jobs.score import absolute
+    from jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)

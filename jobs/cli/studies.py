@@ -36,7 +36,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 def _generate(options: argparse.Namespace) -> int:
     from jobs.generate import GenerateRequest, generate, show_systems
-    from jobs.score import absolute
+    from jobs.run.output import absolute
 
     if (options.format is None) != (options.contexts is None):
         options.parser.error("--format eli5_category and --contexts go together: give both, or neither")
@@ -65,8 +65,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from jobs.compare import compare, show_comparison
+    from jobs.run.output import absolute
     from jobs.run.session import open_session
-    from jobs.score import absolute
 
     settings = settings_without_endpoint(options)
     display = Display()
@@ -150,7 +150,7 @@ def _load_or_none(options: argparse.Namespace) -> Resolved | None:
 
 def _run_meta_evaluate(options: argparse.Namespace) -> int:
     from jobs.meta_evaluate import MetaEvaluationRequest, Sheet, endpoint_of, meta_evaluate
-    from jobs.score import absolute
+    from jobs.run.output import absolute
 
     each = [argparse.Namespace(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
     resolved = [] if options.scores else [load(one) for one in each]

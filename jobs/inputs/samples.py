@@ -30,11 +30,12 @@ from jobs.inputs.files import (
     inspect_files,
     plan_units,
 )
+from jobs.run.progress import Display
 from udfs.samples.adapters import FORMATS, Adapter
 from udfs.samples.batches import index_batches, sample_batches
 from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 
-__all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples"]
+__all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
 SHOWN_INVALID = 20
 SHOWN_CONFLICTS = 5
@@ -66,13 +67,21 @@ class Samples:
     columns: frozenset[str]
 
 
-def read_samples(spark: SparkSession, path: str, *, format: str | None = None, limit: int | None = None) -> Samples:
+def read_samples(
+    spark: SparkSession,
+    path: str,
+    *,
+    format: str | None = None,
+    limit: int | None = None,
+    required: Sequence[str] = REQUIRED,
+) -> Samples:
     """The samples of a file, a directory or a glob, read and checked.
 
-    `format` names an adapter of `FORMATS`; `limit` keeps the first samples by sample_id. Raises SampleError for what
+    `format` names an adapter of `FORMATS`; `limit` keeps the first samples by sample_id; `required` are the columns
+    that whoever scores them reads. Raises SampleError for what
     cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
     """
-    return read_rows(spark, path, _adapter(format), limit)
+    return read_rows(spark, path, _adapter(format), limit, required)
 
 
 def read_rows(
@@ -119,6 +128,14 @@ def read_rows(
         first_invalid=first,
         columns=frozenset[str]().union(*(found.columns for found in facts.values())),
     )
+
+
+def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:
+    """Says how many rows cannot be scored, or what else was to be done with them, and why the first of them."""
+    if found.invalid_count:
+        display.note(f"{found.invalid_count:,} rows cannot be {done} and are in the table failures; the first:")
+        for line in found.first_invalid:
+            display.note(f"  {line}")
 
 
 def fingerprint(samples: DataFrame) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import count
 
 from py4j.protocol import Py4JError
-from pyarrow import fs
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -18,8 +16,8 @@ from graph.condensation import condense_batches
 from graph.distributed import Components, Condensation
 from graph.distributed import Condensed as Condensed
 from jobs.run.session import graphframes_jar, nullable
+from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
-from udfs.files import open_filesystem
 
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
 ENTRY_CLASS = "org.graphframes.GraphFramePythonAPI"
@@ -31,35 +29,6 @@ MISMATCH = (*LINKAGE, "IncompatibleClassChangeError", "AbstractMethodError", "do
 
 class GraphFramesError(RuntimeError):
     """GraphFrames is needed and cannot be used. The message says how to give it."""
-
-
-@dataclass
-class Steps:
-    """Keeps results of steps as Parquet in a folder, so that nothing stays in memory and plans stay short."""
-
-    spark: SparkSession
-    folder: str
-    _kept: list[tuple[DataFrame, int]] = field(default_factory=list)
-
-    def keep(self, frame: DataFrame) -> DataFrame:
-        """The same rows, computed once."""
-        path = f"{self.folder}/{len(self._kept)}"
-        seen = Observation()
-        frame.observe(seen, F.count(F.lit(1)).alias("rows")).write.parquet(path)
-        kept = self.spark.read.schema(frame.schema).parquet(path)
-        self._kept.append((kept, seen.get["rows"]))
-        return kept
-
-    def count(self, frame: DataFrame) -> int:
-        """The number of rows, counted when they were kept."""
-        counted = [rows for kept, rows in self._kept if kept is frame]
-        return counted[0] if counted else frame.count()
-
-    def remove(self) -> None:
-        """Deletes what was kept."""
-        system, path = open_filesystem(self.folder)
-        if system.get_file_info(path).type == fs.FileType.Directory:
-            system.delete_dir(path)
 
 
 @dataclass
@@ -152,41 +121,39 @@ def _describe_mismatch(spark: SparkSession, sign: str) -> str:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Condenser:
     """Condenses graphs by `graph.method`: in one task each up to `graph.max_edges_in_task` edges, else by GraphFrames.
 
-    `work` is a folder for its results and steps; whoever gives it deletes it. `components` stands in for GraphFrames.
+    `workspace` is for its results and steps. `components` stands in for GraphFrames.
     """
 
-    spark: SparkSession
     settings: Settings
-    work: str
+    workspace: Workspace
     components: Components | None = None
-    _calls: count[int] = field(default_factory=count)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """The classes and counts of graphs, a row a node and a row a graph, written where `work` says.
+        """The classes and counts of graphs, a row a node and a row a graph, kept in the workspace.
 
         nodes: graph string, node long or string (its order is that of first appearance), context, response boolean,
         frequency long; a graph has at least one. edges: graph, source, target, judged boolean; not judged are pairs
         that only widen the bounds. Raises GraphFramesError where it is needed and cannot be used, ValueError for edges
-        to what is no node of their graph. Methods, section 5.
+        to what is no node of their graph. docs/methods.md, section 5.
         """
-        folder = f"{self.work}/condensed-{next(self._calls)}"
-        kept, steps = Steps(self.spark, folder), Steps(self.spark, f"{folder}-steps")
+        kept = self.workspace
         if self.settings.graph.method == "local":
             return _condense_local(kept, nodes, edges)
+        steps = kept.within("condensation")
         try:
-            edges = steps.keep(edges)
-            large = steps.keep(self._find_large(nodes, edges))
+            edges = steps.keep(edges, "edges")
+            large = steps.keep(self._find_large(nodes, edges), "large-graphs")
             if not steps.count(large):
                 return _condense_local(kept, nodes, edges)
-            nodes = steps.keep(nodes)
+            nodes = steps.keep(nodes, "nodes")
             apart = [frame.join(large, on="graph", how="left_semi") for frame in (nodes, edges)]
             rest = [frame.join(large, on="graph", how="left_anti") for frame in (nodes, edges)]
             whole = _union(self._condense_large(steps, *apart), _condense_local(steps, *rest))
-            return Condensed(kept.keep(whole.classes), kept.keep(whole.counts))
+            return Condensed(kept.keep(whole.classes, "classes"), kept.keep(whole.counts, "counts"))
         finally:
             steps.remove()
 
@@ -197,15 +164,15 @@ class Condenser:
         sizes = edges.groupBy("graph").agg(F.count("*").alias("size"))
         return sizes.where(F.col("size") > self.settings.graph.max_edges_in_task).select("graph")
 
-    def _condense_large(self, steps: Steps, nodes: DataFrame, edges: DataFrame) -> Condensed:
+    def _condense_large(self, steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
         checkpoints = f"{steps.folder}/checkpoints"
-        components = self.components or GraphFramesComponents(self.spark, self.settings, checkpoints)
+        components = self.components or GraphFramesComponents(steps.spark, self.settings, checkpoints)
         return Condensation(components, steps, self.settings.graph.max_edges_in_task).condense(nodes, edges)
 
 
-def _condense_local(steps: Steps, nodes: DataFrame, edges: DataFrame) -> Condensed:
+def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
     schema = _condensed_schema(nodes.schema["node"].dataType)
-    condensed = steps.keep(_group(nodes, edges).mapInArrow(condense_batches, schema))
+    condensed = steps.keep(_group(nodes, edges).mapInArrow(condense_batches, schema), "condensed")
     rows = condensed.select("graph", F.explode("classes").alias("class"))
     return Condensed(rows.select("graph", "class.*"), condensed.select("graph", "covered", "uncovered", "low", "high"))
 

@@ -1,29 +1,49 @@
-"""The contexts of the samples, condensed to what bears on the query: what every metric begins with."""
+"""The contexts of the samples, condensed to what bears on the query: what comprehensiveness metrics begin with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import has_failed, is_unasked
+from jobs.asking.lost import has_failed, is_unasked
+from jobs.settings.model import Settings
 
 STAGE = "summarise_context"
+# Keeps what stands in for an answer from being taken for a text that the store knows
+MARK = "\uffff"
 
 
-def condense_contexts(samples: DataFrame, ask: Callable[[str, DataFrame], DataFrame], *, summarise: bool) -> DataFrame:
-    """Columns sample_id, position, context_id, summary, request_id, error_type, error: one row a context.
+def stages_with_contexts(settings: Settings, *own: str) -> tuple[str, ...]:
+    """The stages of a metric that reads contexts: its own, after condensing where that is on."""
+    return (STAGE, *own) if settings.summarise_contexts else own
+
+
+def assumed_summaries() -> dict[str, Mapping[str, Column]]:
+    """What a plan takes a summary to be: the whole text."""
+    return {STAGE: {"summary": F.concat("text", F.lit(MARK))}}
+
+
+def condense_contexts(samples: DataFrame, ask: Callable[..., DataFrame], *, summarise: bool) -> DataFrame:
+    """Columns sample_id, position, context_id, request_id, summary, error_type, error: one row a context.
 
     `summary` is null where the context has nothing that bears on the query; without `summarise` it is the text itself.
     """
     contexts = samples.select("sample_id", "query", F.posexplode("contexts").alias("position", "context")).select(
         "sample_id", "position", F.col("context.id").alias("context_id"), "query", F.col("context.text").alias("text")
     )
+    place = ("sample_id", "position", "context_id")
     if summarise:
-        return ask(STAGE, contexts)
-    missing = [F.lit(None).cast("string").alias(name) for name in ("request_id", "error_type", "error")]
-    return contexts.select("sample_id", "position", "context_id", F.col("text").alias("summary"), *missing)
+        return ask(STAGE, contexts, carry=place)
+    null = F.lit(None).cast("string")
+    return contexts.select(
+        *place,
+        null.alias("request_id"),
+        F.col("text").alias("summary"),
+        null.alias("error_type"),
+        null.alias("error"),
+    )
 
 
 def gather_contexts(contexts: DataFrame) -> DataFrame:

@@ -1,31 +1,40 @@
-"""End-to-end comprehensiveness (Dejl et al. 2025, section on E2E): one judgement a sample, no graph."""
+"""End-to-end comprehensiveness (Dejl et al. 2025; docs/methods.md, section 4): one judgement a sample, no graph."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import MetricResult, Tools, failure_rows, has_failed, is_unasked, score_columns
+from jobs.asking.lost import failure_rows, has_failed, is_unasked
+from jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import gather_contexts, is_ready
+from jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
+from jobs.metrics.scores import score_columns, status_of
 from jobs.settings.model import Settings
 
-METRIC = "e2e"
+NAME = "e2e"
 STAGE = "evaluate_coverage"
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return (SUMMARISE, STAGE) if settings.summarise_contexts else (STAGE,)
+    return stages_with_contexts(settings, STAGE)
 
 
-def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Settings) -> MetricResult:
-    """Scores valid samples (columns of the table `samples`) from their condensed contexts."""
+def assume(settings: Settings) -> Assumptions:
+    """A plan ends with the judgement, which nothing follows."""
+    return Assumptions(settings, {**assumed_summaries(), STAGE: {"statements": F.array()}})
+
+
+def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+    """Scores valid samples (columns of the table `samples`)."""
+    contexts = tools.contexts()
     prepared = gather_contexts(contexts)
-    judged = tools.ask(STAGE, rows_to_judge(samples, prepared))
+    judged = tools.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
     statements = read_statements(judged)
-    failures = failure_rows(METRIC, SUMMARISE, contexts).unionByName(failure_rows(METRIC, STAGE, judged))
-    return MetricResult(statements, _score_samples(samples, prepared, judged, statements), failures)
+    failures = failure_rows(NAME, SUMMARISE, contexts).unionByName(failure_rows(NAME, STAGE, judged))
+    scores = _score_samples(samples, prepared, judged, statements)
+    return {"statements": statements, "scores": scores, "failures": failures}
 
 
 def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
@@ -49,8 +58,8 @@ def read_statements(judged: DataFrame) -> DataFrame:
     sources = F.transform("statement.sources", lambda number: F.get("context_ids", number - 1))
     return exploded.select(
         "sample_id",
-        F.lit(METRIC).alias("metric"),
-        F.concat_ws(":", "sample_id", F.lit(METRIC), (F.col("position") + 1).cast("string")).alias("statement_id"),
+        F.lit(NAME).alias("metric"),
+        F.concat_ws(":", "sample_id", F.lit(NAME), (F.col("position") + 1).cast("string")).alias("statement_id"),
         F.col("statement.text").alias("text"),
         F.col("statement.covered").alias("covered"),
         F.lit(None).cast("boolean").alias("in_basis"),
@@ -72,11 +81,14 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
         .join(counts, on="sample_id", how="left")
     )
     total = F.coalesce("covered", F.lit(0)) + F.coalesce("uncovered", F.lit(0))
-    status = (
-        F.when(F.col("lost") | F.col("lost_later"), "failed")
-        .when(F.col("waiting") | F.col("waiting_later"), "budget")
-        .when(total == 0, "no_statements")
-        .otherwise("ok")
+    status = status_of(
+        lost=F.col("lost") | F.col("lost_later"),
+        waiting=F.col("waiting") | F.col("waiting_later"),
+        empty=total == 0,
+        partial=F.lit(False),
     )
     nothing = [F.lit(None).cast("double").alias(name) for name in ("unjudged", "low", "high")]
-    return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(METRIC))
+    return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(NAME))
+
+
+METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from graph.distributed import Condensed
-from jobs.metrics.base import MetricResult, Tools, failure_rows, is_unasked, score_columns
-from jobs.metrics.contexts import is_ready
+from jobs.asking.lost import failure_rows, is_unasked
+from jobs.metrics.base import Tables, Tools
+from jobs.metrics.contexts import MARK, is_ready
+from jobs.metrics.scores import score_columns, status_of
 from udfs.facts.nodes import ANSWER_FORM
 
 
@@ -38,10 +41,37 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     )
 
 
-def leave_complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """The rows of samples that a stage left nothing of unanswered; the others' would be paid for in vain."""
-    incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
-    return rows.join(incomplete, on="sample_id", how="left_anti")
+# None of a text's stand-ins in a plan is often longer than this, characters
+LONGEST_ATOM = 300
+GRAPH_TABLES = ("atoms", "relations", "statements", "scores", "failures")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a metric with fact graphs has found out about its samples, before tables are made of it.
+
+    prepared: what `gather_contexts` gives; incomplete: what `incomplete_samples` gives; left_out: a row a sample with a
+    graph, with the column left_out, how many of its pairs a cap left out; atoms: rows of `SAMPLE_NODES`; relations:
+    sample_id, source, target, request_id, relation, error_type, error; `asked`: by stage its results.
+    """
+
+    prepared: DataFrame
+    incomplete: DataFrame
+    left_out: DataFrame
+    atoms: DataFrame
+    relations: DataFrame
+    condensed: Condensed
+    asked: Mapping[str, DataFrame]
+
+
+def different_texts(words: int) -> Column:
+    """What a plan takes a text to be split into: one for so many of its words, each beginning as it does."""
+    count = F.ceil(F.size(F.split(F.trim("text"), r"\s+")) / words).cast("int")
+    text = F.substring("text", 1, LONGEST_ATOM)
+    return F.transform(
+        F.sequence(F.lit(1), count),
+        lambda number: F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text),
+    )
 
 
 def in_order(*columns: str) -> Column:
@@ -144,63 +174,39 @@ def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataF
     )
 
 
-def _score_rows(
-    metric: str,
-    samples: DataFrame,
-    prepared: DataFrame,
-    incomplete: DataFrame,
-    left_out: DataFrame,
-    relations: DataFrame,
-    counts: DataFrame,
-) -> DataFrame:
-    """The table `scores`. `left_out` has a row a sample with a graph: how many pairs a cap left out."""
-    judged = relations.groupBy("sample_id").agg(
+def _score_rows(metric: str, samples: DataFrame, found: Judged) -> DataFrame:
+    """The table `scores`."""
+    judged = found.relations.groupBy("sample_id").agg(
         F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("unasked")
     )
-    later = incomplete.withColumnsRenamed({"lost": "lost_later", "waiting": "waiting_later"})
+    later = found.incomplete.withColumnsRenamed({"lost": "lost_later", "waiting": "waiting_later"})
     joined = (
         samples.select("sample_id", "system")
-        .join(prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
+        .join(found.prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
         .join(later, on="sample_id", how="left")
-        .join(left_out.select("sample_id", "left_out"), on="sample_id", how="left")
+        .join(found.left_out.select("sample_id", "left_out"), on="sample_id", how="left")
         .join(judged, on="sample_id", how="left")
-        .join(counts.withColumnRenamed("graph", "sample_id"), on="sample_id", how="left")
-    )
-    status = (
-        F.when(F.col("lost") | F.col("lost_later"), "failed")
-        .when(F.col("waiting") | F.col("waiting_later") | F.col("unasked"), "budget")
-        .when(F.col("left_out").isNull(), "no_statements")
-        .when(F.col("unjudged") > 0, "partial")
-        .otherwise("ok")
+        .join(found.condensed.counts.withColumnRenamed("graph", "sample_id"), on="sample_id", how="left")
     )
     unjudged = F.coalesce("left_out", F.lit(0)) + F.coalesce("failed", F.lit(0))
+    status = status_of(
+        lost=F.col("lost") | F.col("lost_later"),
+        waiting=F.col("waiting") | F.col("waiting_later") | F.col("unasked"),
+        empty=F.col("left_out").isNull(),
+        partial=F.col("unjudged") > 0,
+    )
     with_status = joined.withColumn("unjudged", unjudged).withColumn("status", status)
     return with_status.select(*score_columns(metric))
 
 
-def conclude(
-    metric: str,
-    samples: DataFrame,
-    prepared: DataFrame,
-    incomplete: DataFrame,
-    left_out: DataFrame,
-    atoms: DataFrame,
-    relations: DataFrame,
-    condensed: Condensed,
-    tools: Tools,
-    asked: Mapping[str, DataFrame],
-) -> MetricResult:
-    """What a metric gives once its graphs are condensed. `asked` has the results of its stages.
-
-    atoms: rows of `SAMPLE_NODES`; relations: sample_id, source, target, request_id, relation, error_type, error; the
-    others as `_score_rows` takes them.
-    """
-    members = tools.keep("members", _place_members(atoms, condensed.classes))
-    failures = [failure_rows(metric, stage, rows) for stage, rows in asked.items()]
-    return MetricResult(
-        statements=_statement_rows(metric, members),
-        scores=_score_rows(metric, samples, prepared, incomplete, left_out, relations, condensed.counts),
-        failures=reduce(DataFrame.unionByName, failures),
-        atoms=_atom_rows(metric, members),
-        relations=_relation_rows(metric, atoms, relations),
-    )
+def conclude(metric: str, samples: DataFrame, found: Judged, tools: Tools) -> Tables:
+    """The tables of a metric once its graphs are condensed."""
+    members = tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
+    failures = [failure_rows(metric, stage, rows) for stage, rows in found.asked.items()]
+    return {
+        "statements": _statement_rows(metric, members),
+        "scores": _score_rows(metric, samples, found),
+        "failures": reduce(DataFrame.unionByName, failures),
+        "atoms": _atom_rows(metric, members),
+        "relations": _relation_rows(metric, found.atoms, found.relations),
+    }

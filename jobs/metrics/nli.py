@@ -1,4 +1,4 @@
-"""NLI comprehensiveness (Dejl et al. 2025; methods, sections 2 and 5): atoms, their relations, and the fact graph.
+"""NLI comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 2 and 5): atoms, their relations, the fact graph.
 
 `nodes` are numbers within a sample: the atoms with a context source first. Relations between these are asked once for a
 distinct set of context atoms, the *owner* of the pairs, and shared by all samples that have it.
@@ -13,41 +13,61 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
-from jobs.metrics.base import MetricResult, Tools, incomplete_samples
+from jobs.asking.lost import incomplete_samples, leave_complete
+from jobs.asking.requests import Pairs
+from jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import gather_contexts
-from jobs.metrics.graphs import conclude, graph_nodes, in_order, leave_complete, passages
+from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
 from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.atoms import METRIC as METRIC
+from jobs.settings.model import NliSettings, Settings
 from udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
-from udfs.facts.pairs import LEFT_OUT, ask_all, leave_out
+from udfs.facts.pairs import LEFT_OUT, leave_out
 
-STAGES = ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation")
+NAME = "nli"
+EXTRACT, REVISE, RATE, CLASSIFY = STAGES = ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation")
 EDGES = "array<struct<source: bigint, target: bigint>>"
+# An atom takes two words at least, so that no text has more atoms than half its words
+WORDS_OF_AN_ATOM = 2
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return (SUMMARISE, *STAGES) if settings.summarise_contexts else STAGES
+    return stages_with_contexts(settings, *STAGES)
 
 
-def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Settings) -> MetricResult:
-    """Scores valid samples (columns of the table `samples`) from their condensed contexts."""
+def assume(settings: Settings) -> Assumptions:
+    """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known."""
+    unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
+    atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
+    results = {
+        **assumed_summaries(),
+        EXTRACT: {"atoms": atoms},
+        REVISE: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(MARK)))},
+        RATE: {"ratings": F.transform("statements", lambda _: F.lit(5.0)), "weighted": F.lit(True)},
+        CLASSIFY: {"relation": F.lit(None)},
+    }
+    at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
+    return Assumptions(at_once, results, frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset())
+
+
+def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+    """Scores valid samples (columns of the table `samples`)."""
+    contexts = tools.contexts()
     prepared = gather_contexts(contexts)
     texts = passages(samples, prepared)
-    extracted = tools.ask("extract_atoms", texts.withColumn("passage", F.col("text")))
-    revised = tools.ask("revise_atoms", _statements_to_revise(extracted, settings.nli.unit_types))
-    rated = tools.ask("rate_relevance", _statements_to_rate(revised))
+    extracted = tools.ask(EXTRACT, texts, carry=("sample_id", "query", "position", "context_id", "text"))
+    to_revise = _statements_to_revise(extracted, settings.nli.unit_types)
+    revised = tools.ask(REVISE, to_revise, carry=("sample_id", "query", "position"))
+    rated = tools.ask(RATE, _statements_to_rate(revised), carry=("sample_id", "position"))
     incomplete = incomplete_samples(extracted, revised, rated)
-    atoms = tools.keep("atoms", _gather_atoms(extracted, revised, rated, incomplete, settings))
-    owners = tools.keep("owners", add_owners(atoms, settings.nli.max_pairs_per_sample))
+    atoms = tools.keep(_gather_atoms(extracted, revised, rated, incomplete, settings), "atoms")
+    owners = tools.keep(add_owners(atoms, settings.nli.max_pairs_per_sample), "owners")
     judged = judge_pairs(owners, tools, skip_implied=settings.nli.skip_implied)
-    relations = tools.keep("relations", _relations_of_samples(owners, judged))
+    relations = tools.keep(_relations_of_samples(owners, judged), "relations")
     condensed = tools.condense(*_graphs(atoms, owners, relations))
-    results = (contexts, extracted, revised, rated, relations)
-    asked = dict(zip((SUMMARISE, *STAGES), results, strict=True))
-    return conclude(METRIC, samples, prepared, incomplete, owners, atoms, relations, condensed, tools, asked)
+    asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated, CLASSIFY: relations}
+    return conclude(NAME, samples, Judged(prepared, incomplete, owners, atoms, relations, condensed, asked), tools)
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:
@@ -56,7 +76,7 @@ def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> Da
         "sample_id",
         "query",
         "position",
-        F.col("passage").alias("text"),
+        "text",
         F.transform(wanted, lambda atom: atom["text"]).alias("statements"),
     )
     return leave_complete(rows, extracted).where(F.size("statements") > 0)
@@ -88,7 +108,9 @@ def _gather_atoms(
         )
     )
     grouped = joined.groupBy("sample_id").agg(in_order("units", "statements", "ratings"))
-    gather = partial(gather_atoms, unit_types=settings.nli.unit_types, threshold=settings.thresholds.relevance)
+    gather = partial(
+        gather_atoms, metric=NAME, unit_types=settings.nli.unit_types, threshold=settings.thresholds.relevance
+    )
     return grouped.mapInArrow(gather, spark_schema(SAMPLE_ATOMS))
 
 
@@ -166,23 +188,28 @@ def _owners_of_responses(owners: DataFrame, part: str) -> DataFrame:
 
 
 def judge_pairs(owners: DataFrame, tools: Tools, *, skip_implied: bool) -> DataFrame:
-    """Columns owner, source, target, request_id, relation, error_type, error: each pair to judge, once an owner."""
-    stage = STAGES[-1]
+    """Columns owner, source, target, request_id, relation, error_type, error: each pair to judge, once an owner.
+
+    With `skip_implied` in three waves, each of which leaves out what the earlier ones imply (`graph.waves`).
+    """
     of_contexts = partial(_owners_of_contexts, owners)
     of_responses = partial(_owners_of_responses, owners)
     if not skip_implied:
         everything = of_contexts("all").unionByName(of_responses("all").drop("contexts_owner"))
-        return tools.ask_pairs(stage, tools.keep("pairs", everything), ask_all)
-    first = tools.ask_pairs(stage, tools.keep("pairs-1", of_contexts(FIRST_CONTEXTS)), choose_by_wave)
+        return tools.ask(CLASSIFY, Pairs(tools.keep(everything, "owners-of-pairs")))
+    first = _ask_wave(tools, of_contexts(FIRST_CONTEXTS), 1)
     rest = _with_edges(of_contexts(OTHER_CONTEXTS).withColumn("contexts_owner", F.col("owner")), first=first)
     ends = _with_edges(of_responses(RESPONSE_ENDS), first=first)
-    second = tools.ask_pairs(
-        stage, tools.keep("pairs-2", rest.unionByName(ends).drop("contexts_owner")), choose_by_wave
-    )
+    second = _ask_wave(tools, rest.unionByName(ends).drop("contexts_owner"), 2)
     both = first.unionByName(second)
     others = _with_edges(of_responses(OTHER_RESPONSES), first=first, known=both)
-    third = tools.ask_pairs(stage, tools.keep("pairs-3", others.drop("contexts_owner")), choose_by_wave)
-    return both.unionByName(third)
+    return both.unionByName(_ask_wave(tools, others.drop("contexts_owner"), 3))
+
+
+def _ask_wave(tools: Tools, owners: DataFrame, number: int) -> DataFrame:
+    judged = tools.ask(CLASSIFY, Pairs(tools.keep(owners, f"owners-of-wave-{number}"), choose_by_wave))
+    implied = F.when(F.col("request_id").isNull(), "implied").otherwise(F.col("relation"))
+    return judged.withColumn("relation", implied)
 
 
 def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = None) -> DataFrame:
@@ -238,3 +265,6 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
         "graph", "source", "target", F.lit(False).alias("judged")
     )
     return graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)
+
+
+METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume, tables=GRAPH_TABLES, options=NliSettings)

@@ -1,4 +1,4 @@
-"""Q&A comprehensiveness (Dejl et al. 2025; methods, sections 3 and 5): questions, answers, and the fact graph of these.
+"""Q&A comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 3 and 5): questions, answers, their fact graph.
 
 `nodes` are numbers within a sample: the answers with a context source first. An answer belongs to one question.
 """
@@ -7,47 +7,79 @@ from __future__ import annotations
 
 from functools import partial
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import MetricResult, Tools, incomplete_samples
+from jobs.asking.lost import incomplete_samples, leave_complete
+from jobs.asking.requests import Rows
+from jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import gather_contexts
-from jobs.metrics.graphs import conclude, graph_nodes, in_order, leave_complete, passages
+from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
 from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.answers import METRIC as METRIC
+from jobs.settings.model import QaSettings, Settings
 from udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
 from udfs.facts.nodes import SAMPLE_NODES
 
-STAGES = ("mine_questions", "refine_questions", "answer_questions", "compare_answers")
+NAME = "qa"
+MINE, REFINE, ANSWER, COMPARE = STAGES = ("mine_questions", "refine_questions", "answer_questions", "compare_answers")
+# A question takes three words at least of what it asks about; of a text's answers each takes another word
+WORDS_OF_A_QUESTION = 3
+WORDS_OF_AN_ANSWER = 1
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return (SUMMARISE, *STAGES) if settings.summarise_contexts else STAGES
+    return stages_with_contexts(settings, *STAGES)
 
 
-def score(samples: DataFrame, contexts: DataFrame, tools: Tools, settings: Settings) -> MetricResult:
-    """Scores valid samples (columns of the table `samples`) from their condensed contexts."""
+def assume(settings: Settings) -> Assumptions:
+    """As many questions and answers as a text can have, all of them kept."""
+    answers = different_texts(WORDS_OF_AN_ANSWER)
+    results = {
+        **assumed_summaries(),
+        MINE: {"questions": F.concat(F.array("query"), different_texts(WORDS_OF_A_QUESTION))},
+        REFINE: {
+            "questions": F.transform("questions", lambda text: F.concat(text, F.lit(MARK))),
+            "ratings": F.transform("questions", lambda _: F.lit(5.0)),
+            "weighted": F.lit(True),
+        },
+        ANSWER: {
+            "answers": _all_to_the_first(answers),
+            "confidences": _all_to_the_first(F.transform(answers, lambda _: F.lit(5.0))),
+            "weighted": F.lit(True),
+        },
+        COMPARE: {"relation": F.lit(None)},
+    }
+    return Assumptions(settings, results)
+
+
+def _all_to_the_first(items: Column) -> Column:
+    """The items as the answers to the first question, where they make the most pairs; none to the others."""
+    nothing = F.transform(F.slice("questions", 2, F.size("questions")), lambda _: F.slice(items, 1, 0))
+    return F.concat(F.array(items), nothing)
+
+
+def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+    """Scores valid samples (columns of the table `samples`)."""
+    contexts = tools.contexts()
     prepared = gather_contexts(contexts)
     texts = passages(samples, prepared)
     of_response = settings.qa.questions == "all"
-    mined = tools.ask("mine_questions", texts if of_response else texts.where(F.col("position").isNotNull()))
-    refined = tools.ask("refine_questions", _questions_to_refine(mined, samples))
-    passed = tools.keep("questions", _passed_questions(refined, settings.thresholds.relevance))
-    answered = tools.ask("answer_questions", _questions_to_answer(texts, passed))
+    to_mine = texts if of_response else texts.where(F.col("position").isNotNull())
+    mined = tools.ask(MINE, to_mine, carry=("sample_id", "position", "context_id"))
+    refined = tools.ask(REFINE, _questions_to_refine(mined, samples), carry=("sample_id",))
+    passed = tools.keep(_passed_questions(refined, settings.thresholds.relevance), "questions")
+    answered = tools.ask(ANSWER, _questions_to_answer(texts, passed), carry=("sample_id", "position", "context_id"))
     incomplete = incomplete_samples(mined, refined, answered)
-    atoms = tools.keep("atoms", _gather_answers(answered, passed, settings.thresholds.confidence))
-    pairs = tools.keep("pairs", _pairs(atoms, resolve=settings.qa.quantity_tool == "resolve"))
-    open_pairs = pairs.where(F.col("settled").isNull()).drop("settled")
-    compared = tools.ask("compare_answers", open_pairs, bound=_bound(atoms))
-    relations = tools.keep("relations", _relations(compared, pairs))
+    atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
+    pairs = tools.keep(_pairs(atoms, resolve=settings.qa.quantity_tool == "resolve"), "pairs")
+    open_pairs = Rows(pairs.where(F.col("settled").isNull()), ("sample_id", "source", "target"), _bound(atoms))
+    relations = tools.keep(_relations(tools.ask(COMPARE, open_pairs), pairs), "relations")
     condensed = tools.condense(graph_nodes(atoms), _edges(relations))
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
-    results = (contexts, mined, refined, answered, relations)
-    asked = dict(zip((SUMMARISE, *STAGES), results, strict=True))
-    return conclude(METRIC, samples, prepared, incomplete, with_graph, atoms, relations, condensed, tools, asked)
+    asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered, COMPARE: relations}
+    return conclude(NAME, samples, Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools)
 
 
 def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
@@ -76,7 +108,7 @@ def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) ->
     """One row of `SAMPLE_NODES` a sample that has been answered for in full."""
     gathered = leave_complete(answered, answered).groupBy("sample_id").agg(in_order("answers", "confidences"))
     rows = gathered.join(passed, on="sample_id", how="inner").select("sample_id", "questions", "passages")
-    return rows.mapInArrow(partial(gather_answers, threshold=threshold), spark_schema(SAMPLE_NODES))
+    return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
 
 
 def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
@@ -121,3 +153,6 @@ def _edges(relations: DataFrame) -> DataFrame:
     backward = relations.where(relation.isNull() | relation.isin("equivalent", "second_implies_first"))
     turned = backward.select(graph, F.col("target").alias("source"), F.col("source").alias("target"), judged)
     return forward.select(graph, "source", "target", judged).unionByName(turned)
+
+
+METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume, tables=GRAPH_TABLES, options=QaSettings)

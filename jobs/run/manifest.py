@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
@@ -19,47 +18,52 @@ from udfs.llm.keys import Stage, canonical_json
 NAME = "manifest.json"
 FORMAT = 1
 PACKAGES = ("untold", "pyspark", "ray", "openai", "pyarrow")
+# What an identity is made of, and how a user is told that it differs
+PARTS = {
+    "dataset": "another data set or command",
+    "input": "another input",
+    "metrics": "other metrics",
+    "statistics": "another statistics.seed or --cluster",
+}
+
+Identity = Mapping[str, Any]
+"""What an output belongs to, as JSON: some of `PARTS`, `results` (settings) and `stages` (digests)."""
 
 
 class OutputError(RuntimeError):
     """An output that this run may not touch. The message says what to do."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What an output belongs to: its input, its metrics, and the settings and templates that change results."""
-
-    fingerprint: str
-    metrics: tuple[str, ...]
-    results: Mapping[str, Any]
-    stages: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "input": self.fingerprint,
-            "metrics": list(self.metrics),
-            "results": json.loads(canonical_json(self.results)),
-            "stages": dict(self.stages),
-        }
-
-    def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """What differs from another output's identity, in words for a user."""
-        own = self.to_json()
-        named = {"input": "another input", "metrics": "other metrics"}
-        found = [text for key, text in named.items() if own[key] != other.get(key)]
-        results, theirs = _flat(own["results"]), _flat(other.get("results", {}))
-        changed = sorted(key for key in results.keys() | theirs.keys() if results.get(key) != theirs.get(key))
-        if changed:
-            found.append(f"other settings ({', '.join(changed)})")
-        elif own["stages"] != other.get("stages"):
-            found.append("another model or template")
-        return found
-
-
-def identify(fingerprint: str, metrics: Sequence[str], settings: Settings, stages: Mapping[str, Stage]) -> Identity:
+def identify(fingerprint: str, metrics: tuple[str, ...], settings: Settings, stages: Mapping[str, Stage]) -> Identity:
     """The identity of the output of these metrics over this input."""
-    digests = {name: stage.digest for name, stage in sorted(stages.items())}
-    return Identity(fingerprint, tuple(sorted(metrics)), result_settings(settings, stages), digests)
+    return {
+        "input": fingerprint,
+        "metrics": sorted(metrics),
+        "results": json.loads(canonical_json(result_settings(settings, stages))),
+        "stages": {name: stage.digest for name, stage in sorted(stages.items())},
+    }
+
+
+def differences(own: Identity, theirs: Identity) -> list[str]:
+    """What differs between two identities, in words for a user.
+
+    A setting that an older manifest does not have had its default then, since what it does was done without it.
+    """
+    if "dataset" in own and "dataset" not in theirs:
+        return [PARTS["dataset"]]
+    found = [text for key, text in PARTS.items() if own.get(key) != theirs.get(key)]
+    changed = _changed_settings(own.get("results", {}), theirs.get("results", {}))
+    if changed:
+        found.append(f"other settings ({', '.join(changed)})")
+    elif own.get("stages") != theirs.get("stages"):
+        found.append("another model or template")
+    return found
+
+
+def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    defaults = _flat(result_settings(Settings()))
+    ours, others = ({**defaults, **_flat(given)} for given in (own, theirs))
+    return sorted(key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key))
 
 
 def template_digests(stages: Mapping[str, Stage]) -> dict[str, str]:
@@ -89,6 +93,13 @@ def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest so that readers see the old one or the new one."""
     content = json.dumps(manifest, indent=2, ensure_ascii=False).encode("utf-8")
     write_bytes(f"{output}/{NAME}", content + b"\n")
+
+
+def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:
+    """The sum of a column of the usage of all starts that a manifest has; None where no value is known."""
+    values = [row[name] for start in manifest["starts"] for row in start["usage"]]
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

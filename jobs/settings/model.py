@@ -22,31 +22,12 @@ from pydantic import (
     model_serializer,
 )
 
-STAGE_NAMES: tuple[str, ...] = (
-    "summarise_context",
-    "extract_atoms",
-    "revise_atoms",
-    "rate_relevance",
-    "classify_relation",
-    "mine_questions",
-    "refine_questions",
-    "answer_questions",
-    "compare_answers",
-    "evaluate_coverage",
-    "generate_answer",
-    "restate_answer",
-    "extract_claims",
-    "generate_aspects",
-    "align_claims",
-    "extract_facts",
-    "rate_importance",
-    "verify_claim",
-    "check_coverage",
-    "resolve_coreference",
-    "match_one",
-    "match_many",
-    "match_holistic",
-)
+from udfs.stages import STAGES
+
+STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
+# What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
+# left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
+NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "fail_on_error"})
 
 Api = Literal["chat", "completions"]
 UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
@@ -312,6 +293,11 @@ class Settings(_Section):
     qa: QaSettings = QaSettings()
     graph: GraphSettings = GraphSettings()
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether stages may offer their tools to the model."""
+        return self.qa.quantity_tool == "tool"
+
     @field_validator("stages")
     @classmethod
     def _known_stages(cls, value: dict[str, StageSettings]) -> dict[str, StageSettings]:
@@ -355,11 +341,10 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     """The settings that change results, as JSON values: what an output belongs to, beside its input and templates.
 
     `stages` narrows the decoding to the stages that a run asks. Limits, prices, budgets, retries, addresses, keys,
-    stores, Spark and Ray are left out.
+    stores, Spark and Ray are left out (`NO_RESULT`).
     """
     decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
-    options = settings.model_dump(mode="json", include={"summarise_contexts", "thresholds", "statistics", "nli", "qa"})
-    return {"stages": decoding, **options}
+    return {"stages": decoding, **settings.model_dump(mode="json", exclude=set(NO_RESULT))}
 
 
 def spark_defaults() -> dict[str, str]:

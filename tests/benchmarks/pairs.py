@@ -21,9 +21,10 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking.runner import add_pairs
+from jobs.asking.requests import Pairs
 from jobs.metrics.condensing import Condenser
 from jobs.run.session import open_session, spark_schema
+from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import ROOT, run_command
@@ -117,7 +118,7 @@ def _check(quick: Way, slow: Way) -> None:
 
 def add_keyed(owners: DataFrame) -> DataFrame:
     """The pairs as a job makes them."""
-    return add_pairs(STAGE, owners, ask_all)
+    return Pairs(owners, ask_all).identify(STAGE)
 
 
 def add_slowly(owners: DataFrame) -> DataFrame:
@@ -195,7 +196,7 @@ def generate(spark: SparkSession, folder: str) -> None:
 def condense(spark: SparkSession, folder: str) -> None:
     """Condenses the graph as a job does."""
     nodes, edges = (spark.read.parquet(f"{folder}/{name}") for name in ("nodes", "edges"))
-    Condenser(spark, Settings(), f"{folder}/work").condense(nodes, edges)
+    Condenser(Settings(), Workspace(spark, f"{folder}/work")).condense(nodes, edges)
 
 
 # What is made up

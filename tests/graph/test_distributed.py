@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 
 from graph.condensation import condense_batches
 from graph.distributed import Components, Condensation, CondensationError
-from jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError, Steps
+from jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError
+from jobs.run.workspace import Workspace
 from jobs.settings.model import GraphSettings, Settings
 from tests.graph.digraphs import (
     FAMILIES,
@@ -58,10 +59,10 @@ def condense(
     work = folder / f"work-{len(list(folder.iterdir()))}"
     nodes = spark.createDataFrame(node_rows(graphs), NODES.format(kind))
     edges = spark.createDataFrame(edge_rows(graphs), EDGES.format(kind, kind))
-    found = Condenser(spark, given, str(work), components).condense(nodes, edges)
+    found = Condenser(given, Workspace(spark, str(work)), components).condense(nodes, edges)
     classes = found.classes.select("graph", "node", "statement", "representative", "covered", "in_basis").collect()
     counts = found.counts.select("graph", "covered", "uncovered", "low", "high").collect()
-    assert not list(work.glob("*-steps")), "steps are deleted"
+    assert not list(work.glob("*-condensation")), "steps are deleted"
     return sorted(map(tuple, classes), key=lambda row: row[:2]), sorted(map(tuple, counts))
 
 
@@ -135,7 +136,7 @@ def test_wrong_components_are_found_out(
 )
 @pytest.mark.parametrize("limit", [3, 100])
 def test_verification(spark: SparkSession, tmp_path: Path, labels: list[int], message: str | None, limit: int) -> None:
-    steps = Steps(spark, str(tmp_path / "steps"))
+    steps = Workspace(spark, str(tmp_path / "steps"))
     condensation = Condensation(FineComponents(), steps, limit)
     named = spark.createDataFrame(pa.table({"id": range(6), "component": labels}))
     graph = chain_of_cycles([3, 2, 1])
@@ -210,7 +211,7 @@ def test_graphframes_equals_networkx(spark: SparkSession, tmp_path: Path, real: 
 @pytest.mark.graphframes
 def test_graphframes_components(spark: SparkSession, tmp_path: Path, real: GraphFramesComponents) -> None:
     """Weak components are exact; strong ones are never too coarse, and find something wherever all is on cycles."""
-    steps = Steps(spark, str(tmp_path / "steps"))
+    steps = Workspace(spark, str(tmp_path / "steps"))
     graph = chain_of_cycles([3, 4, 2])
     table = pa.table({"src": [edge.source for edge in graph.edges], "dst": [edge.target for edge in graph.edges]})
     edges = steps.keep(spark.createDataFrame(table))

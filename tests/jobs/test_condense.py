@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.condense import TABLES, CondenseRequest, RelationsError, condense, condense_in
+from jobs.condense import TABLES, CondenseRequest, RelationsError, condense
 from jobs.inputs.files import SampleError
 from jobs.results import open_run
 from jobs.run.manifest import OutputError
@@ -72,7 +72,7 @@ def rows_of(request: CondenseRequest, table: str) -> Rows:
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
 def test_statements_atoms_and_scores(spark: SparkSession, tmp_path: Path, suffix: str) -> None:
     request = ask(tmp_path, RELATIONS, NODES, suffix=suffix)
-    counts = condense_in(spark, request)
+    counts = condense(request)
     statements = {row["statement_id"]: row for row in rows_of(request, "statements")}
     assert {name: (row["text"], row["covered"], row["in_basis"]) for name, row in statements.items()} == {
         "a0": ("It runs on it.", True, False),
@@ -100,7 +100,7 @@ def test_statements_atoms_and_scores(spark: SparkSession, tmp_path: Path, suffix
     assert open_run(request.output).manifest["status"] == "finished"
     assert counts["statements"] == 4
     assert counts["basis"] == 1
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.name[0] != "_") == [
         "atoms",
         "manifest.json",
         "scores",
@@ -114,7 +114,7 @@ def test_samples_and_metrics_are_graphs_of_their_own(spark: SparkSession, tmp_pa
         {**row, **group} for group in groups for row in RELATIONS if group != groups[0] or row["premise_id"] != "a0"
     ]
     request = ask(tmp_path, relations, [{**row, **group} for group in groups for row in NODES])
-    assert condense_in(spark, request)["graphs"] == 4
+    assert condense(request)["graphs"] == 4
     scores = {(row["sample_id"], row["metric"]): row["covered"] for row in rows_of(request, "scores")}
     assert scores == {("1", "nli"): 0, ("1", "qa"): 2, ("2", "nli"): 2, ("2", "qa"): 2}
 
@@ -123,7 +123,7 @@ def test_nodes_without_a_sample_are_of_every_sample_that_relates_them(spark: Spa
     told = [{**row, "sample_id": "told"} for row in RELATIONS]
     untold = [{**row, "sample_id": "untold"} for row in RELATIONS if "a0" not in row.values()]
     request = ask(tmp_path, [*told, *untold], NODES)
-    condense_in(spark, request)
+    condense(request)
     scores = {row["sample_id"]: (row["covered"], row["uncovered"]) for row in rows_of(request, "scores")}
     assert scores == {"told": (2, 2), "untold": (0, 4)}
     assert len(rows_of(request, "atoms")) == 6 + 5
@@ -131,7 +131,7 @@ def test_nodes_without_a_sample_are_of_every_sample_that_relates_them(spark: Spa
 
 def test_without_nodes_every_id_is_a_context(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, None)
-    condense_in(spark, request)
+    condense(request)
     found = {row["statement_id"]: (row["text"], row["members"]) for row in rows_of(request, "statements")}
     assert found == {"a0": ("a0", ["a0", "c3"]), "c0": ("c0", ["c0", "c1"]), "c2": ("c2", ["c2"]), "c4": ("c4", ["c4"])}
 
@@ -140,7 +140,7 @@ def test_relations_of_unordered_pairs(spark: SparkSession, tmp_path: Path) -> No
     pairs = [("a0", "c0", "equivalent"), ("c1", "c0", "second_implies_first"), ("c2", "c1", "first_implies_second")]
     rows = [dict(zip(RELATIONS[0], pair, strict=True)) for pair in [*pairs, ("c3", "c4", "contradictory")]]
     request = ask(tmp_path, rows, NODES)
-    condense_in(spark, request)
+    condense(request)
     assert {row["statement_id"]: row["covered"] for row in rows_of(request, "statements")} == {
         "a0": True,
         "c1": True,
@@ -162,7 +162,7 @@ def test_unjudged_pairs_run_one_way_by_the_names_of_nli_and_both_ways_by_those_o
         {"premise_id": "c0", "hypothesis_id": "a0", "relation": None},
     ]
     request = ask(tmp_path, rows, nodes)
-    condense_in(spark, request)
+    condense(request)
     [score] = rows_of(request, "scores")
     assert (score["score_low"], score["score_high"]) == (low, high)
     assert (score["score"], score["unjudged"], score["status"]) == (0.0, 1, "partial")
@@ -170,7 +170,7 @@ def test_unjudged_pairs_run_one_way_by_the_names_of_nli_and_both_ways_by_those_o
 
 def test_nodes_without_context_make_no_statements(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, [{**row, "origin": "response"} for row in NODES])
-    condense_in(spark, request)
+    condense(request)
     [score] = rows_of(request, "scores")
     assert (score["score"], score["score_low"], score["covered"], score["status"]) == (None, None, 0, "no_statements")
 
@@ -186,7 +186,7 @@ def test_order_and_partitioning_change_no_byte(spark: SparkSession, tmp_path: Pa
     nodes = write(parts / "nodes.csv", [*NODES[::-1], NODES[0]])
     second = CondenseRequest(str(parts / "relations"), nodes, str(parts / "out"), Settings())
     for request in (first, second):
-        condense_in(spark, request)
+        condense(request)
     for name in TABLES:
         one, other = (sorted(Path(request.output, name).glob("*.parquet")) for request in (first, second))
         assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
@@ -227,7 +227,7 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
     relations, nodes, message = REFUSED[case]
     request = ask(tmp_path, relations, nodes)
     with pytest.raises(RelationsError) as raised:
-        condense_in(spark, request)
+        condense(request)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -235,7 +235,7 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
 
 def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="no such file"):
-        condense_in(spark, CondenseRequest(str(tmp_path / "none.csv"), None, str(tmp_path / "out"), Settings()))
+        condense(CondenseRequest(str(tmp_path / "none.csv"), None, str(tmp_path / "out"), Settings()))
 
 
 def test_an_output_is_replaced_only_when_told_to(spark: SparkSession, tmp_path: Path) -> None:

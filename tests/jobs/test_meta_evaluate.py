@@ -22,7 +22,6 @@ from jobs.meta_evaluate import (
     MetaEvaluationRequest,
     endpoint_of,
     meta_evaluate,
-    meta_evaluate_in,
 )
 from jobs.results import UnreadableRunError, open_run
 from jobs.run.manifest import OutputError
@@ -75,7 +74,7 @@ def ask(folder: Path, scores: Mapping[str, str], **options: Any) -> MetaEvaluati
 
 
 def run(spark: SparkSession, request: MetaEvaluationRequest) -> MetaEvaluationOutcome:
-    return meta_evaluate_in(spark, request, Display())
+    return meta_evaluate(request, Display())
 
 
 def rows_of(request: MetaEvaluationRequest, table: str) -> Rows:

@@ -15,10 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from jobs.asking import local_model
 from jobs.asking.prompts import bind_stage
 from jobs.asking.store import stage_folder
-from jobs.metrics import METRICS
-from jobs.metrics.contexts import condense_contexts
+from jobs.metrics import METRICS, stages_of
 from jobs.plan import (
-    STAND_INS,
     UNLIMITED_COMPLETION_TOKENS,
     Planner,
     PlanRequest,
@@ -30,7 +28,6 @@ from jobs.plan import (
 )
 from jobs.results import open_run
 from jobs.run.session import spark_schema
-from jobs.score import stages_of
 from jobs.settings.loading import load_settings
 from jobs.settings.model import LlmSettings, Settings
 from jobs.tables import COMPLETIONS, SAMPLES
@@ -180,11 +177,10 @@ def count(
 ) -> list[dict[str, Any]]:
     settings = settings_for()
     stages = {name: bind_stage(name, settings) for name in STAGES}
-    planner = Planner(spark, settings, stages, str(store) if store else None, **options)
+    planner = Planner(spark, stages, str(store) if store else None, **options)
+    assumed = METRICS["e2e"].assume(settings)
     for metric in metrics:
-        tools = planner.begin(metric)
-        contexts = condense_contexts(samples, tools.ask, summarise=True)
-        METRICS["e2e"].score(samples, contexts, tools, settings)
+        METRICS["e2e"].score(samples, planner.begin(metric, samples, assumed), settings)
     return planner.rows
 
 
@@ -231,10 +227,11 @@ def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSessio
     ]
 
 
-def test_every_stage_has_a_stand_in_for_its_output(spark: SparkSession) -> None:
-    asked = stages_of(tuple(METRICS), Settings())
-    assert {name: set(make(Settings())) for name, make in STAND_INS.items()} == {
-        name: set(STAGES[name].results.names) for name in asked
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_plan_assumes_the_whole_output_of_every_stage(spark: SparkSession, metric: str) -> None:
+    assumed = METRICS[metric].assume(Settings()).results
+    assert {name: set(output) for name, output in assumed.items()} == {
+        name: set(STAGES[name].results.names) for name in stages_of((metric,), Settings())
     }
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.run.manifest import OutputError, identify
+from jobs.run.manifest import OutputError, differences, identify
+from jobs.run.outcome import Ending
 from jobs.run.progress import Display
-from jobs.score import ScoreRequest, exit_code, score
-from jobs.settings.model import Settings
+from jobs.score import ScoreRequest, score
+from jobs.settings.model import GraphSettings, Settings
 from udfs.llm.keys import Stage
 
 
@@ -31,22 +32,30 @@ from udfs.llm.keys import Stage
     ],
 )
 def test_exit_codes(ended: str, failed: int, fail_on_error: bool | int | float, code: int) -> None:
-    counts = {"scores": 100, "statuses": {"ok": 100 - failed, "failed": failed}}
-    assert exit_code(ended, counts, fail_on_error) == code
+    statuses = {"ok": 100 - failed, "failed": failed}
+    assert Ending(None if ended == "finished" else ended).exit_code(statuses, fail_on_error) == code
 
 
 def test_a_partial_sample_counts_as_an_error() -> None:
-    assert exit_code("finished", {"scores": 2, "statuses": {"ok": 1, "partial": 1}}, True) == 4
+    assert Ending().exit_code({"ok": 1, "partial": 1}, True) == 4
 
 
 STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "template")}
 
 
 def test_settings_that_change_no_result_leave_the_identity_alone() -> None:
-    one = identify("input", ["e2e"], Settings(), STAGE)
+    one = identify("input", ("e2e",), Settings(), STAGE)
     llm = Settings().llm.model_copy(update={"requests_per_minute": 5.0, "base_url": "http://other/v1", "actors": 3})
-    two = identify("input", ["e2e"], Settings(llm=llm, fail_on_error=0.5), STAGE)
-    assert one.differences(two.to_json()) == []
+    two = identify("input", ("e2e",), Settings(llm=llm, fail_on_error=0.5), STAGE)
+    assert differences(one, two) == []
+
+
+def test_a_setting_that_an_older_output_does_not_know_had_its_default() -> None:
+    one = identify("input", ("e2e",), Settings(), STAGE)
+    older = {**one, "results": {name: value for name, value in one["results"].items() if name != "graph"}}
+    assert differences(one, older) == []
+    other = identify("input", ("e2e",), Settings(graph=GraphSettings(max_edges_in_task=5)), STAGE)
+    assert differences(other, older) == ["other settings (graph.max_edges_in_task)"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,7 @@ def test_settings_that_change_no_result_leave_the_identity_alone() -> None:
 def test_what_changes_results_is_named(update: dict[str, object], named: str) -> None:
     given = {"fingerprint": "a", "metrics": ("e2e",), "settings": Settings(), "stages": STAGE}
     other = identify(**{**given, **update})  # type: ignore[arg-type]
-    (difference,) = identify(**given).differences(other.to_json())  # type: ignore[arg-type]
+    (difference,) = differences(identify(**given), other)  # type: ignore[arg-type]
     assert named in difference
 
 

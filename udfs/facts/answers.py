@@ -12,7 +12,6 @@ import pyarrow as pa
 from udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
 from udfs.quantities import compare_quantities, is_plain_quantity
 
-METRIC = "qa"
 BATCH_ROWS = 20_000
 
 SAMPLE_QUESTIONS = pa.schema(
@@ -56,7 +55,7 @@ def _distinct(passages: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(found.values())
 
 
-def gather_answers(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
+def gather_answers(batches: Iterator[pa.RecordBatch], *, metric: str, threshold: float) -> Iterator[pa.RecordBatch]:
     """The answers of samples, for `mapInArrow`: one row of `SAMPLE_NODES` a sample (methods, section 3).
 
     In: sample_id; questions list<string>; passages list<struct<position int32 (null for the response), context_id,
@@ -65,12 +64,14 @@ def gather_answers(batches: Iterator[pa.RecordBatch], threshold: float) -> Itera
     where its own confidence there is at least `threshold`, the response's too.
     """
     for batch in batches:
-        rows = [_gather(row["sample_id"], row["questions"], row["passages"], threshold) for row in batch.to_pylist()]
+        rows = [
+            _gather(row["sample_id"], metric, row["questions"], row["passages"], threshold) for row in batch.to_pylist()
+        ]
         yield pa.RecordBatch.from_pylist(rows, schema=SAMPLE_NODES)
 
 
 def _gather(
-    sample_id: str, questions: Sequence[str], passages: Sequence[Mapping[str, Any]], threshold: float
+    sample_id: str, metric: str, questions: Sequence[str], passages: Sequence[Mapping[str, Any]], threshold: float
 ) -> dict[str, Any]:
     nodes: dict[tuple[str, str], Node] = {}
     for passage in passages:
@@ -78,7 +79,7 @@ def _gather(
             node = nodes.setdefault((question, normalise(text)), Node(question=question))
             passes = confidence >= threshold
             node.add(text, passage["position"], passage["context_id"], confidence, passes=passes)
-    return number_nodes(sample_id, METRIC, nodes.values())[0]
+    return number_nodes(sample_id, metric, nodes.values())[0]
 
 
 def _answers_of(questions: Sequence[str], passage: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:

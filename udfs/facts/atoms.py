@@ -11,7 +11,6 @@ import pyarrow as pa
 from udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
 from udfs.llm.keys import canonical_json
 
-METRIC = "nli"
 _KEY_BYTES = 16
 
 SAMPLE_ATOMS = SAMPLE_NODES.append(pa.field("texts", pa.list_(pa.string()))).append(
@@ -20,7 +19,7 @@ SAMPLE_ATOMS = SAMPLE_NODES.append(pa.field("texts", pa.list_(pa.string()))).app
 
 
 def gather_atoms(
-    batches: Iterator[pa.RecordBatch], unit_types: tuple[str, ...], threshold: float
+    batches: Iterator[pa.RecordBatch], *, metric: str, unit_types: tuple[str, ...], threshold: float
 ) -> Iterator[pa.RecordBatch]:
     """The atoms of samples, for `mapInArrow`: one row of `SAMPLE_ATOMS` a sample.
 
@@ -32,12 +31,12 @@ def gather_atoms(
     `texts` are those of the nodes; `contexts_key` hashes the texts of the nodes with a context source.
     """
     for batch in batches:
-        rows = [_gather(row["sample_id"], row["passages"], unit_types, threshold) for row in batch.to_pylist()]
+        rows = [_gather(row["sample_id"], metric, row["passages"], unit_types, threshold) for row in batch.to_pylist()]
         yield pa.RecordBatch.from_pylist(rows, schema=SAMPLE_ATOMS)
 
 
 def _gather(
-    sample_id: str, passages: Sequence[Mapping[str, Any]], unit_types: tuple[str, ...], threshold: float
+    sample_id: str, metric: str, passages: Sequence[Mapping[str, Any]], unit_types: tuple[str, ...], threshold: float
 ) -> dict[str, Any]:
     nodes: dict[str, Node] = {}
     for passage in passages:
@@ -45,7 +44,7 @@ def _gather(
     others: dict[str, Node] = {}
     for passage in passages:
         _add_other_units(others, nodes, passage, unit_types)
-    row, kept = number_nodes(sample_id, METRIC, nodes.values(), list(others.values()))
+    row, kept = number_nodes(sample_id, metric, nodes.values(), list(others.values()))
     texts = [node.text for node in kept]
     return {**row, "texts": texts, "contexts_key": _hash_texts(texts[: row["contexts"]])}
 

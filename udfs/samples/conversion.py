@@ -31,8 +31,8 @@ class Sample:
 def to_sample(record: Record, contexts_as_text: bool, required_columns: Sequence[str] = REQUIRED) -> Sample:
     """A record as a sample: its id where given, else the hash of all columns. What is unusable is null.
 
-    Of `REQUIRED`, those that are not among `required_columns` are null. Of a question, what belongs to answers is left
-    out, and question_id is its id where it has one.
+    Of `REQUIRED`, those that are not among `required_columns` may be missing. Of a question, what belongs to answers is
+    left out, and question_id is its id where it has one.
     """
     if is_question(required_columns):
         record = replace(record, values=_question(record.values))
@@ -70,13 +70,12 @@ def _required(
     """The required columns, null where unusable; what is wrong with them is added to the problems."""
     texts = [name for name in ("query", "response") if name in columns]
     found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
-    if "contexts" not in columns:
-        return found
     try:
         given = values.get("contexts")
         found["contexts"] = normalise_contexts(contexts_of_text(given) if contexts_as_text else given)
     except ValueError as error:
-        problems.append(str(error))
+        # What nothing reads is no problem of the row, and is kept where it can be read
+        problems += [str(error)] if "contexts" in columns else []
     return found
 
 

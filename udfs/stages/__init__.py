@@ -1,12 +1,17 @@
-"""What a stage is: template, variables, parser, output schema; one file a metric family."""
+"""What a stage is: template, variables, parser, output schema; one file a metric family, registered here."""
 
 from __future__ import annotations
+
+from importlib.metadata import entry_points
 
 import udfs.stages.e2e as e2e
 import udfs.stages.generation as generation
 import udfs.stages.nli as nli
 import udfs.stages.qa as qa
 from udfs.stages.definitions import StageDefinition
+
+GROUP = "untold.stages"
+"""The entry points by which other packages add stages: workers and actors know a stage by its name."""
 
 STAGES: dict[str, StageDefinition] = {
     stage.name: stage
@@ -25,3 +30,4 @@ STAGES: dict[str, StageDefinition] = {
         generation.RESTATE_ANSWER,
     )
 }
+STAGES |= {point.name: point.load() for point in entry_points(group=GROUP)}

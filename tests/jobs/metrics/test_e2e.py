@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.metrics import e2e
-from jobs.metrics.base import MetricResult, Tools
+from jobs.metrics.base import Tables
 from jobs.metrics.contexts import condense_contexts
 from jobs.run.session import spark_schema
 from jobs.settings.model import Settings
@@ -34,16 +35,22 @@ class Stages:
     def __init__(self) -> None:
         self.asked: dict[str, list[dict[str, Any]]] = {}
 
-    @property
-    def tools(self) -> Tools:
-        return Tools(self.ask, refuse, refuse, refuse)
+    keep = condense = staticmethod(refuse)
 
-    def ask(self, name: str, rows: DataFrame) -> DataFrame:
-        self.asked[name] = [row.asDict(recursive=True) for row in rows.collect()]
-        answer = self._summary if name == "summarise_context" else self._coverage
-        result = [tuple(row.values()) + answer(row) for row in self.asked[name]]
-        output = "summary string" if name == "summarise_context" else f"statements {STATEMENTS}"
-        schema = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows.schema.fields)
+    def on(self, samples: DataFrame, *, summarise: bool) -> Stages:
+        """The tools for these samples."""
+        self.samples, self.summarise = samples, summarise
+        return self
+
+    def contexts(self) -> DataFrame:
+        return condense_contexts(self.samples, self.ask, summarise=self.summarise)
+
+    def ask(self, stage: str, rows: Any, carry: Iterable[str] = ()) -> DataFrame:
+        self.asked[stage] = [row.asDict(recursive=True) for row in rows.collect()]
+        answer = self._summary if stage == "summarise_context" else self._coverage
+        result = [tuple(row[name] for name in carry) + answer(row) for row in self.asked[stage]]
+        output = "summary string" if stage == "summarise_context" else f"statements {STATEMENTS}"
+        schema = ", ".join(f"`{name}` {rows.schema[name].dataType.simpleString()}" for name in carry)
         return rows.sparkSession.createDataFrame(result, f"{schema}, {output}, {ERRORS}")
 
     def _summary(self, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -66,14 +73,13 @@ def stages() -> Stages:
     return Stages()
 
 
-def score(spark: SparkSession, stages: Stages, samples: list[Sample], *, summarise: bool = True) -> MetricResult:
+def score(spark: SparkSession, stages: Stages, samples: list[Sample], *, summarise: bool = True) -> Tables:
     frame = spark.createDataFrame(samples, spark_schema(SAMPLES))
     return score_frame(stages, frame, summarise=summarise)
 
 
-def score_frame(stages: Stages, samples: DataFrame, *, summarise: bool) -> MetricResult:
-    contexts = condense_contexts(samples, stages.ask, summarise=summarise)
-    return e2e.score(samples, contexts, stages.tools, Settings(summarise_contexts=summarise))
+def score_frame(stages: Stages, samples: DataFrame, *, summarise: bool) -> Tables:
+    return e2e.score(samples, stages.on(samples, summarise=summarise), Settings(summarise_contexts=summarise))
 
 
 def only(frame: DataFrame) -> dict[str, Any]:
@@ -82,7 +88,7 @@ def only(frame: DataFrame) -> dict[str, Any]:
 
 
 def test_a_judged_sample_has_its_share_of_covered_statements(spark: SparkSession, stages: Stages) -> None:
-    row = only(score(spark, stages, [sample("s", "one", "two")]).scores)
+    row = only(score(spark, stages, [sample("s", "one", "two")])["scores"])
     assert row == {
         "sample_id": "s",
         "metric": "e2e",
@@ -98,14 +104,14 @@ def test_a_judged_sample_has_its_share_of_covered_statements(spark: SparkSession
 
 
 def test_numbers_of_the_contexts_shown_become_their_ids(spark: SparkSession, stages: Stages) -> None:
-    statements = score(spark, stages, [sample("s", "nothing", "one", "two")]).statements.orderBy("statement_id")
+    statements = score(spark, stages, [sample("s", "nothing", "one", "two")])["statements"].orderBy("statement_id")
     found = [(row["text"], row["covered"], row["sources"]) for row in statements.collect()]
     assert found == [("told", True, ["c1"]), ("untold", False, ["c1", "c2"]), ("also untold", False, [])]
     assert stages.asked["evaluate_coverage"][0]["contexts"] == ["short one", "short two"]
 
 
 def test_contexts_go_in_as_they_are_without_summaries(spark: SparkSession, stages: Stages) -> None:
-    score(spark, stages, [sample("s", "one", "two")], summarise=False).scores.collect()
+    score(spark, stages, [sample("s", "one", "two")], summarise=False)["scores"].collect()
     assert list(stages.asked) == ["evaluate_coverage"]
     assert stages.asked["evaluate_coverage"][0]["contexts"] == ["one", "two"]
 
@@ -126,7 +132,7 @@ def test_contexts_go_in_as_they_are_without_summaries(spark: SparkSession, stage
 def test_what_is_not_judged_has_no_score(
     spark: SparkSession, stages: Stages, one: Sample, status: str, judged: int
 ) -> None:
-    row = only(score(spark, stages, [one]).scores)
+    row = only(score(spark, stages, [one])["scores"])
     assert (row["status"], row["score"]) == (status, None)
     bounds = (None, None) if status == "no_statements" else (0.0, 1.0)
     assert (row["score_low"], row["score_high"]) == bounds
@@ -135,7 +141,7 @@ def test_what_is_not_judged_has_no_score(
 
 def test_failures_name_stage_request_and_reason_once_a_sample(spark: SparkSession, stages: Stages) -> None:
     samples = [sample("s", "timeout", "timeout", "one"), sample("t", "one", response="unparsable")]
-    failures = score(spark, stages, samples).failures.orderBy("sample_id").collect()
+    failures = score(spark, stages, samples)["failures"].orderBy("sample_id").collect()
     found = [(row["sample_id"], row["stage"], row["request_id"], row["error_type"]) for row in failures]
     assert found == [
         ("s", "summarise_context", "id-timeout", "timeout"),
@@ -145,16 +151,16 @@ def test_failures_name_stage_request_and_reason_once_a_sample(spark: SparkSessio
 
 def test_what_was_not_asked_is_no_failure(spark: SparkSession, stages: Stages) -> None:
     samples = [sample("s", "unasked"), sample("t", "one", response="unasked")]
-    assert score(spark, stages, samples).failures.count() == 0
+    assert score(spark, stages, samples)["failures"].count() == 0
 
 
 def test_columns_of_the_input_may_have_any_name(spark: SparkSession, stages: Stages) -> None:
     frame = spark.createDataFrame([sample("s", "one")], spark_schema(SAMPLES))
     for name in ("kept", "failed", "unasked", "request_id", "position", "verdict"):
         frame = frame.withColumn(name, F.lit("of the user"))
-    assert only(score_frame(stages, frame, summarise=True).scores)["status"] == "ok"
+    assert only(score_frame(stages, frame, summarise=True)["scores"])["status"] == "ok"
 
 
 def test_statement_ids_are_unique_over_samples(spark: SparkSession, stages: Stages) -> None:
-    statements = score(spark, stages, [sample(f"s{number}", "one") for number in range(5)]).statements
+    statements = score(spark, stages, [sample(f"s{number}", "one") for number in range(5)])["statements"]
     assert statements.agg(F.count_distinct("statement_id")).first() == (15,)

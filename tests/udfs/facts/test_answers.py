@@ -31,7 +31,7 @@ def passage(position: int | None, where: Answered = (), when: Answered = ()) -> 
 
 def gather(*passages: dict[str, Any]) -> dict[str, Any]:
     batch = pa.RecordBatch.from_pylist([{"sample_id": "s", "questions": QUESTIONS, "passages": list(passages)}])
-    (found,) = gather_answers(iter([batch]), 2.0)
+    (found,) = gather_answers(iter([batch]), metric="qa", threshold=2.0)
     (row,) = found.to_pylist()
     return dict(row)
 

@@ -31,7 +31,7 @@ def passage(
 
 def gather(*passages: Any) -> dict[str, Any]:
     batch = pa.RecordBatch.from_pylist([{"sample_id": "s", "passages": list(passages)}])
-    (found,) = gather_atoms(iter([batch]), ("Fact", "Claim"), 3.5)
+    (found,) = gather_atoms(iter([batch]), metric="nli", unit_types=("Fact", "Claim"), threshold=3.5)
     (row,) = found.to_pylist()
     return dict(row)
 

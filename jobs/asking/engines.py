@@ -1,0 +1,46 @@
+"""What a start of a run works with: Spark, the answering process, and the signals that end both in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from jobs.asking.process import ProcessWhenNeeded
+from jobs.run.interrupts import Interrupts
+from jobs.run.progress import Display
+from jobs.run.session import open_session
+from jobs.settings.model import Settings
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store."""
+
+    spark: SparkSession
+    display: Display
+    interrupts: Interrupts
+    process: ProcessWhenNeeded
+    run: str
+    wait: bool = True
+    retry_failed: bool = False
+
+
+@contextmanager
+def open_engines(
+    settings: Settings, display: Display, run: str, *, wait: bool = True, retry_failed: bool = False
+) -> Iterator[Engines]:
+    """Spark, and an answering process that starts when it is first needed and ends with the context.
+
+    From here on the first signal asks the run to end in order. Raises JavaError where no usable Java is found.
+    """
+    spark = open_session(settings)
+    interrupts = Interrupts()
+    interrupts.install()
+    process = ProcessWhenNeeded(settings.ray.address, interrupts)
+    try:
+        yield Engines(spark, display, interrupts, process, run, wait, retry_failed)
+    finally:
+        process.close()

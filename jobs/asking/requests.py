@@ -1,0 +1,119 @@
+"""What a stage is asked for: rows that are requests themselves, or pairs of texts that rows hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs.run.session import fields_of, spark_schema
+from udfs.facts.pairs import PAIRS, ask_all, generate_pairs
+from udfs.llm.keys import Stage
+from udfs.stages import STAGES
+from udfs.stages.arrow import add_request_ids
+
+STRING = T.StringType()
+_ROW = "request_row"
+
+
+class Requests(Protocol):
+    """Requests of a stage before they are looked up.
+
+    `carry`: the columns that survive into the results. `bound`: where the requests would be too many to plan with, a
+    frame of the columns requests and bytes: how many there can be, and how long the variables of each are together.
+    `all_asked`: whether every row has a request.
+    """
+
+    @property
+    def carry(self) -> tuple[str, ...]: ...
+
+    @property
+    def bound(self) -> DataFrame | None: ...
+
+    @property
+    def all_asked(self) -> bool: ...
+
+    def identify(self, stage: Stage) -> DataFrame:
+        """The columns of `carry`, request_id (null: nothing to ask), and what `texts_of` needs."""
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """request_id and the stage's variables: one row for each request of `wanted` (column request_id)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A request a row: columns named after the stage's variables are its variables."""
+
+    frame: DataFrame
+    carry: tuple[str, ...]
+    bound: DataFrame | None = None
+    all_asked: bool = True
+
+    def identify(self, stage: Stage) -> DataFrame:
+        others = [name for name in stage.variables if name not in self.carry]
+        ordered = self.frame.select(*self.carry, *others)
+        schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
+        keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
+        # Requests are told apart by the number of one of their rows, so that no text is shuffled to find them
+        return keyed.withColumn(_ROW, F.monotonically_increasing_id())
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        first = identified.groupBy("request_id").agg(F.min(_ROW).alias(_ROW))
+        rows = first.join(wanted, on="request_id", how="left_semi").select(_ROW)
+        return identified.join(rows, on=_ROW, how="left_semi").select("request_id", *stage.variables)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of the texts of `owners`, as `udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
+
+    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied has no
+    request.
+    """
+
+    owners: DataFrame
+    choose: Callable[..., Any] = ask_all
+    carry: tuple[str, ...] = ("owner", "source", "target")
+
+    @property
+    def all_asked(self) -> bool:
+        return self.choose is ask_all
+
+    @cached_property
+    def bound(self) -> DataFrame:
+        """2 * R * C + C * (C - 1) pairs an owner, each as long as with its two longest texts."""
+        pairs = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
+        longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
+        return self.owners.select(pairs.alias("requests"), (2 * longest).alias("bytes"))
+
+    def identify(self, stage: Stage) -> DataFrame:
+        return self.owners.mapInArrow(partial(generate_pairs, stage=stage, choose=self.choose), spark_schema(PAIRS))
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        pair = F.min(F.struct(*self.carry)).alias("pair")
+        rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(pair)
+        first, second = stage.variables
+        owned = rows.select("request_id", "pair.*").join(self.owners.select("owner", "texts"), on="owner", how="inner")
+        return owned.select(
+            "request_id",
+            F.get("texts", F.col("source").cast("int")).alias(first),
+            F.get("texts", F.col("target").cast("int")).alias(second),
+        )
+
+
+def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
+    """The columns of `carry`, request_id, the stage's output, error_type, error: what asking a stage gives."""
+    output = spark_schema(STAGES[stage.name].results)
+    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
+    return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors])
+
+
+def without_requests(identified: DataFrame, schema: T.StructType, carry: Sequence[str]) -> DataFrame:
+    """The rows that have no request, as results: everything but the columns of `carry` is null."""
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields[len(carry) :]]
+    return identified.where(F.col("request_id").isNull()).select(*carry, *nulls)

@@ -1,0 +1,61 @@
+"""Scores apart from their formula: what a sample's status is, and what the unjudged part could make of a value."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+JUDGED = ("ok", "partial", "no_statements")
+UNKNOWN = ("failed", "budget")
+
+
+def status_of(*, lost: Column, waiting: Column, empty: Column, partial: Column) -> Column:
+    """A sample's status from what befell it; null counts as no.
+
+    lost: something that it needs failed; waiting: something was never asked; empty: nothing to score by; partial: some
+    of it was not judged.
+    """
+    return (
+        F.when(lost, "failed").when(waiting, "budget").when(empty, "no_statements").when(partial, "partial")
+    ).otherwise("ok")
+
+
+def bounded(value: Column, low: Column, high: Column) -> list[Column]:
+    """The columns score, score_low, score_high of a sample with the column `status` (docs/contract.md, "Bounds").
+
+    `value` is the formula over what was judged, null where it is undefined; `low` and `high` count where some of the
+    sample was not judged, 0 and 1 where nothing was.
+    """
+    known = F.when(F.col("status").isin(*JUDGED), value)
+    unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status") == "partial"
+    return [
+        known.alias("score"),
+        F.when(unknown, F.lit(0.0)).when(partial, low).otherwise(known).alias("score_low"),
+        F.when(unknown, F.lit(1.0)).when(partial, high).otherwise(known).alias("score_high"),
+    ]
+
+
+def counted(name: str) -> Column:
+    """A count of a sample: 0 where there is none, null where the sample was not judged."""
+    return F.when(F.col("status").isin(*JUDGED), F.coalesce(F.col(name), F.lit(0))).cast("long").alias(name)
+
+
+def comprehensiveness() -> Column:
+    """S = covered / (covered + uncovered), null without statements (docs/methods.md, section 1)."""
+    covered, uncovered = (F.coalesce(F.col(name), F.lit(0)).cast("double") for name in ("covered", "uncovered"))
+    return F.try_divide(covered, covered + uncovered)
+
+
+def score_columns(metric: str) -> list[Column]:
+    """The columns of the table `scores` of a comprehensiveness metric.
+
+    From sample_id, system, status, covered, uncovered, unjudged, low and high.
+    """
+    return [
+        F.col("sample_id"),
+        F.lit(metric).alias("metric"),
+        F.col("system"),
+        *bounded(comprehensiveness(), F.col("low"), F.col("high")),
+        *map(counted, ("covered", "uncovered", "unjudged")),
+        F.col("status"),
+    ]

@@ -1,0 +1,53 @@
+"""How a start of a run ended: why it stopped asking, its exit code, and the line that says how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}
+FAILED_TOO_MANY = 4
+# A refused endpoint and a broken process are both a failed run to readers of the manifest
+MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a start stopped asking; `reason` None where it asked everything.
+
+    `reason`: `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `calls` so far.
+    """
+
+    reason: str | None = None
+    error: str | None = None
+    calls: int = 0
+
+    @property
+    def status(self) -> str:
+        """The status of the manifest."""
+        return MANIFEST_STATUS.get(self.reason) or str(self.reason)
+
+    def explain(self, command: str) -> str | None:
+        """The line that says why it ended early, and how to go on; None where it did not."""
+        again = f"continue with: {command}"
+        reasons = {
+            "budget": f"the budget is used up after {self.calls:,} calls; raise budget.* and {again}",
+            "outage": f"the endpoint does not answer; nothing is lost, {again}",
+            "interrupted": f"interrupted; what was answered is kept, {again}",
+            "refused": f"the endpoint refuses the run: {self.error}, then {again}",
+            "broken": f"{self.error}; what was answered is kept, {again}",
+        }
+        return reasons.get(self.reason or "")
+
+    def exit_code(self, statuses: Mapping[str, int], fail_on_error: bool | int | float) -> int:
+        """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes")."""
+        if self.reason in EXIT_CODES:
+            return EXIT_CODES[self.reason]
+        bad = statuses.get("failed", 0) + statuses.get("partial", 0)
+        if isinstance(fail_on_error, bool):
+            exceeded = fail_on_error and bad > 0
+        elif isinstance(fail_on_error, int):
+            exceeded = bad > fail_on_error
+        else:
+            exceeded = bad / max(sum(statuses.values()), 1) > fail_on_error
+        return FAILED_TOO_MANY if exceeded else 0

@@ -1,0 +1,181 @@
+"""The output of a run for its life: locked, claimed for one identity, its tables written, its manifest true."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs.run import manifest
+from jobs.run.locks import FolderLock
+from jobs.run.manifest import Identity, OutputError
+from jobs.run.outcome import Ending
+from jobs.run.session import spark_schema
+from jobs.run.workspace import Workspace
+from jobs.settings.layers import without_secrets
+from jobs.settings.model import Settings
+from udfs.files import is_local, open_filesystem
+
+WORK = "_work"
+SUMMED = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in every process; URIs stay as they are."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+def store_of(settings: Settings, output: str) -> str:
+    """Where completions are kept: the setting `store`, else a folder of the output."""
+    return absolute(settings.store) if settings.store else f"{output}/completions"
+
+
+def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
+    """The settings as a manifest shows them: no secrets; `fields` as `model_dump` takes them."""
+    safe: dict[str, Any] = without_secrets(settings.model_dump(mode="json", **fields))
+    return safe
+
+
+@dataclass
+class Output:
+    """The folder of a run. As a context manager it is locked, and left as one start of a run ought to leave it.
+
+    In order: `claim` says whose the folder is to be, `begin` writes the manifest as `running`, `write` the tables,
+    `end` the manifest as it ended. What raises between `begin` and `end` takes half a run's tables with it, those of
+    `kept` aside, and the manifest says `interrupted` or `failed`. `run` is the id of this start.
+    """
+
+    place: str
+    tables: Sequence[str]
+    overwrite: bool = False
+    kept: Sequence[str] = ()
+    run: str = field(default_factory=lambda: uuid4().hex[:12])
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    earlier: Mapping[str, Any] | None = None
+    manifest: dict[str, Any] = field(default_factory=dict)
+    _workspace: Workspace | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Output:
+        if is_local(self.place):
+            path = open_filesystem(self.place)[1]
+            self._stack.enter_context(FolderLock(path, self.run, wait=False))
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with self._stack:
+            if error is not None and self.manifest.get("status") == "running":
+                self.remove([name for name in self.tables if name not in self.kept])
+                ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                manifest.write_manifest(self.place, {**self.manifest, "status": ended})
+            if self._workspace is not None:
+                self._workspace.remove()
+
+    def claim(self, identity: Identity) -> None:
+        """Makes the folder that of this identity. Raises OutputError where it belongs to another, unless `overwrite`.
+
+        `earlier` is the manifest of the start before, of the same identity.
+        """
+        self.earlier = None if self.overwrite else manifest.read_manifest(self.place)
+        found = [] if self.earlier is None else manifest.differences(identity, self.earlier.get("identity", {}))
+        if found:
+            raise OutputError(
+                f"{self.place} belongs to {' and '.join(found)}; "
+                "give another --output, or --overwrite to replace its tables (completions stay)"
+            )
+        self.manifest = {"format": manifest.FORMAT, "identity": dict(identity), "versions": manifest.versions()}
+
+    def is_complete(self, *, retry_failed: bool) -> bool:
+        """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
+        if self.earlier is None or self.earlier["status"] != "finished" or not all(map(self.has, self.tables)):
+            return False
+        counts = self.earlier["counts"]
+        return not (counts["failures"] if retry_failed else counts["passing_failures"])
+
+    def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
+        """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did."""
+        system, path = open_filesystem(self.place)
+        system.create_dir(path, recursive=True)
+        earlier = self.earlier or {}
+        past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
+        self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}
+        manifest.write_manifest(self.place, self.manifest)
+
+    def end(
+        self, ending: Ending, *, code: int = 0, usage: Sequence[Mapping[str, Any]] | None = None, **fields: Any
+    ) -> None:
+        """Writes the manifest as it ended, with one more entry where this start had something to ask."""
+        self.manifest |= {"status": ending.status, **fields}
+        if usage is not None:
+            self._add_start(usage, code)
+        if self._workspace is not None:
+            self._workspace.remove()
+        manifest.write_manifest(self.place, self.manifest)
+
+    def _add_start(self, usage: Sequence[Mapping[str, Any]], code: int) -> None:
+        asked = any(row["calls"] or row["unasked"] for row in usage)
+        if asked or not self.manifest["starts"]:
+            self.manifest["starts"].append(
+                {
+                    "run": self.run,
+                    "started_at": self.started_at.isoformat(),
+                    "ended_at": datetime.now(UTC).isoformat(),
+                    "status": self.manifest["status"],
+                    "exit_code": code,
+                    "usage": list(usage),
+                }
+            )
+        self.manifest["totals"] = {name: manifest.sum_starts(self.manifest, name) for name in SUMMED}
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether an earlier start was ever answered."""
+        return bool(self.earlier and manifest.sum_starts(self.earlier, "answered"))
+
+    def workspace(self, spark: SparkSession) -> Workspace:
+        """Where steps are kept until the run ends; what a killed run left there goes."""
+        if self._workspace is None:
+            self._workspace = Workspace(spark, f"{self.place}/{WORK}")
+            self._workspace.remove()
+        return self._workspace
+
+    def write(self, name: str, frame: DataFrame, *, order: Sequence[str], schema: pa.Schema | None = None) -> DataFrame:
+        """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written."""
+        columns = frame.columns if schema is None else schema.names
+        rows = frame if schema is None else frame.select(*columns)
+        rows.orderBy(*order).write.mode("overwrite").parquet(f"{self.place}/{name}")
+        written = rows.schema if schema is None else spark_schema(schema)
+        return frame.sparkSession.read.schema(written).parquet(f"{self.place}/{name}")
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
+        """Writes a small table as one file of one name, so that the same rows are the same bytes."""
+        self.remove([name])
+        system, path = open_filesystem(f"{self.place}/{name}")
+        system.create_dir(path, recursive=True)
+        values = [{column: row.get(column) for column in schema.names} for row in rows]
+        with system.open_output_stream(f"{path}/part-0.parquet") as stream:
+            pq.write_table(pa.Table.from_pylist(values, schema=schema), stream)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a folder of that name in the output."""
+        system, path = open_filesystem(f"{self.place}/{name}")
+        return bool(system.get_file_info(path).type == fs.FileType.Directory)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes those folders of the output that are there."""
+        for name in names:
+            if self.has(name):
+                system, path = open_filesystem(f"{self.place}/{name}")
+                system.delete_dir(path)
+
+
+_PAST: Mapping[str, Any] = {"models": [], "starts": [], "totals": {}}
