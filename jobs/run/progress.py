@@ -8,7 +8,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TextIO
 
-from udfs.llm.accounts import CallSettings
+from udfs.llm.calls import CallSettings
 
 PLAIN_SECONDS = 10.0
 
