@@ -346,7 +346,7 @@ class Limiter:
         times: list[float] = []
         for estimate in estimates:
             at = max(self._next_request, self._next_token)
-            if at > start + horizon:
+            if at > start + horizon or at > now + max(FURTHEST_SLOT, spacing):
                 break
             times.append(at)
             self._next_request = at + spacing

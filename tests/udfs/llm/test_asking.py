@@ -126,18 +126,15 @@ def test_being_limited_uses_no_attempts(server: ModelServer, tmp_path: Path) -> 
 
 
 def test_the_deadline_ends_waits(server: ModelServer, tmp_path: Path) -> None:
-    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "0.2"}}}])
-    began = monotonic()
-    ask(server, tmp_path, requests(2), replace(SETTINGS, deadline=0.7))
+    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "0.8"}}}])
+    ask(server, tmp_path, requests(2), replace(SETTINGS, deadline=2.0))
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"http_429"}
-    assert monotonic() - began < 2.5
+    assert server.count() <= 2 * 3
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": {"status": 503, "headers": {"Retry-After": "600"}}}])
-    began = monotonic()
     ask(server, tmp_path, requests(1))
-    assert monotonic() - began < 3
     assert server.count() == 1
 
 

@@ -15,6 +15,7 @@ from time import sleep
 import pyarrow as pa
 import pytest
 
+from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, requests, rows_in
 from udfs.llm import asking, segments
@@ -24,22 +25,25 @@ SOON = 20.0
 
 
 @contextmanager
-def full_disk(folder: Path) -> Iterator[Path]:
-    """A small disk of its own, full while this lasts; where none may be mounted, files that may not grow."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True)
-    if mounted.returncode:
+def full(folder: Path) -> Iterator[None]:
+    """The folder is on a disk that is full while this lasts; where none may be mounted, no file may grow."""
+    try:
+        disk = SmallDisk(folder)
+    except PermissionError:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
         try:
-            yield folder
+            yield
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return
-    filler = folder / "filler"
-    with pytest.raises(OSError, match="No space left"):
-        filler.write_bytes(bytes(2 * 2**20))
-    yield folder
-    filler.unlink()
+    disk.fill()
+    try:
+        yield
+        disk.empty()
+    except BaseException:
+        disk.close()
+        raise
 
 
 @pytest.fixture
@@ -47,13 +51,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     yield folder
-    subprocess.run(["umount", str(folder)], capture_output=True)
+    subprocess.run(["umount", "--lazy", str(folder)], capture_output=True)
 
 
 def test_a_full_disk_that_is_emptied_loses_nothing_and_pays_for_nothing_twice(server: ModelServer, disk: Path) -> None:
     async def run() -> Progress:
         one = Run(server, disk)
-        with full_disk(disk):
+        with full(disk):
             one.asker.start()
             one.asker.feed("unit", requests(300))
             held = await one.until(lambda progress: progress.trouble is not None and progress.tally.done == 300)
@@ -74,7 +78,7 @@ def test_nothing_new_is_asked_while_much_is_unwritten(
 
     async def run() -> Progress:
         one = Run(server, disk)
-        with full_disk(disk):
+        with full(disk):
             one.asker.start()
             one.asker.feed("unit", requests(300))
             await one.until(lambda progress: progress.trouble is not None and progress.unwritten >= 50)
@@ -90,7 +94,7 @@ def test_nothing_new_is_asked_while_much_is_unwritten(
 def test_a_disk_that_stays_full_is_told_after_the_time_of_an_outage(server: ModelServer, disk: Path) -> None:
     async def run() -> Progress:
         one = Run(server, disk, replace(SETTINGS, outage=1.0))
-        with full_disk(disk):
+        with full(disk):
             one.asker.start()
             one.asker.feed("unit", requests(5))
             await one.until(lambda progress: progress.unwritable)

