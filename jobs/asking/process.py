@@ -110,9 +110,7 @@ class AnsweringProcess:
         """Ends a process that says nothing any more."""
         self._process.kill()
         minutes = f"{SILENT_SECONDS / 60:g} minutes"
-        return (
-            f"the answering process {self.pid} said nothing for {minutes} and was ended; see that its machine is well"
-        )
+        return f"the answering process {self.pid} said nothing for {minutes} and was ended; see how its machine is"
 
     def _send(self, line: str) -> None:
         try:

@@ -90,9 +90,7 @@ def why_waiting(event: Mapping[str, Any]) -> str | None:
     """Why nothing is sent for longer than a moment, and for how long; None where that is not so."""
     if event.get("trouble"):
         unwritten = event["unwritten"]
-        return (
-            f"{unwritten:,} answers cannot be written ({event['trouble']}); they are kept, and written when they can be"
-        )
+        return f"{unwritten:,} answers cannot be written ({event['trouble']}); they are kept, and tried again"
     if event.get("paused", 0.0) > LONG_WAIT_SECONDS:
         return f"the endpoint asks to wait (Retry-After): nothing is sent for {_clock(event['paused'])}"
     return None

@@ -140,6 +140,7 @@ def test_an_actor_that_does_not_start_is_replaced(
     assert answered(job_of(server, tmp_path, 5)).tally.done == 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_does_not_answer_is_replaced(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
