@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
-ALTERNATIVE = pa.struct(
-    [
-        ("offset", pa.int32()),
-        ("top", pa.list_(pa.struct([("token", pa.string()), ("logprob", pa.float64())]))),
-    ]
-)
+from udfs.llm.records import ALTERNATIVE as ALTERNATIVE
+from udfs.llm.records import COMPLETIONS as COMPLETIONS
 
+CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
 SAMPLES = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -115,26 +111,6 @@ SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),
         ("mean_high", pa.float64()),
-    ]
-)
-COMPLETIONS = pa.schema(
-    [
-        ("request_id", pa.string()),
-        ("text", pa.string()),
-        ("finish_reason", pa.string()),
-        ("tool_trace", pa.string()),
-        ("alternatives", pa.list_(ALTERNATIVE)),
-        ("model", pa.string()),
-        ("prompt_tokens", pa.int64()),
-        ("cached_prompt_tokens", pa.int64()),
-        ("completion_tokens", pa.int64()),
-        ("tokens_estimated", pa.bool_()),
-        ("attempts", pa.int32()),
-        ("seconds", pa.float64()),
-        ("answered_at", pa.timestamp("us", tz="UTC")),
-        ("error_type", pa.string()),
-        ("error", pa.string()),
-        ("run_id", pa.string()),
     ]
 )
 META_EVALUATION = pa.schema(

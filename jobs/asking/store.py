@@ -16,13 +16,13 @@ from pyspark.sql import functions as F
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
+from udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
 from udfs.llm.segments import open_filesystem
 
 VERSION = "v1"
 COMPACT_FROM_FILES = 8
 COMPACTED_BYTES = 128 * 2**20
 KEEP_SEGMENTS_SECONDS = 7 * 24 * 3600
-TRANSIENT = ("timeout", "connection", "bad_body", "http_429")
 
 
 def stage_folder(store: str, stage: Stage) -> str:
@@ -33,7 +33,7 @@ def stage_folder(store: str, stage: Stage) -> str:
 def is_transient(error_type: str = "error_type") -> Column:
     """Whether a failure has a passing reason and is asked again by the next run."""
     column = F.col(error_type)
-    return column.isin(*TRANSIENT) | column.startswith("http_5")
+    return column.isin(*PASSING_TYPES) | column.startswith(PASSING_PREFIX)
 
 
 def read_completions(spark: SparkSession, folder: str) -> DataFrame:

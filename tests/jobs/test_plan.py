@@ -30,12 +30,13 @@ from jobs.results import open_run
 from jobs.run.session import spark_schema
 from jobs.settings.loading import load_settings
 from jobs.settings.model import LlmSettings, Settings
-from jobs.tables import COMPLETIONS, SAMPLES
+from jobs.tables import SAMPLES
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import score
 from udfs.llm.keys import Stage
-from udfs.llm.segments import rows_to_table, write_file
+from udfs.llm.records import Completion, completions_table
+from udfs.llm.segments import write_file
 from udfs.stages import STAGES
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
@@ -168,8 +169,7 @@ def store_completion(store: Path, stage: Stage, variables: dict[str, Any], text:
     known = {"request_id": request_id, "text": text, "error_type": error, "answered_at": datetime.now(UTC)}
     folder = Path(stage_folder(str(store), stage))
     folder.mkdir(parents=True, exist_ok=True)
-    row = tuple(known.get(name) for name in COMPLETIONS.names)
-    write_file(f"{folder}/{request_id}.parquet", rows_to_table([row], COMPLETIONS))
+    write_file(f"{folder}/{request_id}.parquet", completions_table([Completion(**known)]))
 
 
 def count(

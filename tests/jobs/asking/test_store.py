@@ -8,6 +8,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ from jobs.asking.store import (
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
-from udfs.llm.segments import rows_to_table, write_file
+from udfs.llm.segments import write_file
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WEEK = 7 * 24 * 3600
@@ -42,7 +43,7 @@ def failed(error_type: str, **fields: Any) -> Row:
 
 def write(folder: Path, name: str, rows: Sequence[Row]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    table = rows_to_table([tuple(one.get(field.name) for field in COMPLETIONS) for one in rows], COMPLETIONS)
+    table = pa.Table.from_pylist(rows, COMPLETIONS)
     write_file(f"{folder}/{name}", table)
     return folder / name
 
@@ -129,7 +130,7 @@ def test_rows_are_read_with_the_schema_of_completions(spark: SparkSession, tmp_p
 
 
 def test_files_of_an_older_version_lack_columns_and_are_read(spark: SparkSession, tmp_path: Path) -> None:
-    table = rows_to_table([("r", "text")], COMPLETIONS.empty_table().select(["request_id", "text"]).schema)
+    table = pa.table({"request_id": ["r"], "text": ["text"]})
     write_file(f"{tmp_path}/old.parquet", table)
     write(tmp_path, "new.parquet", [row("s", text="other")])
     assert best(spark, tmp_path) == {"r": ("text", None), "s": ("other", None)}

