@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.inputs.files import find_files, inspect_files
+from jobs.inputs.columns import UnreadableTableError, as_text, describe_unreadable, read_table
 from jobs.inputs.samples import fingerprint
 from jobs.metrics.condensing import Condensed, Condenser
 from jobs.run import manifest
@@ -114,31 +114,16 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
 
 
 def _read_rows(spark: SparkSession, path: str, required: Sequence[str]) -> DataFrame:
-    """The rows of Parquet, JSON and CSV files, by extension. Raises RelationsError for missing columns."""
-    by_kind: dict[str, list[str]] = {}
-    for file in inspect_files(spark, find_files(path)):
-        by_kind.setdefault(file.kind, []).append(file.path)
+    """The rows of the files. Raises RelationsError for missing columns."""
     try:
-        frames = [_read_kind(spark, kind, files) for kind, files in sorted(by_kind.items())]
-    except PySparkException as error:
-        raise RelationsError(_describe_unreadable(path, error)) from error
-    rows = frames[0]
-    for frame in frames[1:]:
-        rows = rows.unionByName(frame, allowMissingColumns=True)
+        rows = read_table(spark, path)
+    except UnreadableTableError as error:
+        raise RelationsError(str(error)) from error
     missing = [name for name in required if name not in rows.columns]
     if missing:
         parts = [f"no column `{name}`{_hint(name, rows.columns)}" for name in missing]
         raise RelationsError(f"{path}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
-    known = [name for name in (*required, *GROUPS, "frequency") if name in rows.columns]
-    return rows.select(*[F.col(name).cast("string").alias(name) for name in dict.fromkeys(known)])
-
-
-def _read_kind(spark: SparkSession, kind: str, files: list[str]) -> DataFrame:
-    if kind == "parquet":
-        return spark.read.option("mergeSchema", "true").parquet(*files)
-    if kind == "csv":
-        return spark.read.csv(files, header=True, multiLine=True, escape='"', mode="FAILFAST")
-    return spark.read.json(files, primitivesAsString=True, multiLine=kind == "array", mode="FAILFAST")
+    return as_text(rows, (*required, *GROUPS, "frequency"))
 
 
 def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
@@ -153,15 +138,10 @@ def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
     try:
         kept = steps.keep(rows)
     except PySparkException as error:
-        raise RelationsError(_describe_unreadable(path, error)) from error
+        raise RelationsError(describe_unreadable(path, error)) from error
     if not steps.count(kept):
         raise RelationsError(f"{path}: no rows in it")
     return kept
-
-
-def _describe_unreadable(path: str, error: PySparkException) -> str:
-    condition = error.getCondition() or type(error).__name__
-    return f"{path}: a file of it cannot be read ({condition}); check that extension and content agree"
 
 
 def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import cast
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 
 from udfs.samples.conversion import KNOWN, REQUIRED
 from udfs.samples.files import is_gzip, is_remote, split_uri
@@ -57,6 +59,10 @@ CARRIED = (
     T.TimestampNTZType,
     T.BinaryType,
 )
+# Text in gzip or zstd, about
+COMPRESSED = 10
+# Of a decimal in Spark; Arrow has some of 76
+MOST_DIGITS = 38
 UNIT_TYPE = "file int, path string, kind string, start long, length long, group int"
 
 
@@ -106,6 +112,23 @@ def find_files(path: str) -> list[InputFile]:
     if not found:
         raise SampleError(f"{path}: no such file, or no files in it; check the path")
     return sorted(found, key=lambda file: file.path)
+
+
+def count_bytes(*paths: str) -> int:
+    """The bytes of all files of these paths as they are read: what is compressed as ten times its size.
+
+    A path with nothing to be found at has none: whoever reads it says what is wrong.
+    """
+    total = 0
+    for path in paths:
+        with suppress(SampleError):
+            total += sum(file.size * (COMPRESSED if is_compressed(file.path) else 1) for file in find_files(path))
+    return total
+
+
+def is_compressed(path: str) -> bool:
+    """Whether a file's name says that it holds more than its size."""
+    return is_gzip(path) or path.lower().endswith(".parquet")
 
 
 def local_path(path: str) -> str:
@@ -162,12 +185,12 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def inspect_files(spark: SparkSession, found: list[InputFile]) -> list[InputFile]:
+def inspect_files(found: list[InputFile]) -> list[InputFile]:
     """The files with their kind, and what headers and footers say. Raises SampleError with a line a useless file."""
     files, problems = [], []
     for file in found:
         try:
-            files.append(_inspect(spark, file))
+            files.append(_inspect(file))
         except UnreadableFileError as problem:
             problems.append(f"{file.path}: {problem}")
         except READ_ERRORS as error:
@@ -178,7 +201,7 @@ def inspect_files(spark: SparkSession, found: list[InputFile]) -> list[InputFile
     return files
 
 
-def _inspect(spark: SparkSession, file: InputFile) -> InputFile:
+def _inspect(file: InputFile) -> InputFile:
     name = file.path.lower()
     kind = next((kind for extension, kind in EXTENSIONS.items() if name.endswith(extension)), None)
     if kind is None:
@@ -191,18 +214,18 @@ def _inspect(spark: SparkSession, file: InputFile) -> InputFile:
         schema = parquet.schema_arrow
         groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
     named = zip(column_names(schema.names), schema.types, strict=True)
-    types = {name: _spark_type(spark, arrow) for name, arrow in named}
+    types = {name: _spark_type(arrow) for name, arrow in named}
     return replace(file, kind=kind, columns=tuple(types), types=types, row_groups=groups)
 
 
-def _spark_type(spark: SparkSession, arrow: pa.DataType) -> T.DataType:
+def _spark_type(arrow: pa.DataType) -> T.DataType:
     """The Spark type of a Parquet column; text where Spark has none that it can write."""
-    if pa.types.is_timestamp(arrow) and arrow.tz is None:
-        return T.TimestampNTZType()
     if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
         return T.LongType()
+    # A timestamp without a zone stays one where it is a column; within lists and structs Spark takes it for UTC
+    bare = pa.types.is_timestamp(arrow)
     try:
-        spark_type = spark.createDataFrame(pa.table([pa.array([], arrow)], names=["column"])).schema[0].dataType
+        spark_type = from_arrow_type(arrow, prefer_timestamp_ntz=bare)
     except (TypeError, ValueError, pa.ArrowException):
         return T.StringType()
     return spark_type if _is_writable(spark_type) else T.StringType()
@@ -216,6 +239,8 @@ def _is_writable(spark_type: T.DataType) -> bool:
         return _is_writable(spark_type.elementType)
     if isinstance(spark_type, T.MapType):
         return isinstance(spark_type.keyType, T.StringType) and _is_writable(spark_type.valueType)
+    if isinstance(spark_type, T.DecimalType):
+        return 0 <= spark_type.scale <= spark_type.precision <= MOST_DIGITS
     return isinstance(spark_type, CARRIED)
 
 
@@ -230,7 +255,9 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     units = [astuple(unit) for number, file in enumerate(files) for unit in _units_of(number, file, split, whole_files)]
     tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
-    return spark.createDataFrame(units, UNIT_TYPE).repartition(max(1, min(len(units), tasks)))
+    # Local rows are cut into as many tasks as there are cores by themselves; only more cost a shuffle
+    spread = spark.createDataFrame(units, UNIT_TYPE)
+    return spread.repartition(min(len(units), tasks)) if tasks > spark.sparkContext.defaultParallelism else spread
 
 
 def _bytes(size: str) -> int:

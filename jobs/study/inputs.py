@@ -151,7 +151,7 @@ def _files(spark: SparkSession, place: str) -> list[str]:
     is_output = system.get_file_info(path).type == fs.FileType.Directory
     if is_output and system.get_file_info(f"{path.removesuffix('scores')}{NAME}").type == fs.FileType.File:
         open_run(place)
-    files = inspect_files(spark, find_files(table if is_output else place))
+    files = inspect_files(find_files(table if is_output else place))
     found = [file.path for file in files if file.kind == "parquet"]
     if not found:
         raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.inputs.samples import SampleError, fingerprint, read_samples
+from jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 
 
@@ -373,3 +373,27 @@ def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path)
     assert (read.row_count, read.invalid_count, read.duplicates) == (30, 0, 0)
     by_claim = read.samples.groupBy("row", "claim").agg({"response": "count", "context_set": "count"}).collect()
     assert len(by_claim) == 6
+
+
+def test_what_was_read_is_not_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    path = Path(write_lines(tmp_path / "a.jsonl", [{**ROW, "n": 1}, {**ROW, "query": "p"}]))
+
+    read = read_samples(spark, str(path))
+    path.write_text("no json at all\n")
+    before = fingerprint(read.samples)
+    written, while_written = write_samples(read, str(tmp_path / "out"))
+
+    assert set(by_query(written)) == {"q", "p"}
+    assert while_written == before == fingerprint(written)
+
+
+def test_a_start_reads_checks_hashes_and_writes_in_four_executions(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**ROW, "sample_id": f"s{n}", "n": n} for n in range(30)])
+    status = spark._jsparkSession.sharedState().statusStore()
+    before = status.executionsCount()
+
+    read = read_samples(spark, path)
+    fingerprint(read.samples)
+    write_samples(read, str(tmp_path / "out"))
+
+    assert status.executionsCount() - before <= 4
