@@ -6,7 +6,6 @@ Two passes over the input: the first keeps of each row its place, id, hash and e
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from jobs.inputs.files import (
     plan_units,
 )
 from jobs.run.progress import Display
+from udfs.hints import aside, near_misses
 from udfs.samples.adapters import FORMATS, Adapter
 from udfs.samples.batches import index_batches, sample_batches
 from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
@@ -156,10 +156,9 @@ def _adapter(name: str | None) -> Adapter | None:
     if name is None:
         return None
     if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
         raise SampleError(
-            f"unknown format `{name}`; {hint}formats: {', '.join(sorted(FORMATS))}, or none to go by extension"
+            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}; formats: {', '.join(sorted(FORMATS))}, "
+            "or none to go by extension"
         )
     return FORMATS[name]
 

@@ -18,12 +18,13 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.settings.model import Settings, spark_defaults
+from udfs.errors import UserError
 
 OLDEST_JAVA = 17
 SHOW_JVM = Event()
 
 
-class JavaError(RuntimeError):
+class JavaError(UserError):
     """Java is missing or too old. The message says what to install."""
 
 
