@@ -36,7 +36,7 @@ UNTOLD = _Group(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and gives its exit code (contract, exit codes). Raises SystemExit for help and for wrong use.
+    """Runs a command and gives its exit code (docs/contract.md, "Exit codes"); SystemExit for help and wrong use.
 
     click's own `main` is passed over: it turns an interrupt and a closed pipe into exits of its own.
     """
