@@ -16,6 +16,7 @@ from typing import Any
 
 from jobs.asking.job import Job, job_to_json
 from jobs.run.interrupts import Interrupts
+from udfs.errors import UserError
 
 LOOK_SECONDS = 0.2
 END_SECONDS = 30.0
@@ -23,7 +24,7 @@ END_SECONDS = 30.0
 SILENT_SECONDS = 900.0
 
 
-class AnsweringError(RuntimeError):
+class AnsweringError(UserError):
     """The answering process ended or broke. The message says why."""
 
 

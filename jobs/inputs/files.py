@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import glob
 import os
@@ -20,6 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
+from udfs.errors import UserError
+from udfs.hints import aside, near_misses
 from udfs.samples.conversion import KNOWN, REQUIRED
 from udfs.samples.files import is_gzip, is_remote, split_uri
 from udfs.samples.records import (
@@ -66,7 +67,7 @@ MOST_DIGITS = 38
 UNIT_TYPE = "file int, path string, kind string, start long, length long, group int"
 
 
-class SampleError(ValueError):
+class SampleError(UserError):
     """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
 
 
@@ -308,11 +309,10 @@ def _describe_missing(missing: Sequence[str], columns: set[str]) -> str:
 
 
 def _near(name: str, columns: set[str]) -> str:
-    by_lower = {column.strip().lower(): column for column in sorted(columns) if column not in REQUIRED}
-    candidates = [name, *OTHER_NAMES.get(name, ())]
-    near = [match for word in candidates for match in difflib.get_close_matches(word, by_lower, n=2, cutoff=0.7)]
-    names = [f"`{by_lower[match]}`" for match in dict.fromkeys(near)]
-    return f" (did you mean {' or '.join(names[:3])}?)" if names else ""
+    known = sorted(columns - set(REQUIRED))
+    words = [name, *OTHER_NAMES.get(name, ())]
+    near = [match for word in words for match in near_misses(word, known, most=2, cutoff=0.7)]
+    return aside(list(dict.fromkeys(near))[:3])
 
 
 def carried_types(files: list[InputFile], facts: Mapping[int, Facts], adapted: bool) -> dict[str, T.DataType]:

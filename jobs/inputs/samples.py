@@ -6,7 +6,6 @@ of a column carried along is known only at the end of the last file.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from jobs.inputs.files import (
     plan_units,
 )
 from jobs.run.progress import Display
+from udfs.hints import aside, near_misses
 from udfs.samples.adapters import FORMATS, Adapter
 from udfs.samples.batches import read_batches, type_batches
 from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
@@ -191,10 +191,9 @@ def _adapter(name: str | None) -> Adapter | None:
     if name is None:
         return None
     if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
         raise SampleError(
-            f"unknown format `{name}`; {hint}formats: {', '.join(sorted(FORMATS))}, or none to go by extension"
+            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}; formats: {', '.join(sorted(FORMATS))}, "
+            "or none to go by extension"
         )
     return FORMATS[name]
 

@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.settings.model import Settings, spark_defaults
+from udfs.errors import UserError
 
 OLDEST_JAVA = 17
 SHOW_JVM = Event()
@@ -39,7 +40,7 @@ _BEGINNING = Lock()
 _begun: _Jvm | None = None
 
 
-class JavaError(RuntimeError):
+class JavaError(UserError):
     """Java is missing or too old. The message says what to install."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -16,7 +15,9 @@ from pyspark.sql import types as T
 from jobs.inputs.files import find_files, inspect_files
 from jobs.results import open_run
 from jobs.run.manifest import NAME
+from udfs.errors import UserError
 from udfs.files import open_filesystem
+from udfs.hints import aside, near_misses, shorten
 from udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from udfs.statistics.confusion import LABELS
 
@@ -28,10 +29,9 @@ FAULTS = {
     "repeated": "samples of {about} have several scores",
 }
 SHOWN = 3
-SHOWN_LENGTH = 40
 
 
-class MetaEvaluationError(ValueError):
+class MetaEvaluationError(UserError):
     """Samples or scores that cannot be held against each other. One line a problem: what, where and how often."""
 
 
@@ -72,8 +72,7 @@ def _check_labels(path: str, samples: DataFrame) -> None:
 def _describe_label(label: str | None, count: int) -> str:
     if label is None:
         return f"none at all in {count:,}"
-    near = difflib.get_close_matches(label.strip().capitalize(), LABELS, n=1)
-    return f"`{label[:SHOWN_LENGTH]}`{f' (did you mean `{near[0]}`?)' if near else ''} in {count:,}"
+    return f"`{shorten(label)}`{aside(near_misses(label, LABELS))} in {count:,}"
 
 
 def _check_instances(path: str, samples: DataFrame) -> None:
@@ -128,7 +127,7 @@ def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
         ) from error
     missing = [name for name in REQUIRED if name not in rows.columns]
     if missing:
-        parts = [f"no column `{name}`{_near(name, rows.columns)}" for name in missing]
+        parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
         raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
     if not isinstance(rows.schema["score"].dataType, T.NumericType):
         kind = rows.schema["score"].dataType.simpleString()
@@ -168,7 +167,8 @@ def _check_values(frame: DataFrame, metrics: Sequence[str] | None, where: str) -
     has = sorted(row["metric"] for row in rows if row["metric"] is not None)
     wanted = tuple(metrics or has)
     problems = [
-        f"{where}: no scores of metric `{_short(name)}`{_near(name, has)}; it has {', '.join(has) or 'none'}"
+        f"{where}: no scores of metric `{shorten(name)}`{aside(near_misses(name, has))}; "
+        f"it has {', '.join(has) or 'none'}"
         for name in wanted
         if name not in has
     ]
@@ -206,7 +206,8 @@ def _check_ids(
     for row in rows:
         where = f"{row['model']} ({places[row['model']]}): {row['metric']}"
         lost, given_id = near.get((row["model"], row["metric"]), (row["id"], None))
-        example = f"`{_short(lost)}`{_did_you_mean(given_id)}" if row["fault"] == "lost" else f"`{_short(row['id'])}`"
+        shown, close = (lost, [given_id] if given_id else []) if row["fault"] == "lost" else (row["id"], [])
+        example = f"`{shorten(shown)}`{aside(close)}"
         problems.append(f"{where}: {row['count']:,} {FAULTS[row['fault']].format(about=about)}: {example}")
     _raise(problems)
 
@@ -224,20 +225,6 @@ def _near_ids(faults: DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
     found = lost.join(other, on=["model", "metric", "folded"], how="inner").groupBy("model", "metric")
     rows = found.agg(F.min(F.struct("sample_id", "given_id")).alias("pair")).collect()
     return {(row["model"], row["metric"]): (row["pair"]["sample_id"], row["pair"]["given_id"]) for row in rows}
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    by_lower = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(name.strip().lower(), by_lower, n=1)
-    return _did_you_mean(by_lower[near[0]]) if near else ""
-
-
-def _did_you_mean(near: str | None) -> str:
-    return f" (did you mean `{_short(near)}`?)" if near else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
 
 
 def _raise(problems: Sequence[str]) -> None:
