@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +13,11 @@ import pytest
 
 from jobs.results import open_run
 from tests.fakes.model_server import ModelServer
+from tests.runs.here import RunHere
 
 CITIES = ("Lyon", "Lyon", "Turin", "Lyon", "Osaka")
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
-SPARK = json.dumps(
-    {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-)
 RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py, marked slow",
     "pip install -e '.[test]' && pytest": ".ci/run",
@@ -101,31 +91,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", parameters())
-def test_a_command_of_the_readme_works(command: str, folder: Path, server: ModelServer) -> None:
+def test_a_command_of_the_readme_works(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, command: str, folder: Path, server: ModelServer
+) -> None:
     words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
     assert words[0] == "untold"
-    environment = {
-        **os.environ,
-        "UNTOLD_SPARK__CONF": SPARK,
-        "UNTOLD_PROMPTS_DIR": str(PROMPTS),
-        "OPENAI_API_KEY": "not-a-real-key",
-    }
+    environment = {"UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
     if server.base_url not in command:
         environment["UNTOLD_LLM__BASE_URL"] = server.base_url
         environment["UNTOLD_LLM__MODEL"] = "fake-model"
     if words[1] in ("schema", "prompts"):
         environment.pop("UNTOLD_PROMPTS_DIR")
-    run = subprocess.run(
-        [sys.executable, "-P", "-m", "jobs.cli", *words[1:]],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
+    monkeypatch.chdir(folder)
+    ended = run_here.command(words[1:], environment)
+    assert ended.code == 0, ended.err
+    assert ended.out.strip()
 
 
 def test_the_python_of_the_readme_reads_what_the_commands_wrote(folder: Path) -> None:

@@ -35,6 +35,29 @@ SETTINGS: Mapping[str, Any] = {
 Row = dict[str, Any]
 
 
+def words_of(
+    endpoint: ModelServer | str,
+    samples: Path,
+    output: Path,
+    flags: Sequence[str],
+    settings: Mapping[str, Any],
+    command: str,
+) -> list[str]:
+    """The command line of a run, less the program; e2e is the metric where the flags name none."""
+    base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
+    words = [command, "--input", str(samples), "--output", str(output)]
+    words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
+    words += flags
+    for key, value in {"llm.base_url": base_url, **settings}.items():
+        words += ["--set", f"{key}={value}"]
+    return words
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would be settings or keys of a run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: exit code, standard output, standard error, seconds."""
@@ -58,16 +81,10 @@ class Run:
         environment: Mapping[str, str] | None = None,
         command: str = "score",
     ) -> None:
-        base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
-        chosen = {**SETTINGS, "llm.base_url": base_url, **(settings or {})}
-        words = [sys.executable, "-P", "-m", "jobs.cli", command, "--input", str(samples), "--output", str(output)]
-        words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
-        words += flags
-        for key, value in chosen.items():
-            words += ["--set", f"{key}={value}"]
+        words = [sys.executable, "-P", "-m", "jobs.cli"]
+        words += words_of(endpoint, samples, output, flags, {**SETTINGS, **(settings or {})}, command)
         self._logs = output.parent / f"log-{output.name}-{time():.3f}"
         self._logs.mkdir(parents=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
         self._began = monotonic()
         with open(self._logs / "out", "w") as out, open(self._logs / "err", "w") as err:
             self._process = subprocess.Popen(
@@ -76,7 +93,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**kept, **(environment or {})},
+                env={**clean_environment(), **(environment or {})},
                 start_new_session=True,
             )
 
