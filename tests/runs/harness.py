@@ -21,7 +21,8 @@ from tests.fakes.model_server import Arrival, ModelServer
 
 PROMPTS = Path(__file__).resolve().parents[1] / "fakes" / "prompts"
 RESULTS = ("samples", "atoms", "relations", "statements", "scores", "failures")
-WAIT_SECONDS = 400.0
+# Ten times what the longest run takes on a slow machine: these end a run that hangs, and show nothing
+WAIT_SECONDS = 900.0
 # Short-lived JVMs gain more from starting quickly than from compiling well.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS: Mapping[str, Any] = {
@@ -140,7 +141,9 @@ class Run:
         out = (self._logs / "out").read_text(encoding="utf-8")
         return Ended(self._process.returncode, out, self.errors, monotonic() - self._began)
 
-    def wait_for(self, server: ModelServer, count: int, stage: str | None = None, timeout: float = 200.0) -> None:
+    def wait_for(
+        self, server: ModelServer, count: int, stage: str | None = None, timeout: float = WAIT_SECONDS
+    ) -> None:
         """Waits until the server has seen so many requests; says what the run wrote where it ends before."""
         end = monotonic() + timeout
         while (arrived := server.count(stage)) < count:

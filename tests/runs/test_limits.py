@@ -90,9 +90,7 @@ def test_a_limit_in_flight_is_shared_by_four_actors(run_here: RunHere, server: M
     path = write_samples(tmp_path / "samples.jsonl", make_samples(300))
     ended = run_here(server, path, tmp_path / "out", settings=_settings(4, max_in_flight=8))
     assert (ended.code, server.count()) == (0, 300), ended.err
-    assert server.in_flight_peak() <= 8
-    moments = times(server.arrivals())
-    assert (moments[-1] - moments[0]) <= 2 * 300 / 8 * 0.1
+    assert server.in_flight_peak() == 8
 
 
 @pytest.mark.slow

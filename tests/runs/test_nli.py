@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Ended, Row, Run, canonical, read_table, score, sum_usage, times, write_samples
+from tests.runs.harness import Ended, Row, Run, canonical, read_table, sum_usage, times, write_samples
 from tests.runs.here import RunHere
 
 WORLDS = 40
@@ -300,7 +300,9 @@ def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: Job, tmp
 
 
 @pytest.mark.slow
-def test_a_run_killed_among_its_pairs_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
+def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples, in_flight = job.samples[:60], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     distinct = sum(count_requests(samples, job.options).values())
@@ -311,7 +313,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(job: Job, t
         killed_at = time()
         run.kill()
         at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-        ended = score(server, path, output, *NLI, settings=settings)
+        ended = run_here(server, path, output, *NLI, settings=settings)
         assert ended.code == 0, ended.err
         assert distinct <= server.count() <= distinct + at_risk
     names = {sample["sample_id"] for sample in samples}

@@ -25,7 +25,7 @@ from tests.fakes.expected_qa import (
 )
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds
-from tests.runs.harness import Ended, Row, Run, read_table, score, sum_usage, times, write_samples
+from tests.runs.harness import Ended, Row, Run, read_table, sum_usage, times, write_samples
 from tests.runs.here import RunHere
 
 WORLDS = 40
@@ -370,7 +370,9 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
 
 
 @pytest.mark.slow
-def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
+def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples, in_flight = job.samples[:80], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     turns = count_tool_turns(samples, job.options)
@@ -383,7 +385,7 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(job: 
         run.kill()
         # A conversation that is cut off has had two turns at most.
         at_risk = 2 * in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-        ended = score(server, path, output, *QA, settings=settings)
+        ended = run_here(server, path, output, *QA, settings=settings)
         assert ended.code == 0, ended.err
         needed = distinct.total() + turns
         assert needed <= server.count() <= needed + at_risk
