@@ -40,16 +40,16 @@ def words_of(
     endpoint: ModelServer | str,
     samples: Path,
     output: Path,
-    flags: Sequence[str],
-    settings: Mapping[str, Any],
-    command: str,
+    *flags: str,
+    settings: Mapping[str, Any] | None = None,
+    command: str = "score",
 ) -> list[str]:
     """The command line of a run, less the program; e2e is the metric where the flags name none."""
     base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
     words = [command, "--input", str(samples), "--output", str(output)]
     words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
     words += flags
-    for key, value in {"llm.base_url": base_url, **settings}.items():
+    for key, value in {**SETTINGS, "llm.base_url": base_url, **(settings or {})}.items():
         words += ["--set", f"{key}={value}"]
     return words
 
@@ -70,7 +70,10 @@ class Ended:
 
 
 class Run:
-    """A running command of `untold`. Its streams go to files, so that nothing of it outlives a kill unnoticed."""
+    """A running command of `untold`. Its streams go to files, so that nothing of it outlives a kill unnoticed.
+
+    Takes what `words_of` takes: an endpoint, samples, an output, flags, `settings` and `command`.
+    """
 
     def __init__(
         self,
@@ -78,12 +81,10 @@ class Run:
         samples: Path,
         output: Path,
         *flags: str,
-        settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
-        command: str = "score",
+        **options: Any,
     ) -> None:
-        words = [sys.executable, "-P", "-m", "jobs.cli"]
-        words += words_of(endpoint, samples, output, flags, {**SETTINGS, **(settings or {})}, command)
+        words = [sys.executable, "-P", "-m", "jobs.cli", *words_of(endpoint, samples, output, *flags, **options)]
         self._logs = output.parent / f"log-{output.name}-{time():.3f}"
         self._logs.mkdir(parents=True)
         self._began = monotonic()

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from time import monotonic
 from typing import Any
 from unittest.mock import patch
@@ -19,9 +18,8 @@ from jobs.asking.process import AnsweringProcess
 from jobs.cli.main import main
 from jobs.run.interrupts import Interrupts
 from jobs.run.session import SHOW_JVM
-from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SharedCluster
-from tests.runs.harness import SETTINGS, Ended, clean_environment, words_of
+from tests.runs.harness import Ended, clean_environment, words_of
 
 
 class RunHere:
@@ -35,19 +33,9 @@ class RunHere:
         self._spark, self._cluster = spark, cluster
         self._kept: _KeptProcess | None = None
 
-    def __call__(
-        self,
-        endpoint: ModelServer | str,
-        samples: Path,
-        output: Path,
-        *flags: str,
-        settings: Mapping[str, Any] | None = None,
-        environment: Mapping[str, str] | None = None,
-        command: str = "score",
-    ) -> Ended:
-        """Runs `untold score`, or another command, to its end."""
-        chosen = {**SETTINGS, **(settings or {})}
-        return self.command(words_of(endpoint, samples, output, flags, chosen, command), environment)
+    def __call__(self, *given: Any, environment: Mapping[str, str] | None = None, **options: Any) -> Ended:
+        """Runs `untold score`, or another command, to its end; takes what `words_of` takes."""
+        return self.command(words_of(*given, **options), environment)
 
     def command(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
         """Runs these words of a command line. It reads the `environment`; its actors have that of the cluster."""
