@@ -61,14 +61,14 @@ class Run:
         await asyncio.sleep(0)
         return self.limiter.lease(report)
 
-    async def until(self, done: Callable[[Progress], bool], seconds: float = 20.0) -> Progress:
+    async def until(self, done: Callable[[Progress], bool], seconds: float = 120.0) -> Progress:
         """Waits until this holds. Raises TimeoutError where it does not in time."""
         async with asyncio.timeout(seconds):
             while not done(progress := self.asker.progress()):
                 await asyncio.sleep(0.01)
         return progress
 
-    async def ask(self, units: dict[str, Sequence[tuple[str, Any]]], seconds: float = 20.0) -> Progress:
+    async def ask(self, units: dict[str, Sequence[tuple[str, Any]]], seconds: float = 120.0) -> Progress:
         """Asks all of these units and stops."""
         self.asker.start()
         for unit, rows in units.items():
@@ -82,7 +82,7 @@ def ask(
     folder: Path,
     rows: Sequence[tuple[str, Any]],
     settings: CallSettings = SETTINGS,
-    seconds: float = 20.0,
+    seconds: float = 120.0,
     **kinds: Any,
 ) -> Progress:
     """Asks these requests to their end. Raises TimeoutError where that does not come in time."""
