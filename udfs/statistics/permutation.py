@@ -71,7 +71,7 @@ def clustered_permutation_test(
     some = lengths > 0
     test = paired_permutation_test(np.asarray(sums)[some], alike[some], seed=seed, resamples=resamples)
     n = int((lengths * alike).sum())
-    return test if test.difference is None else PairedTest(n, test.difference * test.n / n, test.p_value)
+    return test if test.difference is None or n == test.n else PairedTest(n, test.difference * test.n / n, test.p_value)
 
 
 def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
