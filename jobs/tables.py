@@ -124,6 +124,22 @@ META_EVALUATION = pa.schema(
         ("ci_low", pa.float64()),
         ("ci_high", pa.float64()),
         ("n", pa.int64()),
+        ("left_out", pa.int64()),
+        ("published", pa.float64()),
+    ]
+)
+MATCH_COUNTS = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("metric", pa.string()),
+        ("model", pa.string()),
+        ("undefined", pa.string()),
+        ("measure", pa.string()),
+        ("scale", pa.int64()),
+        ("points", pa.int64()),
+        ("size", pa.int64()),
+        ("count", pa.int64()),
+        ("left_out", pa.int64()),
     ]
 )
 COMPARISONS = pa.schema(
@@ -136,6 +152,7 @@ COMPARISONS = pa.schema(
         ("p_value", pa.float64()),
         ("p_adjusted", pa.float64()),
         ("n", pa.int64()),
+        ("undefined", pa.string()),
     ]
 )
 HUMAN_STUDY = pa.schema(
@@ -172,6 +189,7 @@ TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,
     "meta_evaluation": META_EVALUATION,
+    "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,
 }

@@ -40,7 +40,8 @@ def open_engines(
 ) -> Iterator[Engines]:
     """Spark, and an answering process that starts when it is first needed and ends with the context.
 
-    From here on the first signal asks the run to end in order. `small`: as `open_session` takes it. Raises JavaError where no usable Java is found.
+    From here on the first signal asks the run to end in order. `small`: as `open_session` takes it. Raises JavaError
+    where no usable Java is found.
     """
     spark = open_session(settings, small=small)
     interrupts = Interrupts()

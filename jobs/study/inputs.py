@@ -15,6 +15,9 @@ from pyspark.sql import types as T
 from jobs.inputs.files import find_files, inspect_files
 from jobs.results import open_run
 from jobs.run.manifest import NAME
+from jobs.run.session import spark_schema
+from jobs.study.aggregate import COLUMN_OF_STATUS
+from jobs.tables import ATOMS, STATEMENTS
 from udfs.errors import UserError
 from udfs.files import open_filesystem
 from udfs.hints import aside, near_misses, shorten
@@ -28,6 +31,7 @@ FAULTS = {
     "unknown": "scores are of no sample of {about}",
     "repeated": "samples of {about} have several scores",
 }
+FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 SHOWN = 3
 
 
@@ -37,8 +41,9 @@ class MetaEvaluationError(UserError):
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """Scores of several models: `scores` has model, metric, sample_id strings, score double, null where undefined.
+    """Scores of several models: model, metric, sample_id strings, score double, null where undefined, failed boolean.
 
+    A score is failed where the column `status` says that it could not be had; a table without that column has none.
     `metrics` are those of each model, in the order asked for, or sorted.
     """
 
@@ -46,15 +51,15 @@ class ScoreTables:
     metrics: Mapping[str, tuple[str, ...]]
 
 
-def check_samples(path: str, samples: DataFrame, *, labelled: bool) -> None:
+def check_samples(path: str, samples: DataFrame, *, labelled: bool, by_source: bool = False) -> None:
     """Raises MetaEvaluationError for labels that are none of `LABELS` or, without labels, incomplete instances.
 
-    samples: label string; or row long, as the adapter of ConflictBank gives it.
+    samples: label string; or row long, as the adapters of ConflictBank give it.
     """
     if labelled:
         _check_labels(path, samples)
     else:
-        _check_instances(path, samples)
+        _check_instances(path, samples, len(CONFLICTBANK_CLAIMS) * (1 if by_source else len(CONFLICTBANK_SETS)))
 
 
 def _check_labels(path: str, samples: DataFrame) -> None:
@@ -75,9 +80,8 @@ def _describe_label(label: str | None, count: int) -> str:
     return f"`{shorten(label)}`{aside(near_misses(label, LABELS))} in {count:,}"
 
 
-def _check_instances(path: str, samples: DataFrame) -> None:
+def _check_instances(path: str, samples: DataFrame, whole: int) -> None:
     """Raises MetaEvaluationError for rows that are no instances, and instances that lack some of their samples."""
-    whole = len(CONFLICTBANK_CLAIMS) * len(CONFLICTBANK_SETS)
     sizes = samples.groupBy("row").agg(F.count("*").alias("size"))
     unread, cut, rows = sizes.agg(
         F.coalesce(F.max(F.when(F.isnull("row"), F.col("size"))), F.lit(0)),
@@ -116,7 +120,7 @@ def read_score_tables(
 
 
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
-    """model, metric, sample_id, score; NaN is null."""
+    """model, metric, sample_id, score, failed; NaN is null."""
     where = f"{model} ({place})"
     try:
         rows = spark.read.option("mergeSchema", "true").parquet(*_files(spark, place))
@@ -140,7 +144,48 @@ def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
         F.col("metric").cast("string").alias("metric"),
         F.col("sample_id").cast("string").alias("sample_id"),
         F.when(~F.isnan(score), score).alias("score"),
+        _failed(rows).alias("failed"),
     )
+
+
+def _failed(rows: DataFrame) -> Column:
+    known = F.col("status").isin(*FAILED_STATUSES) if "status" in rows.columns else F.lit(False)
+    return F.coalesce(known, F.lit(False))
+
+
+def read_source_shares(spark: SparkSession, places: Mapping[str, str]) -> DataFrame:
+    """What of the statements of each source is covered: model, metric, sample_id, source strings, share double.
+
+    From the tables of outputs of `untold score`, places: model -> folder. Under a metric with atoms (nli, qa) the kept
+    atoms that a source states count, each as its statement does, before condensation made one of several; under others
+    the statements. A source that states nothing has no row. Methods, section 6. Raises MetaEvaluationError where a
+    folder has scores alone.
+    """
+    frames = [_read_shares(spark, place).withColumn("model", F.lit(model)) for model, place in places.items()]
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _read_shares(spark: SparkSession, place: str) -> DataFrame:
+    tables = {name: _read_run_table(spark, place, name) for name in ("atoms", "statements")}
+    keys = ["sample_id", "metric", "statement_id"]
+    kept = tables["atoms"].where("kept").select(*keys, "sources")
+    judged = kept.join(tables["statements"].select(*keys, "covered"), on=keys, how="inner")
+    with_atoms = tables["atoms"].select("metric").distinct()
+    stated = tables["statements"].select(*keys, "sources", "covered").join(with_atoms, on="metric", how="left_anti")
+    each = judged.unionByName(stated).select("metric", "sample_id", "covered", F.explode("sources").alias("source"))
+    share = F.avg(F.col("covered").cast("double")).alias("share")
+    return each.groupBy("metric", "sample_id", "source").agg(share)
+
+
+def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
+    system, path = open_filesystem(f"{place}/{name}")
+    if system.get_file_info(path).type != fs.FileType.Directory:
+        raise MetaEvaluationError(
+            f"{place}: no table {name}, and the shares of each source are counted from it; give an output of untold "
+            "score, or --conflictbank alone with scores of each context by itself"
+        )
+    schema = spark_schema({"atoms": ATOMS, "statements": STATEMENTS}[name])
+    return spark.read.schema(schema).parquet(f"{place}/{name}")
 
 
 def _files(spark: SparkSession, place: str) -> list[str]:
@@ -225,6 +270,17 @@ def _near_ids(faults: DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
     found = lost.join(other, on=["model", "metric", "folded"], how="inner").groupBy("model", "metric")
     rows = found.agg(F.min(F.struct("sample_id", "given_id")).alias("pair")).collect()
     return {(row["model"], row["metric"]): (row["pair"]["sample_id"], row["pair"]["given_id"]) for row in rows}
+
+
+def describe_repeats(points: DataFrame) -> str | None:
+    """The line that says that questions have several answers, where they do; points: unit, cluster strings."""
+    questions, units = points.agg(F.count_distinct("cluster"), F.count_distinct("unit")).collect()[0]
+    if questions == units:
+        return None
+    return (
+        f"{units:,} rows are of {questions:,} questions, and answers to one question are alike: intervals and tests "
+        "that take rows one by one are too sure; --cluster takes whole questions"
+    )
 
 
 def _raise(problems: Sequence[str]) -> None:

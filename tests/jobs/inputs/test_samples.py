@@ -334,7 +334,7 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", [CONFLICTBANK_ROW, {**CONFLICTBANK_ROW, "question": "p"}])
 
-    samples = read_samples(spark, path, format="conflictbank").samples.collect()
+    samples = read_samples(spark, path, format="conflictbank_alone").samples.collect()
 
     found = {sample["sample_id"]: sample.asDict(recursive=True) for sample in samples}
     assert len(found) == 20
@@ -358,7 +358,7 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
 def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**CONFLICTBANK_ROW, "temporal_conflict_evidence": None}])
 
-    invalid = read_samples(spark, path, format="conflictbank").invalid.collect()
+    invalid = read_samples(spark, path, format="conflictbank_alone").invalid.collect()
 
     assert sorted(row["sample_id"] for row in invalid) == [
         f"0-{claim}-{context_set}" for claim in ("counterfactual", "default") for context_set in ("C2", "all")
@@ -368,7 +368,7 @@ def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: Spa
 def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path) -> None:
     (path,) = (data / "conflictbank").glob("*.jsonl")
 
-    read = read_samples(spark, str(path), format="conflictbank")
+    read = read_samples(spark, str(path), format="conflictbank_alone")
 
     assert (read.row_count, read.invalid_count, read.duplicates) == (30, 0, 0)
     by_claim = read.samples.groupBy("row", "claim").agg({"response": "count", "context_set": "count"}).collect()

@@ -22,6 +22,7 @@ from udfs.statistics.intervals import (
     clustered_acceleration,
     clustered_bca_interval,
     jackknife_acceleration,
+    joint_bca_interval,
     mean_of_counts,
 )
 
@@ -363,6 +364,34 @@ def test_wrong_clusters_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         clustered_bca_interval(sums, sizes, counts, seed=0)
+
+
+def test_the_average_over_data_sets_has_scipys_joint_interval() -> None:
+    random = np.random.default_rng(8)
+    first, second = (random.random(90) < 0.8).astype(float), random.choice([0.1, 0.4, 0.9, 1.0], 40)
+
+    def average(*samples: FloatArray, axis: int = -1) -> FloatArray:
+        means: FloatArray = np.mean([sample.mean(axis=axis) for sample in samples], axis=0)
+        return means
+
+    expected = stats.bootstrap((first, second), average, vectorized=True, method="BCa", n_resamples=8_000, rng=0)
+    got = joint_bca_interval([(one, np.ones(len(one)), np.ones(len(one))) for one in (first, second)], seed=1)
+    limits = expected.confidence_interval
+    assert got.mean == pytest.approx((first.mean() + second.mean()) / 2)
+    noise = 0.1 * float(expected.standard_error)
+    assert [got.low, got.high] == pytest.approx([float(limits.low), float(limits.high)], abs=noise)
+
+
+def test_one_data_set_that_never_varies_leaves_the_other_its_interval() -> None:
+    rows = ([0.0, 1.0], [1, 1], [30, 70])
+    alone = clustered_bca_interval(*rows, seed=0)
+    joint = joint_bca_interval([rows, ([1.0], [1], [50])], seed=0)
+    assert joint.mean == pytest.approx(0.85)
+    assert alone.low is not None
+    assert joint.low is not None
+    assert joint.mean - joint.low == pytest.approx((0.7 - alone.low) / 2, abs=0.01)
+    assert joint_bca_interval([rows, ([], [], [])], seed=0) == Interval(None, None, None)
+    assert joint_bca_interval([([1.0], [1], [9])] * 2, seed=0) == Interval(1.0, None, None)
 
 
 def test_statistics_import_no_spark() -> None:
