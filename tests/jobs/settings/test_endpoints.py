@@ -74,9 +74,9 @@ def test_base_url_setting_beats_openai_base_url_and_needs_no_key() -> None:
 
 
 def test_preset_file_of_ones_own(tmp_path: Path) -> None:
-    preset = write(tmp_path, "llm: {base_url: 'http://h/v1', model: m}\nstages.match_one.max_tokens: 5", "mine.yaml")
+    preset = write(tmp_path, "llm: {base_url: 'http://h/v1', model: m}\nstages.mine_questions.max_tokens: 5", "mine.yaml")
     settings = load(endpoint=str(preset)).settings
-    assert (settings.llm.model, settings.stages["match_one"].max_tokens) == ("m", 5)
+    assert (settings.llm.model, settings.stages["mine_questions"].max_tokens) == ("m", 5)
 
 
 @pytest.mark.parametrize("text", ["store: x", "llm.endpoint: openai"])

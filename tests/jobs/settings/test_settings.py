@@ -322,13 +322,13 @@ def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
         "stages.evaluate_coverage.temperature=null",
         "stages.evaluate_coverage.model=big",
         "stages.evaluate_coverage.extra_body={a: null, b: {c: 3}}",
-        "stages.match_one.extra_body=null",
+        "stages.mine_questions.extra_body=null",
     ).settings
     own = decoding_for(settings, "evaluate_coverage")
     assert (own.model, own.temperature, own.top_p, own.max_tokens) == ("big", None, 1.0, 4096)
     assert own.extra_body == {"b": {"c": 3, "d": 2}}
-    assert decoding_for(settings, "match_one").extra_body == {}
-    assert decoding_for(settings, "match_many").temperature == 0
+    assert decoding_for(settings, "mine_questions").extra_body == {}
+    assert decoding_for(settings, "refine_questions").temperature == 0
 
 
 def test_decoding_of_an_unknown_stage_is_refused() -> None:
@@ -407,7 +407,7 @@ def test_result_settings_hold_what_changes_results(update: dict[str, Any]) -> No
 
 
 def test_result_settings_of_some_stages() -> None:
-    settings = Settings(stages={"match_one": StageSettings(max_tokens=3)})
+    settings = Settings(stages={"mine_questions": StageSettings(max_tokens=3)})
     assert result_settings(settings, ["evaluate_coverage"]) == result_settings(Settings(), ["evaluate_coverage"])
 
 
