@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import ray
 from pyarrow import dataset, fs
+from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from jobs.asking.job import Job, job_from_json
@@ -342,6 +343,7 @@ def start_ray(address: str | None) -> None:
                 "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
             ) from error
         return
+    _keep_to_loopback()
     ray.init(
         address="local",
         num_cpus=1,
@@ -349,6 +351,18 @@ def start_ray(address: str | None) -> None:
         include_dashboard=False,
         **common,
     )
+
+
+def _keep_to_loopback() -> None:
+    """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
+
+    Ray 2.60 turns a loopback `_node_ip_address` into the address that others reach, and all of its servers then listen
+    on every interface; only where it takes itself for a Ray without a cluster does its own address stay loopback
+    (`ray._private.services.get_node_ip_address`). The variable tells the processes that it starts, the constant this
+    one, which has read the variable when it imported ray.
+    """
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 class _Control:

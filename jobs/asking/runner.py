@@ -219,6 +219,8 @@ class StageRunner:
 
         self.engines.display.start(asking.stage.name)
         try:
+            if lock is not None:
+                lock.check()
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
             self.models.update(event["models"])
