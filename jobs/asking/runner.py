@@ -226,6 +226,8 @@ class StageRunner:
             self.models.update(event["models"])
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
+                if self.ended == "refused":
+                    self.error = explain_refusal(str(self.error), self.settings.llm)
         finally:
             self.engines.display.end()
             tokens = asking.tally["prompt_tokens"] + asking.tally["completion_tokens"]
