@@ -29,6 +29,7 @@ from jobs.tables import COMPLETIONS
 from udfs.llm.accounts import Progress, Tally
 from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter, read_requests
 from udfs.llm.segments import open_filesystem, read_ids, rows_to_table, write_file
+from udfs.redaction import redact
 
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
@@ -444,7 +445,7 @@ def _answer(
     try:
         outcome = Answering(job, control.reason, _tell, control.confirmed, idle, answered).run()
     except (RayError, RuntimeError, OSError) as error:
-        _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
+        _tell({"event": "broken", "error": redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")})
         raise
     _tell({"event": "done", "stage": job.stage.name, "total": outcome.tally.taken, **asdict(outcome)})
     return outcome

@@ -387,5 +387,5 @@ def show_counts(counts: Mapping[str, int], output: str) -> None:
     }
     for name, value in rows.items():
         print(f"{name:22} {value:>13,}")
-    print(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
     sys.stdout.flush()

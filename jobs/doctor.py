@@ -33,6 +33,7 @@ from udfs.llm.client import Answer, Endpoint, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.segments import open_filesystem
 from udfs.llm.templates import compile_prompt
+from udfs.redaction import redact
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 OLDEST_PYTHON = (3, 11)
@@ -58,7 +59,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.state:4}  {self.about:17}  {self.text}"
+        return redact(f"{self.state:4}  {self.about:17}  {self.text}")
 
 
 def examine(load: Callable[[], Resolved]) -> int:

@@ -30,6 +30,7 @@ from jobs.settings.model import Settings
 from jobs.settings.systems import SystemsError
 from jobs.tables import USAGE
 from udfs.llm.keys import Stage
+from udfs.redaction import redact
 
 STAGE = "generate_answer"
 TABLES = ("samples", "failures", "usage")
@@ -288,7 +289,7 @@ def show_systems(outcome: GenerateOutcome, output: str) -> None:
     for row in outcome.systems:
         counts = f"{row['questions']:>9,} {row['answered']:>9,} {row['failed']:>7,} {row['unasked']:>8,}"
         print(f"{row['system'][:28]:28} {row['model'][:28]:28} {counts}")
-    print(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
     if any(row["answered"] for row in outcome.systems):
-        print(f"next: untold score --input {output}/samples --output DIR --metric LIST")
+        print(redact(f"next: untold score --input {output}/samples --output DIR --metric LIST"))
     sys.stdout.flush()

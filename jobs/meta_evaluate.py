@@ -16,6 +16,7 @@ from jobs.asking.endpoint import DEMO_LABEL
 from jobs.inputs.samples import fingerprint, read_samples, show_invalid
 from jobs.metrics import METRICS
 from jobs.run import manifest
+from jobs.run.folders import check_folders
 from jobs.run.interrupts import Interrupts
 from jobs.run.manifest import Identity
 from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending

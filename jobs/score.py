@@ -133,13 +133,6 @@ def _score(run: _Scoring) -> ScoreOutcome:
     return _finish(run, runner, tables)
 
 
-def _check_apart(request: ScoreRequest) -> None:
-    """Raises OutputError for samples that lie in a table of the output, which would be written over them."""
-    place = f"{absolute(request.input)}/"
-    if any(place.startswith(f"{request.output.rstrip('/')}/{name}/") for name in RESULT_TABLES):
-        raise OutputError(f"{request.input} is a table of the output {request.output}; give another --output")
-
-
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
     """Says which stages cannot use the tools that the settings ask for."""
     unused = [name for name, stage in stages.items() if STAGES[name].tools and not stage.tools]
@@ -267,5 +260,5 @@ def show_summary(outcome: ScoreOutcome, output: str) -> None:
             f"{row['metric']:8} {system[:28]:28} {row['n']:>7,} {row['scored']:>7,} {row['undefined']:>7,} "
             f"{row['failed']:>7,} {mean:>6}  {interval}"
         )
-    print(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}"))
     sys.stdout.flush()

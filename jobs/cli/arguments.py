@@ -15,6 +15,7 @@ from jobs.metrics import METRICS
 from jobs.settings.layers import Layer
 from jobs.settings.loading import NoEndpointError, Resolved, load_settings
 from jobs.settings.model import Settings
+from udfs.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
         show()
         sys.stdout.flush()
         if message:
-            print(f"untold: {message}", file=sys.stderr)
+            print(redact(f"untold: {message}"), file=sys.stderr)
 
 
 def settings_without_endpoint(options: argparse.Namespace) -> Settings:

@@ -15,6 +15,7 @@ from typing import Any
 from jobs.cli.commands import COMMANDS, USER_ERRORS
 from jobs.run.locks import LockedError
 from jobs.run.session import SHOW_JVM
+from udfs.redaction import redact, redact_words
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
         if near:
             named = "" if unknown[0] in message else f"{unknown[0]} is unknown, "
             message += f"; {named}did you mean {near[0]}?"
-        self.exit(2, f"{self.prog}: {message}\ntry '{self.prog} --help'\n")
+        self.exit(2, f"{self.prog}: {redact(message)}\ntry '{self.prog} --help'\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(given)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.command_line = shlex.join(["untold", *given])
+    options.command_line = shlex.join(["untold", *redact_words(given)])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.debug:
         SHOW_JVM.set()
@@ -70,9 +71,9 @@ def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespa
         return 0
     except (KeyboardInterrupt, Exception) as error:
         for line in _describe(error, options.command_line):
-            print(f"untold: {line}", file=sys.stderr)
+            print(redact(f"untold: {line}"), file=sys.stderr)
         if options.debug:
-            traceback.print_exc()
+            print(redact(traceback.format_exc()), file=sys.stderr, end="")
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 

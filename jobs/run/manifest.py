@@ -14,6 +14,7 @@ from pyarrow import fs
 from jobs.settings.model import Settings, result_settings
 from udfs.files import open_filesystem, write_bytes
 from udfs.llm.keys import Stage, canonical_json
+from udfs.redaction import without_secrets
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -90,8 +91,8 @@ def read_manifest(output: str) -> dict[str, Any] | None:
 
 
 def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest so that readers see the old one or the new one."""
-    content = json.dumps(manifest, indent=2, ensure_ascii=False).encode("utf-8")
+    """Writes the manifest without secrets, so that readers see the old one or the new one."""
+    content = json.dumps(without_secrets(manifest), indent=2, ensure_ascii=False).encode("utf-8")
     write_bytes(f"{output}/{NAME}", content + b"\n")
 
 

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from udfs.llm.accounts import CallSettings
+from udfs.redaction import redact
 
 PLAIN_SECONDS = 10.0
 
@@ -52,7 +53,7 @@ class Display:
     def _print(self, text: str) -> None:
         before = "\r\x1b[2K" if self._terminal else ""
         with suppress(BrokenPipeError):
-            self._stream.write(f"{before}{text}\n")
+            self._stream.write(f"{before}{redact(text)}\n")
             self._stream.flush()
 
 
