@@ -20,11 +20,12 @@ _SECRET_SECTIONS = frozenset({"headers", "extra_headers", "default_headers", "cu
 _OF_ENVIRONMENT = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD)$")
 # Shorter values, such as `none` or `local`, are words that other lines have as well
 _SHORTEST_VALUE = 8
+_GONE = re.escape(HIDDEN)
 _QUOTED = r"\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'"
-_ASSIGNED = re.compile(rf"([A-Za-z_][\w.-]*)(=)((?:Bearer |Basic )?(?:{_QUOTED}|[^\s\"'&,;)\]}}]+))")
-_NAMED = re.compile(rf"(\\?[\"'])([A-Za-z_][\w.-]*)(\1\s*:\s*)({_QUOTED}|[^\s\"',{{}}\[\]]+)")
+_ASSIGNED = re.compile(rf"([A-Za-z_][\w.-]*)(=)({_GONE}|(?:Bearer |Basic )?(?:{_QUOTED}|[^\s\"'&,;)\]}}]+))")
+_NAMED = re.compile(rf"(\\?[\"'])([A-Za-z_][\w.-]*)(\1\s*:\s*)({_GONE}|{_QUOTED}|[^\s\"',{{}}\[\]]+)")
 _HEADER = re.compile(
-    r"(?i)\b((?:proxy-)?authorization|x-api-key|api-key|cookie)(:\s*)((?:Bearer |Basic )?[^\s\"',;}]+)"
+    rf"(?i)\b((?:proxy-)?authorization|x-api-key|api-key|cookie)(:\s*)({_GONE}|(?:Bearer |Basic )?[^\s\"',;}}]+)"
 )
 _SECTION = re.compile(rf"(\\?[\"'](?:{'|'.join(_SECRET_SECTIONS)})\\?[\"']\s*:\s*)\{{[^{{}}]*\}}")
 # User and password of an address; after a colon, a port and a path are none

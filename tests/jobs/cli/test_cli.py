@@ -29,6 +29,35 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return shown.err
 
 
+SECRET = "s3cr3t/Value+9="
+
+
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_no_secret_of_a_command_line_or_the_environment_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setenv("OTHER_TOKEN", "a-value-of-the-environment")
+    place = f"nowhere://user:{SECRET}@host/a-value-of-the-environment?sig={SECRET}"
+    assert main(["show", "--output", place, "--sample", "s", *flags]) == 1
+    shown = capsys.readouterr()
+    assert "nowhere://(not shown)@host/(not shown)?sig=(not shown)" in shown.err
+    assert ("Traceback" in shown.err) is bool(flags)
+    assert not any(secret in shown.err + shown.out for secret in (SECRET, "a-value-of-the-environment"))
+
+
+def test_how_to_go_on_is_said_without_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "score", Command("", COMMANDS["score"].add_arguments, interrupted))
+    hidden = ["--set", f"spark.conf.spark.hadoop.fs.s3a.secret.key={SECRET} {SECRET}"]
+    assert main([*SCORE, *hidden, "--limit", "5"]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("--set 'spark.conf.spark.hadoop.fs.s3a.secret.key=(not shown)' --limit 5")
+
+
 @pytest.mark.parametrize(
     ("unknown", "near"), [("--overwrit", "--overwrite"), ("--retry-faild", "--retry-failed"), ("--nowait", "--no-wait")]
 )
