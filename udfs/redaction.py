@@ -69,7 +69,7 @@ def _redact_word(word: str) -> str:
 def without_secrets(values: Any, name: str = "") -> Any:
     """Settings or a manifest without secrets, at any depth. `name` is what the values go by."""
     if isinstance(values, Mapping):
-        return {key: without_secrets(item, key if not _hides(name) else name) for key, item in values.items()}
+        return {key: without_secrets(item, name if _hides(name) else str(key)) for key, item in values.items()}
     if isinstance(values, list | tuple):
         return [without_secrets(item, name) for item in values]
     if values is None or isinstance(values, bool):
