@@ -22,6 +22,7 @@ from jobs.run.session import open_session
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
+from udfs.redaction import redact
 
 METRIC = "condense"
 FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
@@ -55,7 +56,7 @@ def condense(request: CondenseRequest) -> dict[str, int]:
 
     Raises RelationsError for input that cannot be condensed, OutputError for an output that is there already.
     """
-    with Output(request.output, tuple(TABLES), request.overwrite) as output:
+    with Output(request.output, tuple(TABLES), request.overwrite, inputs=[request.relations, request.nodes]) as output:
         _check_output(request, output)
         return _condense(output, request, output.workspace(open_session(request.settings)))
 

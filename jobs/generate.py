@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
@@ -107,7 +107,16 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
     `samples`: sample_id (`<question_id>:<system>`), query, response, contexts, system, question_id, then the columns of
     the question; a row an answer that was got. A failure is no answer and has no row.
     """
-    with Output(request.output, TABLES, request.overwrite) as output, ExitStack() as endpoints:
+    with (
+        Output(
+            request.output,
+            TABLES,
+            request.overwrite,
+            inputs=[request.input, request.contexts],
+            store=store_of(request.settings, request.output),
+        ) as output,
+        ExitStack() as endpoints,
+    ):
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
         wait, retry = request.wait, request.retry_failed

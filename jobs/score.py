@@ -25,15 +25,15 @@ from jobs.metrics.condensing import Condenser, check_graphframes
 from jobs.metrics.contexts import condense_contexts
 from jobs.metrics.scores import score_columns
 from jobs.run import manifest
-from jobs.run.manifest import OutputError
 from jobs.run.outcome import Ending
-from jobs.run.output import Output, absolute, shown, store_of
+from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import spark_schema
 from jobs.settings.model import Settings
 from jobs.study import aggregate
 from jobs.tables import ORDER, RESULT_TABLES
 from udfs.llm.keys import Stage
+from udfs.redaction import redact
 from udfs.stages import STAGES
 
 
@@ -69,9 +69,15 @@ class ScoreOutcome:
 def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
     """Runs the main job. Raises errors with one clear line for what a user can mend."""
     settings = request.settings
-    _check_apart(request)
     with (
-        Output(request.output, tuple(RESULT_TABLES), request.overwrite, kept=("samples",)) as output,
+        Output(
+            request.output,
+            tuple(RESULT_TABLES),
+            request.overwrite,
+            kept=("samples",),
+            inputs=[request.input],
+            store=store_of(request.settings, request.output),
+        ) as output,
         RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note) as endpoint,
     ):
         names = stages_of(request.metrics, settings)

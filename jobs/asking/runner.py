@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.asking import store
-from jobs.asking.endpoint import RunEndpoint
+from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
 from jobs.asking.local_model import LocalModelError

@@ -16,12 +16,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
-from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 from jobs.run.processes import Process, this_process
-from udfs.files import is_local, open_filesystem
 
 HEARTBEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
@@ -178,16 +176,6 @@ class FolderLock:
         plain = asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
         aside.write_text(json.dumps(plain), encoding="utf-8")
         os.replace(aside, self._path)
-
-
-def hold(output: str, stack: ExitStack) -> Callable[[], None]:
-    """Locks an output on a local disk until `stack` ends; gives what to call before every write into it.
-
-    Raises LockedError where another run holds it. On an object store nothing is locked.
-    """
-    if not is_local(output):
-        return lambda: None
-    return stack.enter_context(FolderLock(open_filesystem(output)[1], uuid4().hex[:12], wait=False)).check
 
 
 def read_holder(path: Path) -> Holder | None:

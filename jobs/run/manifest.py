@@ -50,6 +50,7 @@ def differences(own: Identity, theirs: Identity) -> list[str]:
 
     A setting that an older manifest does not have had its default then, since what it does was done without it.
     """
+    own = without_secrets(own)
     if "dataset" in own and "dataset" not in theirs:
         return [PARTS["dataset"]]
     found = [text for key, text in PARTS.items() if own.get(key) != theirs.get(key)]
