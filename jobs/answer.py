@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import ray
 from pyarrow import dataset, fs
+from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from jobs.asking.job import Job, job_from_json
@@ -30,6 +31,7 @@ from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name,
 from udfs.llm.calls import Progress, Tally, Work
 from udfs.llm.records import Completion, completions_table
 from udfs.llm.segments import open_filesystem, read_ids, write_file
+from udfs.redaction import redact
 
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
@@ -398,6 +400,7 @@ def start_ray(address: str | None) -> None:
                 "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
             ) from error
         return
+    _keep_to_loopback()
     ray.init(
         address="local",
         num_cpus=1,
@@ -405,6 +408,18 @@ def start_ray(address: str | None) -> None:
         include_dashboard=False,
         **common,
     )
+
+
+def _keep_to_loopback() -> None:
+    """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
+
+    Ray 2.60 turns a loopback `_node_ip_address` into the address that others reach, and all of its servers then listen
+    on every interface; only where it takes itself for a Ray without a cluster does its own address stay loopback
+    (`ray._private.services.get_node_ip_address`). The variable tells the processes that it starts, the constant this
+    one, which has read the variable when it imported ray.
+    """
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 class _Control:
@@ -486,7 +501,7 @@ def _answer(
     try:
         outcome = Answering(job, control.reason, _tell, control.confirmed, idle, answered).run()
     except (RayError, RuntimeError, OSError) as error:
-        _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
+        _tell({"event": "broken", "error": redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")})
         raise
     _tell({"event": "done", "stage": job.stage.name, "total": outcome.tally.taken, **asdict(outcome)})
     return outcome

@@ -30,6 +30,7 @@ from jobs.settings.model import Settings
 from jobs.settings.systems import SystemsError
 from jobs.tables import USAGE
 from udfs.llm.keys import Stage
+from udfs.redaction import redact
 
 STAGE = "generate_answer"
 TABLES = ("samples", "failures", "usage")
@@ -106,7 +107,16 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
     `samples`: sample_id (`<question_id>:<system>`), query, response, contexts, system, question_id, then the columns of
     the question; a row an answer that was got. A failure is no answer and has no row.
     """
-    with Output(request.output, TABLES, request.overwrite) as output, ExitStack() as endpoints:
+    with (
+        Output(
+            request.output,
+            TABLES,
+            request.overwrite,
+            inputs=[request.input, request.contexts],
+            store=store_of(request.settings, request.output),
+        ) as output,
+        ExitStack() as endpoints,
+    ):
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
         wait, retry = request.wait, request.retry_failed
@@ -288,7 +298,7 @@ def show_systems(outcome: GenerateOutcome, output: str) -> None:
     for row in outcome.systems:
         counts = f"{row['questions']:>9,} {row['answered']:>9,} {row['failed']:>7,} {row['unasked']:>8,}"
         print(f"{row['system'][:28]:28} {row['model'][:28]:28} {counts}")
-    print(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
     if any(row["answered"] for row in outcome.systems):
-        print(f"next: untold score --input {output}/samples --output DIR --metric LIST")
+        print(redact(f"next: untold score --input {output}/samples --output DIR --metric LIST"))
     sys.stdout.flush()

@@ -19,7 +19,7 @@ from jobs.run import manifest
 from jobs.run.interrupts import Interrupts
 from jobs.run.manifest import Identity
 from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
-from jobs.run.output import Output, shown
+from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import open_session
 from jobs.run.workspace import Workspace
@@ -124,7 +124,13 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     endpoints of one model, OutputError for an output of something else, and what `jobs.score.score` raises.
     """
     _check_models(request.endpoints)
-    with Output(request.output, tuple(TABLES), request.overwrite) as output:
+    with Output(
+        request.output,
+        tuple(TABLES),
+        request.overwrite,
+        inputs=[request.input],
+        store=store_of(request.settings, request.output),
+    ) as output:
         return _meta_evaluate(output, request, display)
 
 

@@ -26,15 +26,15 @@ from jobs.metrics.condensing import Condenser, check_graphframes
 from jobs.metrics.contexts import condense_contexts
 from jobs.metrics.scores import score_columns
 from jobs.run import manifest
-from jobs.run.manifest import OutputError
 from jobs.run.outcome import Ending
-from jobs.run.output import Output, absolute, shown, store_of
+from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, spark_schema
 from jobs.settings.model import Settings
 from jobs.study import aggregate
 from jobs.tables import ORDER, RESULT_TABLES
 from udfs.llm.keys import Stage
+from udfs.redaction import redact
 from udfs.stages import STAGES
 
 
@@ -70,9 +70,15 @@ class ScoreOutcome:
 def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
     """Runs the main job. Raises errors with one clear line for what a user can mend."""
     settings = request.settings
-    _check_apart(request)
     with (
-        Output(request.output, tuple(RESULT_TABLES), request.overwrite, kept=("samples",)) as output,
+        Output(
+            request.output,
+            tuple(RESULT_TABLES),
+            request.overwrite,
+            kept=("samples",),
+            inputs=[request.input],
+            store=store_of(request.settings, request.output),
+        ) as output,
         RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note) as endpoint,
     ):
         names = stages_of(request.metrics, settings)
@@ -133,13 +139,6 @@ def _score(run: _Scoring) -> ScoreOutcome:
     tables = _score_metrics(run, runner, samples, found.invalid)
     run.engines.process.leave()
     return _finish(run, runner, tables)
-
-
-def _check_apart(request: ScoreRequest) -> None:
-    """Raises OutputError for samples that lie in a table of the output, which would be written over them."""
-    place = f"{absolute(request.input)}/"
-    if any(place.startswith(f"{request.output.rstrip('/')}/{name}/") for name in RESULT_TABLES):
-        raise OutputError(f"{request.input} is a table of the output {request.output}; give another --output")
 
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
@@ -269,5 +268,5 @@ def show_summary(outcome: ScoreOutcome, output: str) -> None:
             f"{row['metric']:8} {system[:28]:28} {row['n']:>7,} {row['scored']:>7,} {row['undefined']:>7,} "
             f"{row['failed']:>7,} {mean:>6}  {interval}"
         )
-    print(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}"))
     sys.stdout.flush()

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.asking import store
-from jobs.asking.endpoint import RunEndpoint
+from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
 from jobs.asking.local_model import LocalModelError
@@ -219,11 +219,15 @@ class StageRunner:
 
         self.engines.display.start(asking.stage.name)
         try:
+            if lock is not None:
+                lock.check()
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
             self.models.update(event["models"])
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
+                if self.ended == "refused":
+                    self.error = explain_refusal(str(self.error), self.settings.llm)
         finally:
             self.engines.display.end()
             tokens = asking.tally["prompt_tokens"] + asking.tally["completion_tokens"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from udfs.hints import did_you_mean, near_misses
+from udfs.redaction import redact
 
 if TYPE_CHECKING:
     from jobs.settings.layers import Layer
@@ -288,4 +289,4 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
         show()
         sys.stdout.flush()
         if message:
-            print(f"untold: {message}", file=sys.stderr)
+            print(redact(f"untold: {message}"), file=sys.stderr)

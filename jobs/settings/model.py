@@ -114,14 +114,14 @@ class LlmSettings(_Section):
     )
     base_url: Annotated[str, AfterValidator(_http_url)] | None = Field(
         default=None,
-        description="Address of an OpenAI-compatible API, /v1 included; needs no key",
+        description="Address of an OpenAI-compatible API, /v1 included; its key is named by llm.api_key_env",
         json_schema_extra={"allowed": "an http:// or https:// address, or null"},
     )
     model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
-    api_key_env: Annotated[str, AfterValidator(_variable_name)] = Field(
-        default="OPENAI_API_KEY",
-        description="Name of the environment variable that holds the API key",
-        json_schema_extra={"allowed": "the name of an environment variable"},
+    api_key_env: Annotated[str, AfterValidator(_variable_name)] | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the API key; null is the preset's own, or no key",
+        json_schema_extra={"allowed": "the name of an environment variable, or null"},
     )
     api: Api = Field(default="chat", description="Chat completions or plain completions")
     extra_body: ExtraBody = Field(

@@ -43,7 +43,7 @@ def test_default_file_names_every_setting() -> None:
         ("llm.max_attempts", 4),
         ("llm.deadline_seconds", 600),
         ("llm.outage_minutes", 10),
-        ("llm.api_key_env", "OPENAI_API_KEY"),
+        ("llm.api_key_env", None),
         ("statistics.seed", 0),
         ("thresholds.relevance", 3.5),
         ("thresholds.confidence", 2),
