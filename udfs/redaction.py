@@ -22,7 +22,8 @@ _OF_ENVIRONMENT = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD)$")
 _SHORTEST_VALUE = 8
 _GONE = re.escape(HIDDEN)
 _QUOTED = r"\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'"
-_ASSIGNED = re.compile(rf"([A-Za-z_][\w.-]*)(=)({_GONE}|(?:Bearer |Basic )?(?:{_QUOTED}|[^\s\"'&,;)\]}}]+))")
+_PLAIN = rf"(?:{_GONE}|[^\s\"'&,;)\]}}])+"
+_ASSIGNED = re.compile(rf"([A-Za-z_][\w.-]*)(=)({_GONE}|(?:Bearer |Basic )?(?:{_QUOTED}|{_PLAIN}))")
 _NAMED = re.compile(rf"(\\?[\"'])([A-Za-z_][\w.-]*)(\1\s*:\s*)({_GONE}|{_QUOTED}|[^\s\"',{{}}\[\]]+)")
 _HEADER = re.compile(
     rf"(?i)\b((?:proxy-)?authorization|x-api-key|api-key|cookie)(:\s*)({_GONE}|(?:Bearer |Basic )?[^\s\"',;}}]+)"
