@@ -25,6 +25,7 @@ from jobs.cli.arguments import (
 )
 
 META_DATASETS = ("wikicontradict", "conflictbank")
+CONFLICTBANK_WAYS = ("by_source", "alone")
 QUESTION_FORMATS = ("eli5_category",)
 
 
@@ -66,11 +67,29 @@ def _compare(options: Options) -> int:
         metrics=options.metric,
         seed=settings.statistics.seed,
         notify=display.note,
+        cluster=options.cluster,
     )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
         show_comparison(found)
+    return 0
+
+
+def _combine_studies(options: Options) -> int:
+    from jobs.combine_studies import combine_studies
+    from jobs.run.output import absolute
+    from jobs.run.progress import Display
+
+    settings = settings_without_endpoint(options)
+    report = combine_studies(
+        [absolute(directory) for directory in options.studies],
+        absolute(options.output),
+        seed=settings.statistics.seed,
+        overwrite=options.overwrite,
+        notify=Display().note,
+    )
+    print(report, end="")
     return 0
 
 
@@ -117,6 +136,8 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError("--scores names one model twice")
     if options.annotation_sheet and max(len(models), len(options.endpoint or ())) > 1:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
+    if options.conflictbank and options.dataset != "conflictbank":
+        raise click.UsageError("--conflictbank goes with --dataset conflictbank")
     if not options.scores:
         _metrics_or_error(options)
 
@@ -141,7 +162,7 @@ def _run_meta_evaluate(options: Options) -> int:
         endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
         sheet = Sheet(options.annotation_sheet, options.seed, endpoint)
     request = MetaEvaluationRequest(
-        dataset=options.dataset,
+        dataset=f"{options.dataset}_alone" if options.conflictbank == "alone" else options.dataset,
         input=options.input,
         output=absolute(options.output),
         settings=resolved[0].settings if resolved else settings_without_endpoint(each[0]),
@@ -172,9 +193,16 @@ _QUESTIONS = [
 _COMPARED = [
     Option("--output", "DIR...", "outputs of untold score", required=True, multiple=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
+    flag("--cluster", "intervals and tests take all rows of a query together"),
     flag("--json", "print JSON"),
 ]
+_COMBINED = [
+    click.Argument(["studies"], nargs=-1, required=True, metavar="DIR..."),
+    Option("--output", "DIR", "where the table and the report go", required=True),
+    flag("--overwrite", "replace the tables of another run in --output"),
+]
 _SCORES = "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked"
+_WAYS = "S_X of a context: by_source, of one evaluation (the default), or alone, each context evaluated by itself"
 _LABELLED = [
     Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
     Option("--input", "PATH", "the data set's file"),
@@ -182,7 +210,8 @@ _LABELLED = [
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
-    flag("--cluster", "intervals resample whole questions"),
+    flag("--cluster", "intervals and tests take all answers to a question together"),
+    Option("--conflictbank", "HOW", _WAYS, read=one_of(CONFLICTBANK_WAYS)),
 ]
 _HUMAN_STUDY = [
     Option("--annotation-sheet", "N", "human study: draw N samples and write a blinded sheet and its key", read=count),
@@ -198,6 +227,9 @@ COMMANDS: dict[str, click.Command] = {
     ),
     "compare": Command(
         "rank systems by their scores", _compare, [*_COMPARED, *settings_options()], several=("--output",)
+    ),
+    "combine-studies": Command(
+        "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
     ),
     "meta-evaluate": Command(
         "hold metrics against human labels",
