@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import ray
 from ray.exceptions import RayActorError
 
@@ -23,7 +22,8 @@ from udfs.llm.asking import Asker
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, Lease, Limiter, Report, Spent
-from udfs.llm.segments import SegmentWriter, open_filesystem, write_file
+from udfs.llm.segments import SegmentWriter, write_file
+from udfs.llm.units import read_requests
 from udfs.stages import STAGES
 
 NAMESPACE = "untold"
@@ -138,7 +138,7 @@ class AnsweringActor:
         return probe
 
     async def feed(self, unit: str, skip: frozenset[str]) -> None:
-        """Takes a requests file, less the requests that are answered already."""
+        """Takes a unit, less the requests that are answered already."""
         rows = await asyncio.to_thread(read_requests, unit)
         self._running().feed(unit, [row for row in rows if row[0] not in skip])
 
@@ -169,10 +169,3 @@ class AnsweringActor:
             except RayActorError:
                 await asyncio.sleep(LIMITER_RETRY_SECONDS)
                 self._limiter = open_limiter(self._limiter_name)
-
-
-def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
-    """The (request id, variables) of a requests file."""
-    system, path = open_filesystem(unit)
-    rows = pq.read_table(path, filesystem=system).to_pylist()
-    return [(row.pop("request_id"), row) for row in rows]
