@@ -23,7 +23,8 @@ READ_BYTES = 8 * 2**20
 BATCH_ROWS = 1024
 # Large enough for zstd and for a scan by columns, small enough that a merge holds tens of megabytes.
 ROW_GROUP_BYTES = 16 * 2**20
-UNREADABLE = (OSError, pa.ArrowException, pa.ArrowInvalid, pa.ArrowMemoryError)
+# What Arrow raises for bytes that are no Parquet: of its own, and a name that is no text (ValueError).
+UNREADABLE = (OSError, ValueError, pa.ArrowException, MemoryError)
 
 Given = TypeVar("Given")
 
