@@ -251,7 +251,7 @@ def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_a_store_of_an_earlier_version_stays_readable_and_paid_for(spark: SparkSession, tmp_path: Path) -> None:
-    """One that the version before snapshots wrote: segments, a compacted file, the note on it, segments of a second run."""
+    """One that the version before snapshots wrote: segments, a compacted file, its note, segments of a second run."""
     (earlier,) = EARLIER.iterdir()
     folder = tmp_path / earlier.name
     shutil.copytree(earlier, folder)
