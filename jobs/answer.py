@@ -29,7 +29,7 @@ from udfs.files import make_folder
 from udfs.llm.accounts import Progress, Tally
 from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter
 from udfs.llm.segments import open_filesystem, read_ids, rows_to_table, write_file
-from udfs.llm.units import count_unit, list_units, read_request_ids, read_requests
+from udfs.llm.units import count_unit, ids_among, list_units, read_requests
 
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
@@ -148,11 +148,7 @@ class Answering:
             if worker.progress is None or worker.progress.queued < LOW_WATER:
                 unit = self._waiting.pop(0)
                 worker.units.append(unit)
-                worker.feeds.append(worker.handle.feed.remote(unit, self._settled_of(unit)))
-
-    def _settled_of(self, unit: str) -> frozenset[str]:
-        """Those of a unit's requests that need no asking; all that are known would be 35 MB a million each time."""
-        return frozenset(self._settled.intersection(read_request_ids(unit))) if self._settled else frozenset()
+                worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._settled)))
 
     def _replace(self, worker: _Worker) -> None:
         """Takes back what a dead actor had not stored, and hires another in its place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +50,11 @@ def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
 def read_request_ids(unit: str) -> list[str]:
     """The request ids of a unit."""
     return [one for batch in _batches(unit, ["request_id"]) for one in batch.column(0).to_pylist()]
+
+
+def ids_among(unit: str, known: Set[str]) -> frozenset[str]:
+    """Those of known ids that are requests of a unit: all that are known would be 35 MB a million with every unit."""
+    return frozenset(known & set(read_request_ids(unit))) if known else frozenset()
 
 
 def _cut(system: fs.FileSystem, path: str, max_rows: int, max_bytes: int) -> list[str]:
