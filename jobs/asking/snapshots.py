@@ -155,9 +155,10 @@ def find_damaged(folder: str, names: Iterable[str]) -> list[str]:
 def set_aside(folder: str, names: Iterable[str]) -> list[str]:
     """Moves files of a folder to its folder `damaged/`; gives those that no other run had moved before."""
     system, path = open_filesystem(folder)
-    make_folder(f"{folder}/{DAMAGED}")
-    moved = []
+    moved: list[str] = []
     for name in names:
+        if not moved:
+            make_folder(f"{folder}/{DAMAGED}")
         with suppress(FileNotFoundError):
             system.move(f"{path}/{name}", f"{path}/{DAMAGED}/{name}")
             moved.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from time import sleep
@@ -112,10 +113,8 @@ def read_strictly(
     pauses = iter(PAUSES)
     suspect = _named_in
     while True:
-        try:
+        with _one_line():
             whole = snapshots.find_whole(folder, move=True)
-        except OSError as error:
-            raise StoreError(str(error)) from error
         tell(whole)
         try:
             return act(Reading(spark, whole))
@@ -123,13 +122,23 @@ def read_strictly(
             suspects = suspect(error, whole.names)
             if not suspects:
                 raise
-            damaged = snapshots.set_aside(folder, snapshots.find_damaged(folder, suspects))
+            with _one_line():
+                damaged = snapshots.set_aside(folder, snapshots.find_damaged(folder, suspects))
             tell(snapshots.Whole((), (), 0, tuple(damaged)))
             if damaged:
                 # Spark names the first file that it meets; where there are several, they are found in one go
                 suspect = _all_of
             else:
                 _wait(pauses, folder, error)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Files that cannot be read at all are the user's to see to."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(str(error)) from error
 
 
 def _named_in(error: Exception, names: Sequence[str]) -> Sequence[str]:
