@@ -187,7 +187,7 @@ def test_what_cannot_be_read_though_nothing_is_damaged_is_one_clear_error(
     path = write(tmp_path, "a.parquet", [row("r", text="good")])
 
     def act(reading: Reading) -> set[str]:
-        return {one["request_id"] for one in spark.read.schema("none.such int").parquet(f"{path}x").collect()}
+        return {one["request_id"] for one in spark.read.schema("request_id string").parquet(f"{path}x").collect()}
 
     with pytest.raises(StoreError, match=f"^{tmp_path} cannot be read.*$"):
         told(tmp_path, spark, act)
