@@ -32,6 +32,7 @@ setup(
         "pydantic>=2.14,<3",  # validated settings
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
+        "click>=8.4,<9",  # the command line; 8.4 is the first that names an unknown command
     ],
     extras_require={
         "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS],

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -24,21 +25,28 @@ from jobs.asking.control import Control
 from jobs.asking.job import Job, job_from_json
 from jobs.asking.settled import hold_folder, settled_ids
 from jobs.run.locks import LockedError
-from jobs.tables import COMPLETIONS
 from udfs.files import make_folder
-from udfs.llm.accounts import Progress, Tally
 from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter
-from udfs.llm.segments import open_filesystem, read_ids, rows_to_table, write_file
+from udfs.llm.calls import Progress, Tally, Work
+from udfs.llm.records import Completion, completions_table
+from udfs.llm.segments import open_filesystem, read_ids, write_file
 from udfs.llm.units import count_unit, ids_among, list_units, read_requests
 
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
 DEATHS_OF_A_SUSPECT = 3
 DEATHS_OF_A_CULPRIT = 2
-DEATHS_IN_ALL = 50
+# So many deaths within an hour, those not counted that a request was found guilty of, have a reason that stays.
+DEATHS_IN_AN_HOUR = 50
+HOUR_SECONDS = 3600.0
 STOP_GRACE_SECONDS = 3.0
 ORPHAN_GRACE_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
+# An actor starts in seconds; on a machine that is short of memory or processors in minutes.
+START_SECONDS = 300.0
+# Waits before an actor that could not write its first file tries again, doubled each time
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
@@ -46,7 +54,7 @@ OBJECT_STORE_BYTES = 100 * 2**20
 class _Worker:
     assignment: Assignment
     handle: Any
-    probe: str
+    probe: str = ""
     units: list[str] = field(default_factory=list)
     feeds: list[Any] = field(default_factory=list)
     progress: Progress | None = None
@@ -54,7 +62,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: `finished`, `budget`, `outage`, `interrupted` or `refused` (with the endpoint's error)."""
+    """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`)."""
 
     outcome: str
     error: str | None
@@ -89,21 +97,35 @@ class Answering:
         self._past = Tally()
         self._models: set[str] = set()
         self._born = 0
-        self._died = 0
+        self._died_at: deque[float] = deque()
         self._began = monotonic()
         self._told = 0.0
 
     def run(self) -> Outcome:
-        """Answers everything, or ends early for a reason that the outcome names."""
-        self._workers = self._hire(min(self._job.actors, max(len(self._waiting), 1)))
-        reason = self._confirm_probes() or self._loop()
-        if reason is None and self._suspects:
-            reason = self._ask_suspects()
-        error = next((w.progress.refused for w in self._workers if w.progress and w.progress.refused), None)
-        self._dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
+        """Answers everything, or ends early for a reason that the outcome names.
+
+        Whatever happens, every actor is dismissed: what it has answered is paid for, and is written before it goes.
+        """
+        try:
+            self._hire(min(self._job.actors, max(len(self._waiting), 1)))
+            reason = self._confirm_probes() or self._loop()
+            if reason is None and self._suspects:
+                reason = self._ask_suspects()
+        finally:
+            self._dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
+        reason, error = self._verdict(reason or "finished")
         tally = self._tally()
         self._report(tally, force=True)
-        return Outcome(reason or "finished", error, tally, tuple(sorted(self._models)), monotonic() - self._began)
+        return Outcome(reason, error, tally, tuple(sorted(self._models)), monotonic() - self._began)
+
+    def _verdict(self, reason: str) -> tuple[str, str | None]:
+        """How the job ended, and the error that belongs to it: answers that are on no disk break any end."""
+        states = [worker.progress for worker in self._workers if worker.progress]
+        unwritten = sum(state.unwritten for state in states)
+        trouble = next((state.trouble for state in states if state.trouble), None)
+        if unwritten and trouble:
+            return "broken", f"{unwritten:,} answers could not be written to {self._job.directory} ({trouble})"
+        return reason, next((state.refused for state in states if state.refused), None)
 
     def _confirm_probes(self) -> str | None:
         """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
@@ -129,11 +151,12 @@ class Answering:
             sleep(LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Asks every actor how far it is; replaces those that died."""
-        asked = [(worker, worker.handle.progress.remote()) for worker in self._workers]
-        for worker, reference in asked:
+        """Asks every actor how far it is; replaces those that died or do not say."""
+        asked = {worker.handle.progress.remote(): worker for worker in self._workers}
+        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+        for reference, worker in asked.items():
             try:
-                worker.progress = ray.get(reference, timeout=ANSWER_SECONDS)
+                worker.progress = ray.get(reference, timeout=0)
                 worker.feeds = _unfinished(worker.feeds)
             except (RayActorError, ActorUnavailableError, GetTimeoutError):
                 self._replace(worker)
@@ -156,14 +179,17 @@ class Answering:
         if worker.progress is not None:
             self._past += worker.progress.tally
         ray.kill(worker.handle, no_restart=True)
-        open_limiter(worker.assignment.limiter).leave.remote(worker.assignment.prefix)
-        self._settled |= read_ids(self._job.directory, worker.assignment.prefix)
+        open_limiter(worker.assignment.limiter).leave.remote(worker.assignment.work.name)
+        self._settled |= read_ids(self._job.directory, worker.assignment.work.name)
         for unit in worker.units:
             self._deaths[unit] = self._deaths.get(unit, 0) + 1
             (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
+        place = self._workers.index(worker)
+        self._workers.remove(worker)
         (new,) = self._hire(1)
         check_probe(new.probe)
-        self._workers[self._workers.index(worker)] = new
+        self._workers.remove(new)
+        self._workers.insert(place, new)
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
@@ -197,64 +223,85 @@ class Answering:
         return None
 
     def _record_crash(self, request_id: str) -> None:
-        error = f"asking it ended {DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT} processes"
-        values = {
-            "request_id": request_id,
-            "attempts": DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT,
-            "answered_at": datetime.now(UTC),
-            "error_type": "crashed",
-            "error": error,
-            "run_id": self._job.run,
-        }
-        row = tuple(values.get(name) for name in COMPLETIONS.names)
-        write_file(
-            f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet", rows_to_table([row], COMPLETIONS)
+        deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT
+        row = Completion(
+            request_id,
+            attempts=deaths,
+            answered_at=datetime.now(UTC),
+            error_type="crashed",
+            error=f"asking it ended {deaths} processes",
+            run_id=self._job.run,
         )
+        path = f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet"
+        write_file(path, completions_table([row]))
+        for _ in range(min(deaths, len(self._died_at))):
+            self._died_at.pop()
         self._past += Tally(done=1, failed=1)
 
     def _hire(self, count: int) -> list[_Worker]:
         """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
-        workers = [(self._assign(), self._idle.pop() if self._idle else _new_actor()) for _ in range(count)]
-        starting = [(assignment, handle, handle.start.remote(assignment)) for assignment, handle in workers]
-        return [self._started(assignment, handle, probe) for assignment, handle, probe in starting]
+        workers = [_Worker(self._assign(), self._idle.pop() if self._idle else _new_actor()) for _ in range(count)]
+        self._workers += workers
+        starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
+        for worker, probe in zip(workers, starting, strict=True):
+            self._await_start(worker, probe)
+        return workers
 
-    def _started(self, assignment: Assignment, handle: Any, probe: Any) -> _Worker:
-        """The worker once it is ready; another in its place where it died before."""
+    def _await_start(self, worker: _Worker, probe: Any) -> None:
+        """Waits until the worker is ready: with another actor where its own dies or does not start.
+
+        Where it cannot write, it tries again for as long as an endpoint may be away.
+        """
+        began, wait = monotonic(), FIRST_WAIT
         while True:
             try:
-                return _Worker(assignment, handle, ray.get(probe))
-            except RayActorError:
+                worker.probe = ray.get(probe, timeout=START_SECONDS)
+                return
+            except (RayActorError, ActorUnavailableError, GetTimeoutError):
                 self._count_death()
-                handle = _new_actor()
-                probe = handle.start.remote(assignment)
+                ray.kill(worker.handle, no_restart=True)
+                worker.handle = _new_actor()
+            except OSError:
+                if self._stopped() or monotonic() - began >= self._job.settings.outage:
+                    raise
+                self._report(self._tally())
+                sleep(wait)
+                wait = min(LONGEST_WAIT, 2 * wait)
+            probe = worker.handle.start.remote(worker.assignment)
 
     def _count_death(self) -> None:
-        self._died += 1
-        if self._died > DEATHS_IN_ALL:
-            raise RuntimeError(f"{self._died} answering actors died; see the logs of Ray for the reason")
+        """Notes a death. Raises RuntimeError where too many came within an hour: a long run may see many in all."""
+        now = monotonic()
+        self._died_at.append(now)
+        while self._died_at[0] <= now - HOUR_SECONDS:
+            self._died_at.popleft()
+        if len(self._died_at) > DEATHS_IN_AN_HOUR:
+            deaths = len(self._died_at)
+            raise RuntimeError(f"{deaths} answering actors died within an hour; see the logs of Ray for the reason")
 
     def _assign(self) -> Assignment:
         job = self._job
         self._born += 1
-        return Assignment(
-            name=f"{job.stage.name}-{self._born}",
+        work = Work(
+            name=f"{job.run}-{job.stage.name}-{self._born}",
             run=job.run,
             stage=job.stage,
             settings=job.settings,
-            limiter=limiter_name(job.settings.base_url, job.stage.model),
-            directory=job.directory,
-            schema=COMPLETIONS,
             spent_before=job.spent,
             answered_before=job.answered_before,
         )
+        return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
 
     def _dismiss(self, grace: float) -> None:
-        stopping = [(worker, worker.handle.stop.remote(grace)) for worker in self._workers]
-        for worker, reference in stopping:
+        """Ends every worker in order; its actor is kept for the next stage, or ended where it does not answer."""
+        stopping = {worker.handle.stop.remote(grace): worker for worker in self._workers}
+        if stopping:
+            ray.wait(list(stopping), num_returns=len(stopping), timeout=grace + ANSWER_SECONDS)
+        for reference, worker in stopping.items():
             try:
-                worker.progress = ray.get(reference, timeout=grace + ANSWER_SECONDS)
+                worker.progress = ray.get(reference, timeout=0)
                 self._models.update(worker.progress.models)
-            except (RayActorError, ActorUnavailableError, GetTimeoutError):
+            except (RayError, RuntimeError, OSError, GetTimeoutError):
                 ray.kill(worker.handle, no_restart=True)
             else:
                 self._idle.append(worker.handle)
@@ -266,6 +313,8 @@ class Answering:
         states = [worker.progress for worker in self._workers if worker.progress]
         if any(state.refused for state in states):
             return "refused"
+        if any(state.unwritable for state in states):
+            return "broken"
         if any(state.refusal == "outage" for state in states):
             return "outage"
         busy = [state for state in states if state.queued or state.in_flight]
@@ -286,7 +335,13 @@ class Answering:
         self._told = monotonic()
         seconds = monotonic() - self._began
         known = {"stage": self._job.stage.name, "total": self._total, "seconds": seconds, "tally": asdict(tally)}
-        self._tell({"event": "progress", **known})
+        states = [worker.progress for worker in self._workers if worker.progress]
+        waits = {
+            "paused": max((state.paused for state in states), default=0.0),
+            "unwritten": sum(state.unwritten for state in states),
+            "trouble": next((state.trouble for state in states if state.trouble), None),
+        }
+        self._tell({"event": "progress", **known, **waits})
 
 
 def check_probe(uri: str) -> None:

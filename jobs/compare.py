@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections import defaultdict
@@ -19,6 +18,8 @@ from jobs.results import Run, open_run
 from jobs.run.session import spark_schema
 from jobs.study.aggregate import GRID, MAX_DISTINCT, summarise
 from jobs.tables import SAMPLES, SCORES
+from udfs.errors import UserError
+from udfs.hints import did_you_mean, near_misses
 from udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
 SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
@@ -27,7 +28,7 @@ DECIMALS = 12
 Rows = list[dict[str, Any]]
 
 
-class CompareError(ValueError):
+class CompareError(UserError):
     """Outputs that cannot be compared. The message is one line a problem and says what to do."""
 
 
@@ -87,9 +88,8 @@ def _wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Seque
     known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
     unknown = [name for name in metrics or () if name not in known]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise CompareError(f"no scores of metric {', '.join(unknown)}; {hint}the outputs have {', '.join(known)}")
+        hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known)}"
+        raise CompareError(f"no scores of metric {', '.join(unknown)}; {hint.strip()}")
     return metrics or known
 
 

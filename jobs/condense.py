@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.inputs.files import find_files, inspect_files
+from jobs.inputs.columns import UnreadableTableError, as_text, describe_unreadable, read_table
 from jobs.inputs.samples import fingerprint
 from jobs.metrics.condensing import Condensed, Condenser
 from jobs.run import manifest
@@ -22,6 +21,8 @@ from jobs.run.session import open_session
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
+from udfs.errors import UserError
+from udfs.hints import aside, near_misses, shorten
 
 METRIC = "condense"
 FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
@@ -31,11 +32,10 @@ RELATION_VALUES = tuple(dict.fromkeys((*FORWARD, *BACKWARD, *UNORDERED, "contrad
 ORIGINS = ("context", "response", "both")
 GROUPS = ("sample_id", "metric")
 SHOWN = 3
-SHOWN_LENGTH = 40
 TABLES = {"statements": STATEMENTS, "atoms": ATOMS, "scores": SCORES}
 
 
-class RelationsError(ValueError):
+class RelationsError(UserError):
     """Relations or nodes that cannot be condensed. The message is one line that says what is wrong and how often."""
 
 
@@ -114,31 +114,16 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
 
 
 def _read_rows(spark: SparkSession, path: str, required: Sequence[str]) -> DataFrame:
-    """The rows of Parquet, JSON and CSV files, by extension. Raises RelationsError for missing columns."""
-    by_kind: dict[str, list[str]] = {}
-    for file in inspect_files(spark, find_files(path)):
-        by_kind.setdefault(file.kind, []).append(file.path)
+    """The rows of the files. Raises RelationsError for missing columns."""
     try:
-        frames = [_read_kind(spark, kind, files) for kind, files in sorted(by_kind.items())]
-    except PySparkException as error:
-        raise RelationsError(_describe_unreadable(path, error)) from error
-    rows = frames[0]
-    for frame in frames[1:]:
-        rows = rows.unionByName(frame, allowMissingColumns=True)
+        rows = read_table(spark, path)
+    except UnreadableTableError as error:
+        raise RelationsError(str(error)) from error
     missing = [name for name in required if name not in rows.columns]
     if missing:
-        parts = [f"no column `{name}`{_hint(name, rows.columns)}" for name in missing]
+        parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
         raise RelationsError(f"{path}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
-    known = [name for name in (*required, *GROUPS, "frequency") if name in rows.columns]
-    return rows.select(*[F.col(name).cast("string").alias(name) for name in dict.fromkeys(known)])
-
-
-def _read_kind(spark: SparkSession, kind: str, files: list[str]) -> DataFrame:
-    if kind == "parquet":
-        return spark.read.option("mergeSchema", "true").parquet(*files)
-    if kind == "csv":
-        return spark.read.csv(files, header=True, multiLine=True, escape='"', mode="FAILFAST")
-    return spark.read.json(files, primitivesAsString=True, multiLine=kind == "array", mode="FAILFAST")
+    return as_text(rows, (*required, *GROUPS, "frequency"))
 
 
 def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
@@ -153,15 +138,10 @@ def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
     try:
         kept = steps.keep(rows)
     except PySparkException as error:
-        raise RelationsError(_describe_unreadable(path, error)) from error
+        raise RelationsError(describe_unreadable(path, error)) from error
     if not steps.count(kept):
         raise RelationsError(f"{path}: no rows in it")
     return kept
-
-
-def _describe_unreadable(path: str, error: PySparkException) -> str:
-    condition = error.getCondition() or type(error).__name__
-    return f"{path}: a file of it cannot be read ({condition}); check that extension and content agree"
 
 
 def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:
@@ -179,7 +159,8 @@ def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str])
     found = counted.orderBy(F.desc("count"), column).limit(SHOWN + 1).collect()
     if found:
         parts = [
-            f"`{_short(row[column])}`{_hint(row[column], known)} in {row['count']:,} rows" for row in found[:SHOWN]
+            f"`{shorten(row[column])}`{aside(near_misses(row[column], known))} in {row['count']:,} rows"
+            for row in found[:SHOWN]
         ]
         more = ", and others" if len(found) > SHOWN else ""
         raise RelationsError(f"{path}: unknown {column} {', '.join(parts)}{more}; known are {', '.join(known)}")
@@ -216,7 +197,7 @@ def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame
     shown = (
         near.groupBy("node").agg(F.min("near").alias("near")).orderBy(F.isnull("near"), "node").limit(SHOWN).collect()
     )
-    parts = [f"`{_short(row['node'])}`{_did_you_mean(row['near'])}" for row in shown]
+    parts = [f"`{shorten(row['node'])}`{aside([row['near']] if row['near'] else [])}" for row in shown]
     raise RelationsError(
         f"{request.relations}: {count:,} ids are not among the nodes of {request.nodes}: {', '.join(parts)}"
         f"{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
@@ -227,23 +208,9 @@ def _folded(column: str) -> Column:
     return F.regexp_replace(F.lower(column), r"[\s_-]+", "")
 
 
-def _did_you_mean(near: str | None) -> str:
-    return f" (did you mean `{_short(near)}`?)" if near else ""
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    by_lower = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(name.strip().lower(), by_lower, n=1)
-    return _did_you_mean(by_lower[near[0]]) if near else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
-
-
 def _examples(ids: DataFrame) -> str:
     shown = [row["id"] for row in ids.select("id").distinct().orderBy("id").limit(SHOWN).collect()]
-    return ", ".join(f"`{_short(name)}`" for name in shown)
+    return ", ".join(f"`{shorten(name)}`" for name in shown)
 
 
 def place_nodes(nodes: DataFrame, relations: DataFrame) -> DataFrame:

@@ -28,7 +28,8 @@ from jobs.asking import local_model
 from jobs.run.session import JavaError, check_java, open_session
 from jobs.settings.loading import NoEndpointError, Resolved
 from jobs.settings.model import Settings, SettingsError
-from udfs.llm.client import Answer, Endpoint, request_body
+from udfs.llm.calls import Answer
+from udfs.llm.client import Endpoint, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.segments import open_filesystem
 from udfs.llm.templates import compile_prompt

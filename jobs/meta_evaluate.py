@@ -26,18 +26,27 @@ from jobs.run.workspace import Workspace
 from jobs.score import ScoreRequest, score
 from jobs.settings.model import Settings
 from jobs.study import agreement
+from jobs.study.agreement import read_rows
 from jobs.study.annotations import Restate, write_sheet
-from jobs.study.inputs import MetaEvaluationError, ScoreTables, check_samples, read_score_tables
-from jobs.study.report import Cost, draw, render
+from jobs.study.inputs import (
+    MetaEvaluationError,
+    ScoreTables,
+    check_samples,
+    describe_repeats,
+    read_score_tables,
+    read_source_shares,
+)
+from jobs.study.points import DATASETS, LMR, Dataset, floor_points
+from jobs.study.report import Cost, draw, render, with_published
 from jobs.study.restating import Restater
-from jobs.tables import COMPARISONS, META_EVALUATION
+from jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
 from udfs.files import open_filesystem, write_bytes
-from udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, PREDICTIONS, overlap_batches
-from udfs.statistics.intervals import IntArray
+from udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, overlap_batches
+from udfs.statistics.questions import Resampled
 
 RUNS = "runs"
 REPORT = "meta_evaluation"
-TABLES = {"meta_evaluation": META_EVALUATION, "comparisons": COMPARISONS}
+TABLES = {"meta_evaluation": META_EVALUATION, "match_counts": MATCH_COUNTS, "comparisons": COMPARISONS}
 FIGURES = ("svg", "png")
 # How an output of several runs ended that ended with one of them, by its exit code
 ENDED = {code: reason for reason, code in EXIT_CODES.items()}
@@ -124,7 +133,8 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
     found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit)
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
-    check_samples(request.input, samples, labelled=agreement.DATASETS[request.dataset].has_labels)
+    dataset = DATASETS[request.dataset]
+    check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
     content = fingerprint(samples)
     output.claim(_identify(request, content))
     given = None if request.scores is None else _read_scores(request, samples)
@@ -232,25 +242,30 @@ def _write_report(
     output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, scores: ScoreTables
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs; gives the report and what the manifest says of it."""
-    dataset, seed = agreement.DATASETS[request.dataset], request.settings.statistics.seed
+    dataset, seed = DATASETS[request.dataset], request.settings.statistics.seed
     metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
     labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
-    points = steps.keep(_find_points(scores.scores, labelled, dataset))
-    confusions = _count_confusions(scores.scores, labelled) if dataset.has_labels else {}
-    counted = agreement.count_clusters(points) if request.cluster else agreement.count_points(points)
-    found = agreement.point_intervals(_collect(counted), dataset.scales, seed=seed)
-    found |= agreement.table_intervals(confusions, seed=seed, clustered=request.cluster)
-    rows = agreement.agreement_rows(request.dataset, metrics, models, found)
-    differences = _collect(agreement.count_differences(points, metrics))
-    comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[agreement.LMR], seed=seed)
+    shares = steps.keep(read_source_shares(steps.spark, request.runs)) if dataset.by_source else None
+    points = steps.keep(_find_points(scores.scores, labelled, shares, dataset))
+    counted = read_rows(agreement.count_units(points, clustered=request.cluster))
+    found = agreement.point_intervals(counted, dataset.scales, seed=seed)
+    tables = _resample_tables(scores.scores, labelled, dataset, request)
+    found |= agreement.table_intervals(tables)
+    confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
+    rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
+    differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
+    comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
     costs = {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
-    report = render(rows, comparisons, confusions, costs, clustered=request.cluster)
+    note = None if request.cluster else describe_repeats(points)
+    report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
+    counts = agreement.match_counts(request.dataset, counted, dataset.scales)
+    output.write_rows("match_counts", counts, MATCH_COUNTS)
     output.write_rows("comparisons", comparisons, COMPARISONS)
     write_bytes(f"{request.output}/{REPORT}.md", report.encode())
     for form in FIGURES:
         write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
-    return report, {"metrics": list(metrics), "confusion": _cells(confusions)}
+    return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
 
 
 def _write_sheet(
@@ -291,32 +306,22 @@ def add_overlap(samples: DataFrame) -> DataFrame:
     return columns.mapInArrow(overlap_batches, fields)
 
 
-def _find_points(scores: DataFrame, samples: DataFrame, dataset: agreement.Dataset) -> DataFrame:
-    points = dataset.find_points(scores, samples)
+def _find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
+    points = dataset.find_points(scores, samples, shares)
     if not dataset.has_labels:
         return points
     counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
     constant = max(LABELS, key=lambda label: counts.get(label, 0))
-    return points.unionByName(agreement.floor_points(samples, constant))
+    return points.unionByName(floor_points(samples, constant))
 
 
-def _count_confusions(scores: DataFrame, samples: DataFrame) -> dict[tuple[str, str], IntArray]:
-    return agreement.confusion_tables(_collect(agreement.count_predictions(scores, samples)))
-
-
-def _collect(counted: DataFrame) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = counted.toArrow().to_pylist()
-    return rows
-
-
-def _cells(confusions: Mapping[tuple[str, str], IntArray]) -> list[dict[str, Any]]:
-    """The confusion tables as rows, for readers of the manifest."""
-    return [
-        {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
-        for (model, metric), table in sorted(confusions.items())
-        for row, label in enumerate(LABELS)
-        for column, predicted in enumerate(PREDICTIONS)
-    ]
+def _resample_tables(
+    scores: DataFrame, samples: DataFrame, dataset: Dataset, request: MetaEvaluationRequest
+) -> dict[tuple[str, str], Resampled]:
+    if not dataset.has_labels:
+        return {}
+    counted = agreement.count_tables(scores, samples, clustered=request.cluster)
+    return agreement.resample_tables(counted, seed=request.settings.statistics.seed)
 
 
 def _costs(request: MetaEvaluationRequest, endpoint: Endpoint) -> dict[str, Cost]:

@@ -17,13 +17,14 @@ from jobs.asking import local_model, store
 from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
 from jobs.asking.runner import cost_of
+from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
 from jobs.metrics import METRICS, needs_of, stages_of
 from jobs.metrics.base import Assumptions
 from jobs.metrics.contexts import condense_contexts
 from jobs.run.output import store_of
 from jobs.run.progress import Display
-from jobs.run.session import open_session, spark_schema
+from jobs.run.session import SMALL_BYTES, open_session, spark_schema
 from jobs.settings.model import LlmSettings, Settings
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
@@ -71,7 +72,8 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     sha256 = _embedded_sha256(settings) if request.embedded else None
     names = stages_of(request.metrics, settings)
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
-    spark = open_session(settings)
+    paths = [path for path in (request.input, request.store) if path]
+    spark = open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
     needs = needs_of(request.metrics)
     found = read_samples(spark, request.input, format=request.format, limit=request.limit, required=needs)
     show_invalid(found, Display())

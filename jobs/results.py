@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -14,12 +13,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from udfs.errors import UserError
 from udfs.files import open_filesystem
+from udfs.hints import did_you_mean, near_misses
 
 MANIFEST = "manifest.json"
 
 
-class UnreadableRunError(ValueError):
+class UnreadableRunError(UserError):
     """A directory that holds no run that can be read, or a table that the run does not have."""
 
 
@@ -44,8 +45,8 @@ class Run:
         Its schema is the union of its files' schemas. Raises `UnreadableRunError` for a table that is not there.
         """
         if name not in self.tables:
-            near = difflib.get_close_matches(name, self.tables, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(self.tables) or 'none'}"
+            near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
+            hint = near or f"it has {', '.join(self.tables) or 'none'}"
             raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
         factory = ds.FileSystemDatasetFactory(self.filesystem, self._files(name), ds.ParquetFileFormat())
         return factory.finish(factory.inspect())

@@ -18,7 +18,8 @@ from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
-from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid
+from jobs.inputs.files import count_bytes
+from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
 from jobs.metrics import METRICS, needs_of, stages_of
 from jobs.metrics.base import Metric, Tables
 from jobs.metrics.condensing import Condenser, check_graphframes
@@ -29,7 +30,7 @@ from jobs.run.manifest import OutputError
 from jobs.run.outcome import Ending
 from jobs.run.output import Output, absolute, shown, store_of
 from jobs.run.progress import Display
-from jobs.run.session import spark_schema
+from jobs.run.session import SMALL_BYTES, spark_schema
 from jobs.settings.model import Settings
 from jobs.study import aggregate
 from jobs.tables import ORDER, RESULT_TABLES
@@ -78,7 +79,8 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
         retry = request.retry_failed
-        with open_engines(settings, display, output.run, wait=request.wait, retry_failed=retry) as engines:
+        small = count_bytes(request.input, store_of(settings, request.output)) < SMALL_BYTES
+        with open_engines(settings, display, output.run, wait=request.wait, retry_failed=retry, small=small) as engines:
             return _score(_Scoring(request, output, engines, endpoint, stages))
 
 
@@ -116,8 +118,8 @@ def _score(run: _Scoring) -> ScoreOutcome:
     _begin(run, found, identity["input"])
     # It takes as long to start as Spark takes to prepare what it will be asked
     run.engines.process.open()
-    samples = output.write("samples", found.samples, order=ORDER["samples"])
-    if fingerprint(samples) != identity["input"]:
+    samples, written = write_samples(found, f"{output.place}/samples")
+    if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
     runner = StageRunner(
         run.engines,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from graph.drawing import (
 )
 from jobs.results import Run, UnreadableRunError, open_run
 from udfs.files import open_filesystem
+from udfs.hints import did_you_mean, near_misses
 
 PICTURES = "pictures"
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
@@ -154,10 +154,10 @@ def _unknown_sample(run: Run, sample_id: str) -> str:
     near = _ids(scores.scanner(columns=["sample_id"], filter=containing).head(SHOWN_IDS)) if sample_id else []
     first = _ids(scores.head(NEAR_IDS, columns=["sample_id"]))
     cut = {name[:SHOWN_LENGTH]: name for name in first}
-    close = [cut[name] for name in difflib.get_close_matches(sample_id[:SHOWN_LENGTH], cut, n=SHOWN_IDS)]
+    close = [cut[name] for name in near_misses(sample_id[:SHOWN_LENGTH], cut, most=SHOWN_IDS)]
     found = list(dict.fromkeys([*near, *close]))[:SHOWN_IDS]
     examples = f"its ids look like {', '.join(map(_quote, first[:SHOWN_IDS]))}" if first else "it has none"
-    hint = f"did you mean {' or '.join(map(_quote, found))}?" if found else examples
+    hint = did_you_mean([_quote(name) for name in found], quote="") or examples
     return f"{run.directory}: no sample {_quote(sample_id)}; {hint}"
 
 

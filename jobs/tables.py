@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
-ALTERNATIVE = pa.struct(
-    [
-        ("offset", pa.int32()),
-        ("top", pa.list_(pa.struct([("token", pa.string()), ("logprob", pa.float64())]))),
-    ]
-)
+from udfs.llm.records import ALTERNATIVE as ALTERNATIVE
+from udfs.llm.records import COMPLETIONS as COMPLETIONS
 
+CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
 SAMPLES = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -117,26 +113,6 @@ SUMMARY = pa.schema(
         ("mean_high", pa.float64()),
     ]
 )
-COMPLETIONS = pa.schema(
-    [
-        ("request_id", pa.string()),
-        ("text", pa.string()),
-        ("finish_reason", pa.string()),
-        ("tool_trace", pa.string()),
-        ("alternatives", pa.list_(ALTERNATIVE)),
-        ("model", pa.string()),
-        ("prompt_tokens", pa.int64()),
-        ("cached_prompt_tokens", pa.int64()),
-        ("completion_tokens", pa.int64()),
-        ("tokens_estimated", pa.bool_()),
-        ("attempts", pa.int32()),
-        ("seconds", pa.float64()),
-        ("answered_at", pa.timestamp("us", tz="UTC")),
-        ("error_type", pa.string()),
-        ("error", pa.string()),
-        ("run_id", pa.string()),
-    ]
-)
 META_EVALUATION = pa.schema(
     [
         ("dataset", pa.string()),
@@ -148,6 +124,22 @@ META_EVALUATION = pa.schema(
         ("ci_low", pa.float64()),
         ("ci_high", pa.float64()),
         ("n", pa.int64()),
+        ("left_out", pa.int64()),
+        ("published", pa.float64()),
+    ]
+)
+MATCH_COUNTS = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("metric", pa.string()),
+        ("model", pa.string()),
+        ("undefined", pa.string()),
+        ("measure", pa.string()),
+        ("scale", pa.int64()),
+        ("points", pa.int64()),
+        ("size", pa.int64()),
+        ("count", pa.int64()),
+        ("left_out", pa.int64()),
     ]
 )
 COMPARISONS = pa.schema(
@@ -160,6 +152,7 @@ COMPARISONS = pa.schema(
         ("p_value", pa.float64()),
         ("p_adjusted", pa.float64()),
         ("n", pa.int64()),
+        ("undefined", pa.string()),
     ]
 )
 HUMAN_STUDY = pa.schema(
@@ -196,6 +189,7 @@ TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,
     "meta_evaluation": META_EVALUATION,
+    "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,
 }

@@ -12,18 +12,37 @@ from pyspark.sql import SparkSession
 
 from jobs.run.session import open_session
 from jobs.settings.model import Settings, SparkSettings
+from tests.runs.cluster import SharedCluster
+from tests.runs.here import RunHere
 
 settings.register_profile("untold", deadline=None)
 settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
+# A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run
+SPARK = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    conf = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false", "spark.driver.memory": "1g"}
-    session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=conf)), "untold-tests")
+    session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=SPARK)), "untold-tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def run_here(spark: SparkSession) -> Iterator[RunHere]:
+    """Whole commands in this process, on one session and one Ray cluster; a server a test gives each its limiter."""
+    cluster = SharedCluster()
+    runs = RunHere(spark, cluster)
+    yield runs
+    runs.close()
+    cluster.close()
 
 
 @pytest.fixture(scope="session")

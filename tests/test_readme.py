@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,11 @@ import pytest
 
 from jobs.results import open_run
 from tests.fakes.model_server import ModelServer
+from tests.runs.here import RunHere
 
 CITIES = ("Lyon", "Lyon", "Turin", "Lyon", "Osaka")
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
-SPARK = json.dumps(
-    {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-)
 RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py, marked slow",
     "pip install -e '.[test]' && pytest": ".ci/run",
@@ -42,6 +35,21 @@ def commands() -> list[str]:
 
 # The same jobs as others of the README, under other settings
 SLOW = ("results-vllm", "results-config", "--annotation-sheet", "plan --input answers.jsonl --metric e2e")
+
+
+# A process of its own in the user's folder; the others run in this one
+AS_IT_STANDS = "untold score --input answers.jsonl --output results --metric e2e"
+INPUTS = ("--input", "--relations", "--nodes")
+
+
+def absolute_inputs(words: Sequence[str], folder: Path) -> list[str]:
+    """The words with whole paths for what Spark reads: the JVM of the tests stays in the folder where it started."""
+    before = ["", *words]
+    return [str(folder / word) if flag in INPUTS else word for flag, word in zip(before, words, strict=False)]
+
+
+def test_one_command_runs_as_it_stands() -> None:
+    assert AS_IT_STANDS in commands()
 
 
 def parameters() -> list[Any]:
@@ -101,31 +109,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", parameters())
-def test_a_command_of_the_readme_works(command: str, folder: Path, server: ModelServer) -> None:
+def test_a_command_of_the_readme_works(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, command: str, folder: Path, server: ModelServer
+) -> None:
     words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
     assert words[0] == "untold"
-    environment = {
-        **os.environ,
-        "UNTOLD_SPARK__CONF": SPARK,
-        "UNTOLD_PROMPTS_DIR": str(PROMPTS),
-        "OPENAI_API_KEY": "not-a-real-key",
-    }
+    environment = {"UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
     if server.base_url not in command:
         environment["UNTOLD_LLM__BASE_URL"] = server.base_url
         environment["UNTOLD_LLM__MODEL"] = "fake-model"
     if words[1] in ("schema", "prompts"):
         environment.pop("UNTOLD_PROMPTS_DIR")
-    run = subprocess.run(
-        [sys.executable, "-P", "-m", "jobs.cli", *words[1:]],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
+    monkeypatch.chdir(folder)
+    if command == AS_IT_STANDS:
+        line = [sys.executable, "-P", "-m", "jobs.cli", *words[1:]]
+        run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        code, out, err = run.returncode, run.stdout, run.stderr
+    else:
+        ended = run_here.command(absolute_inputs(words[1:], folder), environment)
+        code, out, err = ended.code, ended.out, ended.err
+    assert code == 0, err
+    assert out.strip()
 
 
 def test_the_python_of_the_readme_reads_what_the_commands_wrote(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -23,7 +24,7 @@ TOLERANCE = Fraction(3, 100)
 TOO_LONG = "text too long"
 NOT_PLAIN = "not a plain quantity"
 UNKNOWN_UNIT = "unknown unit"
-AMBIGUOUS_UNIT = "ambiguous unit"
+AMBIGUOUS = "ambiguous"
 ONE_UNIT = "only one has a unit"
 DIFFERENT_CURRENCIES = "different currencies"
 DIFFERENT_DIMENSIONS = "different dimensions"
@@ -36,10 +37,9 @@ _CACHED_UNITS = 4096
 _MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12}
 # Beside a sign of currency these letters can be no unit.
 _MONEY_MAGNITUDES = {**_MAGNITUDES, "k": 3, "m": 6, "mn": 6, "b": 9, "tn": 12}
-# The forms of one name are one unit; "$" alone may be any dollar, "¥" yen or yuan.
+# The forms of one name are one unit. "$" is read as "US$", as no other dollar is read; "¥" may be yen or yuan.
 _CURRENCY_FORMS = (
-    "$|dollar|dollars",
-    "US$|USD|US dollar|US dollars",
+    "$|US$|USD|dollar|dollars|US dollar|US dollars",
     "€|EUR|euro|euros",
     "£|GBP|pound sterling|pounds sterling|British pounds",
     "¥",
@@ -51,9 +51,20 @@ _SIGNS = "|".join(re.escape(form) for forms in _CURRENCY_FORMS for form in forms
 
 # Words that Pint or common usage read in more than one way, by their singular.
 _TONS = ("ton", "long_ton", "metric_ton")
+_GALLONS = ("gallon", "imperial_gallon")
+_OUNCES = ("ounce", "troy_ounce", "fluid_ounce", "imperial_fluid_ounce")
+_BARRELS = ("barrel", "oil_barrel", "beer_barrel", "imperial_barrel")
 _READINGS = {
     **{f"{prefix}ton": tuple(prefix + ton for ton in _TONS) for prefix in ("", "kilo", "mega", "giga")},
-    **{name: (name, f"imperial_{name}") for name in ("gallon", "quart", "pint", "cup", "fluid_ounce")},
+    **{name: (name, f"imperial_{name}") for name in ("quart", "pint", "cup", "fluid_ounce")},
+    "gallon": _GALLONS,
+    "gal": _GALLONS,
+    "fl_oz": ("fluid_ounce", "imperial_fluid_ounce"),
+    "ounce": _OUNCES,
+    "oz": _OUNCES,
+    "barrel": _BARRELS,
+    "bbl": _BARRELS,
+    "mile": ("mile", "nautical_mile"),
     "C": ("coulomb", "degree_Celsius"),
     "F": ("farad", "degree_Fahrenheit"),
     "calorie": ("calorie", "kilocalorie"),
@@ -67,13 +78,14 @@ _ALIAS_FORMS = (
     "degree °",
     "degree_Celsius degree_c degrees_c deg_c degree_celsius degrees_celsius",
     "degree_Fahrenheit degree_f degrees_f deg_f degree_fahrenheit degrees_fahrenheit",
-    "fluid_ounce us_fluid_ounce fl_oz",
-    "gallon us_gallon gal",
+    "fluid_ounce us_fluid_ounce us_fl_oz",
+    "gallon us_gallon",
     "gram gramme",
     "kilogram kg kilogramme",
     "kilometer km",
     "kilometer_per_hour kmh kmph",
     "metric_horsepower ps",
+    "mile statute_mile",
     "square_foot sqft",
 )
 _ALIASES = {form: name for name, *forms in map(str.split, _ALIAS_FORMS) for form in forms}
@@ -136,13 +148,18 @@ class _Unit:
 class _Quantity:
     """A number as written, the place of its last decimal, that of its last digit but trailing zeros, and its unit.
 
-    A unit of several readings has an element in `units` for each.
+    A unit of several readings has an element in `units` for each, in units of `magnitude`: a million kilometres.
     """
 
     number: Fraction
     decimal: Fraction
     digit: Fraction
+    magnitude: Fraction
     units: tuple[_Unit, ...]
+
+    def scaled(self, unit: _Unit) -> _Unit:
+        """A reading with the magnitude word in it."""
+        return replace(unit, scale=unit.scale * self.magnitude)
 
 
 _Factor = tuple[tuple[_Unit, ...], int]
@@ -152,43 +169,63 @@ _NUMBER = _Unit(Fraction(1), frozenset({("number", Fraction(1))}))
 def compare_quantities(first: str, second: str) -> Comparison:
     """Compare two texts as physical quantities, within the rounding that they imply (methods, section 3).
 
-    In one unit, two numbers are equal if numerically equal, or if the one with more decimals rounds to the other, a tie
-    to either side. Across units (km and m, or millions and a bare number), one must round to the other's last digit
-    that is no trailing zero of an integer, and they must be within 3 % of each other. Of a unit with several readings
-    (gallon, ton), an equal one counts; else all must agree. Currencies are never converted. Never raises: what is not
-    one number with or without a unit, in English notation and at most 200 characters, is `incomparable`.
+    Two numbers are equal if numerically equal, or if the one written more precisely rounds to the other, an exact tie
+    to neither side, and both are within 3 % of the larger. In one unit precision is the decimals; across units (km and
+    m, or millions and a bare number) the trailing zeros of an integer are rounding too. Where a unit has several
+    readings (gallon, ton), or a temperature may be a degree or a difference, and these do not all agree, the texts are
+    incomparable, "ambiguous". Currencies are never converted. Never raises: what is not one number with or without a
+    unit, in English notation and at most 200 characters, is `incomparable`.
+
+    >>> compare_quantities("8,000 nmi", "14,800 km").outcome
+    'equal'
     """
     one, other = _read(first), _read(second)
     if isinstance(one, str) or isinstance(other, str):
         return Comparison("incomparable", one if isinstance(one, str) else str(other))
-    if one.units == other.units:
-        return Comparison(_compare_in_one_unit(one, other))
     outcomes = {
-        _compare_in_one_unit(one, other) if left == right else _compare_across(one, left, other, right)
-        for left, right in product(one.units, other.units)
+        _compare_readings(one, left, other, right)
+        for left, right in _pair_readings(one, other)
         if left.dimensions == right.dimensions
     }
-    if "equal" in outcomes:
-        return Comparison("equal")
     if len(outcomes) == 1:
         return Comparison(outcomes.pop())
-    return Comparison("incomparable", AMBIGUOUS_UNIT if outcomes else _why_different(one.units[0], other.units[0]))
+    return Comparison("incomparable", AMBIGUOUS if outcomes else _why_different(one.units[0], other.units[0]))
 
 
 def is_plain_quantity(text: str) -> bool:
     """Whether a text is one number with a known unit, `%` or a magnitude word; a bare number is none. Never raises."""
     quantity = _read(text)
-    return not isinstance(quantity, str) and quantity.units != (_NUMBER,)
+    return not isinstance(quantity, str) and (quantity.units != (_NUMBER,) or quantity.magnitude != 1)
+
+
+def _pair_readings(one: _Quantity, other: _Quantity) -> Iterator[tuple[_Unit, _Unit]]:
+    """Every two readings that may be meant; a word that stands on both sides means the same on both."""
+    if one.units == other.units:
+        pairs: Iterable[tuple[_Unit, _Unit]] = zip(one.units, other.units, strict=True)
+    else:
+        pairs = product(one.units, other.units)
+    for left, right in pairs:
+        yield left, right
+        # 2 °C are 35.6 °F on a thermometer, and 3.6 °F as a rise: nothing in the text says which is meant
+        if left != right and (left.offset or right.offset):
+            yield replace(left, offset=Fraction(0)), replace(right, offset=Fraction(0))
+
+
+def _compare_readings(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+    left, right = one.scaled(left), other.scaled(right)
+    return _compare_in_one_unit(one, other) if left == right else _compare_across(one, left, other, right)
 
 
 def _compare_in_one_unit(one: _Quantity, other: _Quantity) -> Outcome:
+    # Of two numbers with as many decimals neither is the more precise: only equal ones are equal
     coarse = max(one.decimal, other.decimal) if one.decimal != other.decimal else Fraction(0)
-    return "equal" if abs(one.number - other.number) <= coarse / 2 else _order(one.number, other.number)
+    return "equal" if _agree(one.number, other.number, coarse) else _order(one.number, other.number)
 
 
 def _compare_across(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+    # Each in the unit as written: what is near in one unit of temperature may not be in another
     there, back = _convert(one.number, left, right), _convert(other.number, right, left)
-    if _rounds_to(there, other) or _rounds_to(back, one):
+    if _agree(there, other.number, other.digit) or _agree(back, one.number, one.digit):
         return "equal"
     return _order(there, other.number)
 
@@ -197,10 +234,10 @@ def _convert(number: Fraction, unit: _Unit, target: _Unit) -> Fraction:
     return (number * unit.scale + unit.offset - target.offset) / target.scale
 
 
-def _rounds_to(converted: Fraction, written: _Quantity) -> bool:
-    """Both conditions in the unit as written: what is near in one unit of temperature may not be in another."""
-    difference, largest = abs(converted - written.number), max(abs(converted), abs(written.number))
-    return difference <= min(written.digit / 2, TOLERANCE * largest)
+def _agree(one: Fraction, other: Fraction, place: Fraction) -> bool:
+    """Whether numbers are the same, or closer than half a `place` and within the tolerance of the larger."""
+    difference, largest = abs(one - other), max(abs(one), abs(other))
+    return not difference or (difference < place / 2 and difference <= TOLERANCE * largest)
 
 
 def _order(one: Fraction, other: Fraction) -> Outcome:
@@ -228,7 +265,7 @@ def _read(text: str) -> _Quantity | str:
     units = _read_units(sign or rest)
     if not units:
         return UNKNOWN_UNIT
-    return _number(match, tuple(replace(unit, scale=unit.scale * 10**magnitude) for unit in units))
+    return _number(match, Fraction(10) ** magnitude, units)
 
 
 def _write_plainly(text: str) -> str:
@@ -245,13 +282,13 @@ def _split_magnitude(rest: str, magnitudes: dict[str, int]) -> tuple[int, str]:
     return (0, rest) if power is None else (power, others)
 
 
-def _number(match: re.Match[str], units: tuple[_Unit, ...]) -> _Quantity:
+def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_Unit, ...]) -> _Quantity:
     digits = re.sub("[^0-9]", "", match["digits"])
     decimals = match["decimals"] or ""
     decimal = Fraction(10) ** (int(match["power"] or 0) - len(decimals))
     number = int(digits + decimals) * decimal * (-1 if match["minus"] else 1)
     zeros = 0 if decimals or not digits.strip("0") else len(digits) - len(digits.rstrip("0"))
-    return _Quantity(number, decimal, decimal * 10**zeros, units)
+    return _Quantity(number, decimal, decimal * 10**zeros, magnitude, units)
 
 
 def _read_units(text: str) -> tuple[_Unit, ...]:

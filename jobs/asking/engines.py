@@ -30,13 +30,20 @@ class Engines:
 
 @contextmanager
 def open_engines(
-    settings: Settings, display: Display, run: str, *, wait: bool = True, retry_failed: bool = False
+    settings: Settings,
+    display: Display,
+    run: str,
+    *,
+    wait: bool = True,
+    retry_failed: bool = False,
+    small: bool = False,
 ) -> Iterator[Engines]:
     """Spark, and an answering process that starts when it is first needed and ends with the context.
 
-    From here on the first signal asks the run to end in order. Raises JavaError where no usable Java is found.
+    From here on the first signal asks the run to end in order. `small`: as `open_session` takes it. Raises JavaError
+    where no usable Java is found.
     """
-    spark = open_session(settings)
+    spark = open_session(settings, small=small)
     interrupts = Interrupts()
     interrupts.install()
     process = ProcessWhenNeeded(settings.ray.address, interrupts)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from udfs.llm.accounts import CallSettings
+from udfs.llm.calls import CallSettings
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 

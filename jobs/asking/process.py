@@ -11,16 +11,20 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from jobs.asking.job import Job, job_to_json
 from jobs.run.interrupts import Interrupts
+from udfs.errors import UserError
 
 LOOK_SECONDS = 0.2
 END_SECONDS = 30.0
+# It tells its progress twice a second; its longest silence is the start of an actor, or the waiting for a lost one.
+SILENT_SECONDS = 900.0
 
 
-class AnsweringError(RuntimeError):
+class AnsweringError(UserError):
     """The answering process ended or broke. The message says why."""
 
 
@@ -62,6 +66,7 @@ class AnsweringProcess:
         """
         self._send(json.dumps(job_to_json(job)))
         told = False
+        heard_at = monotonic()
         while True:
             if not told and (self._interrupts.requested or lost_lock()):
                 told = True
@@ -69,7 +74,10 @@ class AnsweringProcess:
             try:
                 event = self._events.get(timeout=LOOK_SECONDS)
             except queue.Empty:
+                if monotonic() - heard_at >= SILENT_SECONDS:
+                    raise AnsweringError(self._give_up()) from None
                 continue
+            heard_at = monotonic()
             if event is None or event["event"] == "broken":
                 raise AnsweringError(self._explain(event))
             if event["event"] == "progress":
@@ -98,6 +106,12 @@ class AnsweringProcess:
             self._process.wait()
         self._log.close()
         self._folder.cleanup()
+
+    def _give_up(self) -> str:
+        """Ends a process that says nothing any more."""
+        self._process.kill()
+        minutes = f"{SILENT_SECONDS / 60:g} minutes"
+        return f"the answering process {self.pid} said nothing for {minutes} and was ended; see how its machine is"
 
     def _send(self, line: str) -> None:
         try:

@@ -10,8 +10,7 @@ from jobs.settings.model import Settings, SettingsError, decoding_for
 from udfs.llm.keys import Stage
 from udfs.llm.templates import check_variables, compile_prompt
 from udfs.stages import STAGES
-
-SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
+from udfs.stages.definitions import SUFFIXES
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jobs.run.session import spark_schema
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.tables import COMPLETIONS
-from udfs.llm.accounts import CallSettings, Tally
+from udfs.llm.calls import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import is_local, open_filesystem
@@ -337,7 +337,7 @@ class _Account:
         best = self.outcomes.groupBy("request_id").agg(F.min("outcome").alias("outcome"))
         counts = {row["outcome"]: row["count"] for row in best.groupBy("outcome").count().collect()}
         tally, row = asking.tally, self.row
-        retries = tally["calls"] - tally["asked"] - tally["rate_limited"]
+        retries = tally["calls"] - tally["asked"] - tally["rate_limited"] - tally["tool_turns"]
         self.row = {
             "stage": self.stage.name,
             "model": self.stage.model,

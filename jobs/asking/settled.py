@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from jobs.asking.snapshots import find_damaged, find_whole, set_aside
 from jobs.run.locks import FolderLock
 from udfs.files import is_local, make_folder
-from udfs.llm.failures import is_passing
+from udfs.llm.retrying import is_passing
 from udfs.llm.segments import open_filesystem
 from udfs.llm.units import list_units, read_request_ids
 

@@ -18,8 +18,8 @@ from jobs.asking import snapshots
 from jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
-from udfs.llm.failures import PASSING, PASSING_PREFIX
 from udfs.llm.keys import Stage
+from udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
 from udfs.llm.store_files import Described, Merge, merge_files
 
 VERSION = "v1"
@@ -48,7 +48,7 @@ def stage_folder(store: str, stage: Stage) -> str:
 def is_transient(error_type: str = "error_type") -> Column:
     """Whether a failure has a passing reason and is asked again by the next run."""
     column = F.col(error_type)
-    return column.isin(*PASSING) | column.startswith(PASSING_PREFIX)
+    return column.isin(*PASSING_TYPES) | column.startswith(PASSING_PREFIX)
 
 
 @dataclass(frozen=True)

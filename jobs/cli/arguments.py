@@ -1,44 +1,251 @@
-"""What the subcommands share: the form of a command, and arguments that several of them have."""
+"""What the subcommands share: the form of a command, and options that several of them have.
+
+Whatever needs an engine, a model or a reader of settings is imported where it is used, so that `untold --help` and a
+mistyped flag cost no second of waiting.
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from jobs.asking import local_model
-from jobs.inputs.samples import FORMATS
-from jobs.metrics import METRICS
-from jobs.settings.layers import Layer
-from jobs.settings.loading import NoEndpointError, Resolved, load_settings
-from jobs.settings.model import Settings
+import click
 
+from udfs.hints import did_you_mean, near_misses
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: its help line, its arguments, and what runs it."""
+if TYPE_CHECKING:
+    from jobs.settings.layers import Layer
+    from jobs.settings.loading import Resolved
+    from jobs.settings.model import Settings
 
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+DEBUG = "untold.debug"
+Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line` itself
+Names = Callable[[], Iterable[str]]
 
 
-def add_settings(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """The arguments of every command that runs or plans a metric; `several` endpoints for one that runs on each."""
-    parser.add_argument("--config", metavar="F", help="a settings file (YAML)")
-    parser.add_argument("--set", metavar="K=V", action="append", default=[], dest="overrides", help="one setting")
-    kept = "append" if several else "store"
+class Reader(click.ParamType[Any]):
+    """Reads an option's text by a function; what that says in a ValueError is wrong use of the command."""
+
+    name = "text"
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        if ctx is not None and value in flags_of(ctx.command):
+            self.fail("expected one argument", param, ctx)
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Option(click.Option):
+    """An option with a value. Its help ends with `names()`, which are not asked for before the help is shown."""
+
+    def __init__(
+        self,
+        flag: str,
+        metavar: str,
+        help: str,
+        *,
+        read: Callable[[str], Any] = str,
+        names: Names | None = None,
+        to: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__([flag, to] if to else [flag], metavar=metavar, help=help, type=Reader(read), **more)
+        self._names = names
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        if self._names is not None:
+            self.help, self._names = f"{self.help}: {', '.join(self._names())}", None
+        return super().get_help_record(ctx)
+
+
+def flag(name: str, help: str) -> click.Option:
+    """An option without a value."""
+    return click.Option([name], is_flag=True, help=help)
+
+
+class Command(click.Command):
+    """A subcommand: `run` gets the values of its parameters and gives the exit code.
+
+    Everything required that is missing is told at once. Options named in `several` take one value or more behind one
+    flag. `names` are told at the end of the help, as what its positional argument may be.
+    """
+
+    def __init__(
+        self,
+        help: str,
+        run: Callable[[Options], int],
+        parameters: Sequence[click.Parameter] = (),
+        *,
+        several: Sequence[str] = (),
+        names: Names | None = None,
+    ) -> None:
+        debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
+        super().__init__(None, help=help, callback=None, params=[*parameters, debug])
+        self._run, self._several, self._names = run, several, names
+        self.allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = _spread(args, self._several)
+        given = list(args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            found = self.make_parser(ctx).parse_args(given)[0]
+            missing = [one.opts[0] for one in self.params if one.required and one.name not in found]
+            raise click.UsageError(f"the following arguments are required: {', '.join(missing)}", ctx) from error
+        except click.UsageError as error:
+            error.ctx = ctx  # click names no command where an option lacks its value
+            raise
+        if rest:
+            ctx.fail(f"unrecognized arguments: {' '.join(rest)}")
+        return rest
+
+    def invoke(self, ctx: click.Context) -> int:
+        try:
+            return self._run(Options(**ctx.params, command_line=ctx.obj))
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self._names is not None:
+            metavar = next(one for one in self.params if isinstance(one, click.Argument)).make_metavar(ctx)
+            formatter.write_paragraph()
+            formatter.write_text(f"{metavar}: {', '.join(self._names())}")
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    """Marks the context for whoever shows its error, and has Spark's JVM heard."""
+    if given:
+        from jobs.run.session import SHOW_JVM
+
+        ctx.meta[DEBUG] = True
+        SHOW_JVM.set()
+
+
+def _spread(args: Sequence[str], several: Sequence[str]) -> list[str]:
+    """`--output A B` as `--output A --output B`, the form that click has for options with several values."""
+    words: list[str] = []
+    current = ""
+    for word in args:
+        if word.startswith("-"):
+            current = word
+        elif current in several and words[-1] != current:
+            words.append(current)
+        words.append(word)
+    return words
+
+
+def flags_of(command: click.Command) -> list[str]:
+    """The flags that a command knows."""
+    return [name for one in command.params if isinstance(one, click.Option) for name in one.opts]
+
+
+def with_hint(message: str, word: str, known: Iterable[str]) -> str:
+    """The message, and which of the known words may have been meant."""
+    near = did_you_mean(near_misses(word, known), quote="")
+    return f"{message}; {near}" if near else message
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """Reads one of these words. What it gives raises ValueError for any other."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise ValueError(with_hint(f"invalid choice: {text!r} (choose from {', '.join(known)})", text, known))
+        return text
+
+    return read
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names of a list by comma, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def known_metrics() -> Sequence[str]:
+    """The names of the metrics."""
+    from jobs.metrics import METRICS
+
+    return list(METRICS)
+
+
+def known_formats() -> Sequence[str]:
+    """The names of the data sets that samples may be read from."""
+    from udfs.samples.adapters import FORMATS
+
+    return list(FORMATS)
+
+
+def metric_names(text: str) -> tuple[str, ...]:
+    """The metrics of a list by comma. Raises ValueError for what is none."""
+    found, known = names(text), known_metrics()
+    unknown = [name for name in found if name not in known]
+    if unknown or not found:
+        message = f"no metric {', '.join(unknown) or text!r}; there are {', '.join(known)}"
+        raise ValueError(with_hint(message, unknown[0] if unknown else text, known))
+    return found
+
+
+def count(text: str) -> int:
+    """A number from 1. Raises ValueError for another text."""
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def whole_number(text: str) -> int:
+    """An integer. Raises ValueError for another text."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"invalid int value: {text!r}") from None
+
+
+def settings_options(*, several: bool = False) -> list[click.Parameter]:
+    """The options of every command that runs or plans a metric; `several` endpoints for one that runs on each."""
     more = "; repeatable" if several else ""
-    parser.add_argument("--endpoint", metavar="NAME", action=kept, help=f"a preset: openai, vllm, local, ...{more}")
+    return [
+        Option("--config", "F", "a settings file (YAML)"),
+        Option("--set", "K=V", "one setting; repeatable", to="overrides", multiple=True),
+        Option("--endpoint", "NAME", f"a preset: openai, vllm, local, ...{more}", multiple=several),
+    ]
 
 
-def load(
-    options: argparse.Namespace, *, system: Layer | None = None, demo: bool = False, asks: bool = True
-) -> Resolved:
+def input_options(*, output: bool) -> list[click.Parameter]:
+    """The options of samples, output and metrics; `output` says whether one must be given."""
+    return [
+        Option("--input", "PATH", "samples: a file, a folder or a glob", required=True),
+        Option("--output", "DIR", "where the tables go", required=output),
+        Option("--metric", "LIST", "metrics, by comma", names=known_metrics, read=metric_names, required=True),
+        Option("--format", "NAME", "a known data set", names=known_formats),
+        Option("--limit", "N", "only the first N samples by sample_id", read=count),
+    ]
+
+
+RUN_FLAGS = [
+    flag("--overwrite", "replace the tables of another run in --output"),
+    flag("--retry-failed", "ask lasting failures again"),
+    flag("--no-wait", "refuse instead of waiting for another run"),
+]
+
+
+def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
     """The settings of a command line, of a system where one is given; a command that asks nothing needs no key."""
+    from jobs.asking import local_model
+    from jobs.settings.loading import load_settings
+
     return load_settings(
         options.config,
         options.overrides,
@@ -51,44 +258,25 @@ def load(
     )
 
 
-def add_input(parser: argparse.ArgumentParser, *, output: bool) -> None:
-    """The arguments of samples, output and metrics."""
-    parser.add_argument("--input", metavar="PATH", required=True, help="samples: a file, a folder or a glob")
-    parser.add_argument("--output", metavar="DIR", required=output, help="where the tables go")
-    known = ", ".join(METRICS)
-    parser.add_argument(
-        "--metric", metavar="LIST", required=True, type=metric_names, help=f"metrics, by comma: {known}"
-    )
-    parser.add_argument("--format", metavar="NAME", help=f"a known data set: {', '.join(FORMATS)}")
-    parser.add_argument("--limit", metavar="N", type=count, help="only the first N samples by sample_id")
+def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
+    """The settings of a command that can do without an endpoint; None without one."""
+    from jobs.settings.loading import NoEndpointError
+
+    try:
+        return load(options, asks=asks)
+    except NoEndpointError:
+        return None
 
 
-def names(text: str) -> tuple[str, ...]:
-    """The names of a list by comma, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+def settings_without_endpoint(options: Options) -> Settings:
+    """The settings of a command that needs no endpoint, with or without one."""
+    from jobs.settings.loading import load_settings
 
-
-def metric_names(text: str) -> tuple[str, ...]:
-    """The metrics of a list by comma. Raises ArgumentTypeError for what is none."""
-    found = names(text)
-    unknown = [name for name in found if name not in METRICS]
-    if unknown or not found:
-        raise argparse.ArgumentTypeError(f"no metric {', '.join(unknown) or text!r}; there are {', '.join(METRICS)}")
-    return found
-
-
-def count(text: str) -> int:
-    """A number from 1. Raises ArgumentTypeError for another text."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
-    return int(text)
-
-
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of every command that asks and writes tables."""
-    parser.add_argument("--overwrite", action="store_true", help="replace the tables of another run in --output")
-    parser.add_argument("--retry-failed", action="store_true", help="ask lasting failures again")
-    parser.add_argument("--no-wait", action="store_true", help="refuse instead of waiting for another run")
+    resolved = load_or_none(options, asks=False)
+    if resolved is None:
+        overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
+        resolved = load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False)
+    return resolved.settings
 
 
 def tell_outcome(show: Callable[[], None], message: str | None) -> None:
@@ -101,12 +289,3 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
         sys.stdout.flush()
         if message:
             print(f"untold: {message}", file=sys.stderr)
-
-
-def settings_without_endpoint(options: argparse.Namespace) -> Settings:
-    """The settings of a command that needs no endpoint, with or without one."""
-    try:
-        return load(options, asks=False).settings
-    except NoEndpointError:
-        overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
-        return load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False).settings

@@ -2,67 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from collections.abc import Iterable
 from importlib.resources import as_file, files
 
-from graph.distributed import CondensationError
-from jobs.asking import local_model
-from jobs.asking.process import AnsweringError
-from jobs.asking.prompts import SUFFIXES, find_template
+import click
+
 from jobs.cli.arguments import (
+    RUN_FLAGS,
     Command,
-    add_input,
-    add_run_flags,
-    add_settings,
+    Option,
+    Options,
+    flag,
+    input_options,
     load,
+    settings_options,
     settings_without_endpoint,
     tell_outcome,
+    with_hint,
 )
 from jobs.cli.studies import COMMANDS as STUDIES
-from jobs.compare import CompareError
-from jobs.condense import RelationsError
-from jobs.inputs.samples import SampleError
-from jobs.metrics.condensing import GraphFramesError
-from jobs.results import UnreadableRunError
-from jobs.run.manifest import OutputError
-from jobs.run.progress import Display
-from jobs.run.session import JavaError
-from jobs.settings.model import SettingsError, decoding_for
-from jobs.study.inputs import MetaEvaluationError
-from jobs.tables import TABLES
-from udfs.llm.templates import PromptError
-from udfs.sheets.blinding import AnnotationError
-from udfs.sheets.spreadsheets import SpreadsheetError
-from udfs.stages import STAGES
 
-USER_ERRORS = (
-    SettingsError,
-    SampleError,
-    PromptError,
-    OutputError,
-    JavaError,
-    AnsweringError,
-    local_model.LocalModelError,
-    RelationsError,
-    GraphFramesError,
-    CondensationError,
-    UnreadableRunError,
-    CompareError,
-    MetaEvaluationError,
-    AnnotationError,
-    SpreadsheetError,
-)
 DEMO_OUTPUT = "untold-demo"
 
 
-def _add_score(parser: argparse.ArgumentParser) -> None:
-    add_input(parser, output=True)
-    add_settings(parser)
-    add_run_flags(parser)
-
-
-def _score(options: argparse.Namespace) -> int:
+def _score(options: Options) -> int:
     from jobs.run.output import absolute
     from jobs.score import ScoreRequest
 
@@ -85,6 +49,7 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _run_score(request: object) -> int:
+    from jobs.run.progress import Display
     from jobs.score import ScoreRequest, score, show_summary
 
     assert isinstance(request, ScoreRequest)
@@ -93,13 +58,7 @@ def _run_score(request: object) -> int:
     return outcome.exit_code
 
 
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser)
-    parser.add_argument("--output", metavar="DIR", default=DEMO_OUTPUT, help=f"where the tables go ({DEMO_OUTPUT})")
-    parser.add_argument("--overwrite", action="store_true", help="replace the tables of another run in --output")
-
-
-def _demo(options: argparse.Namespace) -> int:
+def _demo(options: Options) -> int:
     from jobs.demo import show_expected
     from jobs.run.output import absolute
     from jobs.score import ScoreRequest
@@ -120,16 +79,7 @@ def _demo(options: argparse.Namespace) -> int:
     return code
 
 
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    add_input(parser, output=False)
-    add_settings(parser)
-    parser.add_argument("--overwrite", action="store_true", help="as for score")
-    parser.add_argument("--retry-failed", action="store_true", help="count lasting failures as to be asked")
-    parser.add_argument("--no-wait", action="store_true", help="as for score")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: Options) -> int:
     from jobs.plan import PlanRequest, plan, show_plan
     from jobs.run.output import absolute
 
@@ -153,30 +103,14 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_show(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", metavar="DIR", required=True, help="the tables of a run")
-    parser.add_argument("--sample", metavar="ID", required=True, help="a sample_id")
-    parser.add_argument("--metric", metavar="NAME", help="one metric; all that scored the sample by default")
-    parser.add_argument("--picture", metavar="FILE", help="where the picture goes: .svg or .png (DIR/pictures/...)")
-    parser.add_argument("--raw", action="store_true", help="draw atoms instead of statements")
-
-
-def _show(options: argparse.Namespace) -> int:
+def _show(options: Options) -> int:
     from jobs.show import ShowRequest, show
 
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
     return 0
 
 
-def _add_condense(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--relations", metavar="PATH", required=True, help="premise_id, hypothesis_id, relation")
-    parser.add_argument("--nodes", metavar="PATH", help="id, text, origin; without it every id is a context")
-    parser.add_argument("--output", metavar="DIR", required=True, help="where the tables go")
-    add_settings(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace what --output holds")
-
-
-def _condense(options: argparse.Namespace) -> int:
+def _condense(options: Options) -> int:
     from jobs.condense import CondenseRequest, condense, show_counts
     from jobs.run.output import absolute
 
@@ -187,23 +121,16 @@ def _condense(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser)
-
-
-def _doctor(options: argparse.Namespace) -> int:
+def _doctor(options: Options) -> int:
     from jobs.doctor import examine
 
     return examine(lambda: load(options))
 
 
-def _add_schema(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))
+def _schema(options: Options) -> int:
+    from jobs.tables import TABLES
 
-
-def _schema(options: argparse.Namespace) -> int:
-    if options.table and options.table not in TABLES:
-        options.parser.error(f"no table {options.table}; there are {', '.join(TABLES)}")
+    _check_name("table", options.table, TABLES)
     for name in [options.table] if options.table else TABLES:
         print(name)
         for field in TABLES[name]:
@@ -211,37 +138,103 @@ def _schema(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", nargs="?", metavar="STAGE", help=", ".join(STAGES))
-    add_settings(parser)
+def _prompts(options: Options) -> int:
+    from udfs.stages import STAGES
+    from udfs.stages.definitions import SUFFIXES
 
-
-def _prompts(options: argparse.Namespace) -> int:
+    _check_name("stage", options.stage, STAGES)
     if options.stage is None:
         for name, stage in STAGES.items():
             print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES['chat']}")
         return 0
-    if options.stage not in STAGES:
-        options.parser.error(f"no stage {options.stage}; there are {', '.join(STAGES)}")
-    template = _template_of(options)
-    print(template)
+    print(_template_of(options))
     return 0
 
 
-def _template_of(options: argparse.Namespace) -> str:
+def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
+    """Raises UsageError for a name that is given and not known."""
+    if name is not None and name not in known:
+        raise click.UsageError(with_hint(f"no {what} {name}; there are {', '.join(known)}", name, known))
+
+
+def _table_names() -> Iterable[str]:
+    from jobs.tables import TABLES
+
+    return TABLES
+
+
+def _stage_names() -> Iterable[str]:
+    from udfs.stages import STAGES
+
+    return STAGES
+
+
+def _template_of(options: Options) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
+    from jobs.asking.prompts import find_template
+    from jobs.settings.model import decoding_for
+
     settings = settings_without_endpoint(options)
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
 
 
-COMMANDS = {
-    "score": Command("score a file of answers", _add_score, _score),
-    "plan": Command("say what a run would ask and cost; asks nothing", _add_plan, _plan),
-    "condense": Command("condense relations from any source to statements", _add_condense, _condense),
+COMMANDS: dict[str, click.Command] = {
+    "score": Command("score a file of answers", _score, [*input_options(output=True), *settings_options(), *RUN_FLAGS]),
+    "plan": Command(
+        "say what a run would ask and cost; asks nothing",
+        _plan,
+        [
+            *input_options(output=False),
+            *settings_options(),
+            flag("--overwrite", "as for score"),
+            flag("--retry-failed", "count lasting failures as to be asked"),
+            flag("--no-wait", "as for score"),
+            flag("--json", "print JSON"),
+        ],
+    ),
+    "condense": Command(
+        "condense relations from any source to statements",
+        _condense,
+        [
+            Option("--relations", "PATH", "premise_id, hypothesis_id, relation", required=True),
+            Option("--nodes", "PATH", "id, text, origin; without it every id is a context"),
+            Option("--output", "DIR", "where the tables go", required=True),
+            *settings_options(),
+            flag("--overwrite", "replace what --output holds"),
+        ],
+    ),
     **STUDIES,
-    "demo": Command("score the shipped samples on the embedded model", _add_demo, _demo),
-    "show": Command("show one sample's statements, and draw its graph", _add_show, _show),
-    "doctor": Command("check this machine and the endpoint", _add_doctor, _doctor),
-    "schema": Command("show the tables and their columns", _add_schema, _schema),
-    "prompts": Command("show the stages and their templates", _add_prompts, _prompts),
+    "demo": Command(
+        "score the shipped samples on the embedded model",
+        _demo,
+        [
+            *settings_options(),
+            Option("--output", "DIR", f"where the tables go ({DEMO_OUTPUT})", default=DEMO_OUTPUT),
+            flag("--overwrite", "replace the tables of another run in --output"),
+        ],
+    ),
+    "show": Command(
+        "show one sample's statements, and draw its graph",
+        _show,
+        [
+            Option("--output", "DIR", "the tables of a run", required=True),
+            Option("--sample", "ID", "a sample_id", required=True),
+            Option("--metric", "NAME", "one metric; all that scored the sample by default"),
+            Option("--picture", "FILE", "where the picture goes: .svg or .png (DIR/pictures/...)"),
+            flag("--raw", "draw atoms instead of statements"),
+        ],
+    ),
+    "doctor": Command("check this machine and the endpoint", _doctor, settings_options()),
+    "schema": Command(
+        "show the tables and their columns",
+        _schema,
+        [click.Argument(["table"], metavar="TABLE", required=False)],
+        names=_table_names,
+    ),
+    "prompts": Command(
+        "show the stages and their templates",
+        _prompts,
+        [click.Argument(["stage"], metavar="STAGE", required=False), *settings_options()],
+        names=_stage_names,
+    ),
 }

@@ -2,76 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any
 
-from jobs.cli.commands import COMMANDS, USER_ERRORS
-from jobs.run.locks import LockedError
-from jobs.run.session import SHOW_JVM
+import click
+
+from jobs.cli.arguments import DEBUG, flags_of, with_hint
+from jobs.cli.commands import COMMANDS
+from udfs.errors import UserError
+
+WRONG_USE = 2
 
 
-class _Parser(argparse.ArgumentParser):
-    """Names the nearest known flag where one is not known."""
-
-    _given_flags: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._given_flags = [word.split("=")[0] for word in args or () if word.startswith("--")]
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        unknown = [name for name in self._given_flags if name not in flags]
-        near = get_close_matches(unknown[0], flags, n=1) if unknown else []
-        if near:
-            named = "" if unknown[0] in message else f"{unknown[0]} is unknown, "
-            message += f"; {named}did you mean {near[0]}?"
-        self.exit(2, f"{self.prog}: {message}\ntry '{self.prog} --help'\n")
+class _Group(click.Group):
+    def list_commands(self, _: click.Context) -> list[str]:
+        """In the order in which somebody needs them, where click would sort them."""
+        return list(self.commands)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands."""
-    parser = _Parser(prog="untold", description="Scores the comprehensiveness of LLM answers against their contexts.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    for name, command in COMMANDS.items():
-        own = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        command.add_arguments(own)
-        own.add_argument("--debug", action="store_true", help="show tracebacks")
-        own.set_defaults(run=command.run, parser=own)
-    return parser
+UNTOLD = _Group(
+    "untold",
+    help="Scores the comprehensiveness of LLM answers against their contexts.",
+    commands=COMMANDS,
+    subcommand_metavar="COMMAND ...",
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and gives its exit code (`contract.md` lists them)."""
+    """Runs a command and gives its exit code (docs/contract.md, "Exit codes"); SystemExit for help and wrong use.
+
+    click's own `main` is passed over: it turns an interrupt and a closed pipe into exits of its own.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = build_parser()
-    options, unknown = parser.parse_known_args(given)
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.command_line = shlex.join(["untold", *given])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if options.debug:
-        SHOW_JVM.set()
-    return _guarded(options.run, options)
-
-
-def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     try:
-        return run(options)
+        with UNTOLD.make_context("untold", list(given)) as context:
+            context.obj = shlex.join(["untold", *given])
+            return _guarded(context)
+    except click.exceptions.Exit as ended:
+        raise SystemExit(ended.exit_code) from None
+    except click.UsageError as error:
+        program = error.ctx.command_path if error.ctx else "untold"
+        print(f"{program}: {_describe_usage(error)}\ntry '{program} --help'", file=sys.stderr)
+        raise SystemExit(WRONG_USE) from None
+
+
+def _describe_usage(error: click.UsageError) -> str:
+    """What is wrong with a command line, with the nearest known word."""
+    command: Any = error.ctx.command if error.ctx else UNTOLD
+    match error:
+        case click.NoSuchOption(option_name=name):
+            return with_hint(f"unrecognized arguments: {name}", name, flags_of(command))
+        case click.NoSuchCommand(command_name=name):
+            there = ", ".join(COMMANDS)
+            return with_hint(f"argument COMMAND: invalid choice: {name!r} (choose from {there})", name, COMMANDS)
+        case click.BadParameter(param=click.Parameter(opts=[option, *_])):
+            return f"argument {option}: {error.message}"
+        case click.BadOptionUsage(option_name=name):
+            return f"argument {name}: expected one argument"
+    if command is UNTOLD:
+        return "the following arguments are required: COMMAND"
+    return error.message
+
+
+def _guarded(context: click.Context) -> int:
+    """Runs the command that the context was made for; its errors become lines and an exit code."""
+    try:
+        return int(UNTOLD.invoke(context))
+    except (click.UsageError, click.exceptions.Exit):
+        raise
     except BrokenPipeError:
+        # Python flushes standard output once more at its end, and would fail there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, Exception) as error:
-        for line in _describe(error, options.command_line):
+        for line in _describe(error, context.obj):
             print(f"untold: {line}", file=sys.stderr)
-        if options.debug:
+        if DEBUG in context.meta:
             traceback.print_exc()
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
@@ -79,7 +93,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespa
 def _describe(error: BaseException, command: str) -> list[str]:
     if isinstance(error, KeyboardInterrupt):
         return [f"interrupted; what was answered is kept, continue with: {command}"]
-    if isinstance(error, (*USER_ERRORS, LockedError)):
+    if isinstance(error, UserError):
         return str(error).splitlines()
     return [f"{_one_line(error)}; --debug shows more"]
 

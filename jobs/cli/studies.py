@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
+import click
+
 from jobs.cli.arguments import (
+    RUN_FLAGS,
     Command,
-    add_run_flags,
-    add_settings,
+    Option,
+    Options,
     count,
+    flag,
     load,
+    load_or_none,
     metric_names,
     names,
+    one_of,
+    settings_options,
     settings_without_endpoint,
     tell_outcome,
+    whole_number,
 )
-from jobs.run.progress import Display
-from jobs.settings.loading import NoEndpointError, Resolved
-from jobs.settings.systems import load_systems
 
 META_DATASETS = ("wikicontradict", "conflictbank")
+QUESTION_FORMATS = ("eli5_category",)
 
 
-def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", metavar="PATH", required=True, help="questions: a file, a folder or a glob")
-    parser.add_argument("--output", metavar="DIR", required=True, help="where the tables go")
-    parser.add_argument("--systems", metavar="FILE", required=True, help="systems and their settings of llm.* (YAML)")
-    parser.add_argument("--format", choices=["eli5_category"], help="questions of a known data set, with --contexts")
-    parser.add_argument("--contexts", metavar="FILE", help="the contexts of such questions: rows of q_id and contexts")
-    parser.add_argument("--limit", metavar="N", type=count, help="only the first N questions by id")
-    add_settings(parser)
-    add_run_flags(parser)
-
-
-def _generate(options: argparse.Namespace) -> int:
+def _generate(options: Options) -> int:
+    if (options.format is None) != (options.contexts is None):
+        raise click.UsageError("--format eli5_category and --contexts go together: give both, or neither")
     from jobs.generate import GenerateRequest, generate, show_systems
     from jobs.run.output import absolute
+    from jobs.run.progress import Display
+    from jobs.settings.systems import load_systems
 
-    if (options.format is None) != (options.contexts is None):
-        options.parser.error("--format eli5_category and --contexts go together: give both, or neither")
     request = GenerateRequest(
         input=options.input,
         output=absolute(options.output),
@@ -56,16 +52,10 @@ def _generate(options: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", metavar="DIR", required=True, nargs="+", help="outputs of untold score")
-    parser.add_argument("--metric", metavar="LIST", type=names, help="metrics, by comma; all of them by default")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser)
-
-
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: Options) -> int:
     from jobs.compare import compare, show_comparison
     from jobs.run.output import absolute
+    from jobs.run.progress import Display
     from jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
@@ -84,79 +74,70 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_meta_evaluate(parser: argparse.ArgumentParser) -> None:
-    from jobs.study.annotations import add_annotation_arguments
-
-    parser.add_argument("--dataset", metavar="NAME", choices=META_DATASETS, help=" or ".join(META_DATASETS))
-    parser.add_argument("--input", metavar="PATH", help="the data set's file")
-    parser.add_argument("--output", metavar="DIR", required=True, help="where runs, tables and report go")
-    parser.add_argument("--metric", metavar="LIST", type=names, help="metrics, by comma; with --scores all by default")
-    scores = "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked"
-    parser.add_argument("--scores", metavar="MODEL=DIR", action="append", default=[], type=_named_folder, help=scores)
-    parser.add_argument("--limit", metavar="N", type=count, help="only the first N samples by sample_id")
-    parser.add_argument("--cluster", action="store_true", help="intervals resample whole questions")
-    add_settings(parser, several=True)
-    add_run_flags(parser)
-    add_annotation_arguments(parser)
-
-
 def _named_folder(text: str) -> tuple[str, str]:
     model, equals, folder = text.partition("=")
     if not (model.strip() and equals and folder):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form MODEL=DIR")
+        raise ValueError(f"{text!r} is not of the form MODEL=DIR")
     return model.strip(), folder
 
 
-def _meta_evaluate(options: argparse.Namespace) -> int:
-    from jobs.study.annotations import reads_annotations, report_annotations
-
-    if reads_annotations(options):
-        return report_annotations(options)
+def _meta_evaluate(options: Options) -> int:
+    _check_annotations(options)
+    if options.annotations is not None:
+        return _report_annotations(options)
     _check_meta_evaluate(options)
     return _run_meta_evaluate(options)
 
 
-def _check_meta_evaluate(options: argparse.Namespace) -> None:
-    """Ends the command with a usage error where arguments are missing or do not go together."""
+def _check_annotations(options: Options) -> None:
+    """Raises UsageError where what writes a sheet and what reads one do not go together."""
+    if (options.annotations is None) != (options.key is None):
+        raise click.UsageError("--annotations and --key go together")
+    if options.annotations is not None and options.annotation_sheet is not None:
+        raise click.UsageError("--annotation-sheet writes a sheet, --annotations reads one; give one of them")
+
+
+def _report_annotations(options: Options) -> int:
+    from jobs.study.annotations import report_study
+
+    print(report_study(options.annotations, options.key, options.output, seed=options.seed), end="")
+    return 0
+
+
+def _check_meta_evaluate(options: Options) -> None:
+    """Raises UsageError where arguments are missing or do not go together."""
     needed = ("dataset", "input") if options.scores else ("dataset", "input", "metric")
     missing = [f"--{name}" for name in needed if not getattr(options, name)]
     if missing:
-        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+        raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
     if options.scores and options.endpoint:
-        options.parser.error("--scores takes scores that exist; leave --endpoint out")
+        raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
     models = [model for model, _ in options.scores]
     if len(set(models)) < len(models):
-        options.parser.error("--scores names one model twice")
+        raise click.UsageError("--scores names one model twice")
     if options.annotation_sheet and max(len(models), len(options.endpoint or ())) > 1:
-        options.parser.error("--annotation-sheet is of one model; give one --endpoint or one --scores")
+        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
     if not options.scores:
         _metrics_or_error(options)
 
 
-def _metrics_or_error(options: argparse.Namespace) -> None:
+def _metrics_or_error(options: Options) -> None:
     try:
         metric_names(",".join(options.metric))
-    except argparse.ArgumentTypeError as error:
-        options.parser.error(f"argument --metric: {error}")
+    except ValueError as error:
+        raise click.UsageError(f"argument --metric: {error}") from None
 
 
-def _load_or_none(options: argparse.Namespace) -> Resolved | None:
-    """The settings of a command that can do without an endpoint; None without one."""
-    try:
-        return load(options)
-    except NoEndpointError:
-        return None
-
-
-def _run_meta_evaluate(options: argparse.Namespace) -> int:
+def _run_meta_evaluate(options: Options) -> int:
     from jobs.meta_evaluate import MetaEvaluationRequest, Sheet, endpoint_of, meta_evaluate
     from jobs.run.output import absolute
+    from jobs.run.progress import Display
 
-    each = [argparse.Namespace(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
+    each = [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
     resolved = [] if options.scores else [load(one) for one in each]
     sheet = None
     if options.annotation_sheet:
-        restating = resolved[0] if resolved else _load_or_none(each[0])
+        restating = resolved[0] if resolved else load_or_none(each[0])
         endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
         sheet = Sheet(options.annotation_sheet, options.seed, endpoint)
     request = MetaEvaluationRequest(
@@ -180,8 +161,47 @@ def _run_meta_evaluate(options: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-COMMANDS = {
-    "generate": Command("answer a file of questions by several systems, to be scored", _add_generate, _generate),
-    "compare": Command("rank systems by their scores", _add_compare, _compare),
-    "meta-evaluate": Command("hold metrics against human labels", _add_meta_evaluate, _meta_evaluate),
+_QUESTIONS = [
+    Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
+    Option("--output", "DIR", "where the tables go", required=True),
+    Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
+    Option("--format", "NAME", "a known data set, with --contexts: eli5_category", read=one_of(QUESTION_FORMATS)),
+    Option("--contexts", "FILE", "the contexts of such questions: rows of q_id and contexts"),
+    Option("--limit", "N", "only the first N questions by id", read=count),
+]
+_COMPARED = [
+    Option("--output", "DIR...", "outputs of untold score", required=True, multiple=True),
+    Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
+    flag("--json", "print JSON"),
+]
+_SCORES = "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked"
+_LABELLED = [
+    Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
+    Option("--input", "PATH", "the data set's file"),
+    Option("--output", "DIR", "where runs, tables and report go", required=True),
+    Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
+    Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
+    Option("--limit", "N", "only the first N samples by sample_id", read=count),
+    flag("--cluster", "intervals resample whole questions"),
+]
+_HUMAN_STUDY = [
+    Option("--annotation-sheet", "N", "human study: draw N samples and write a blinded sheet and its key", read=count),
+    Option("--seed", "S", "human study: of the draw and the intervals (0)", read=whole_number, default=0),
+    Option("--annotations", "FILE", "human study: a filled sheet, CSV or XLSX: report on it, nothing else"),
+    Option("--key", "FILE", "human study: the key that was written beside the sheet"),
+]
+COMMANDS: dict[str, click.Command] = {
+    "generate": Command(
+        "answer a file of questions by several systems, to be scored",
+        _generate,
+        [*_QUESTIONS, *settings_options(), *RUN_FLAGS],
+    ),
+    "compare": Command(
+        "rank systems by their scores", _compare, [*_COMPARED, *settings_options()], several=("--output",)
+    ),
+    "meta-evaluate": Command(
+        "hold metrics against human labels",
+        _meta_evaluate,
+        [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
+    ),
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import glob
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import cast
@@ -17,7 +17,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 
+from udfs.errors import UserError
+from udfs.hints import aside, near_misses
 from udfs.samples.conversion import KNOWN, REQUIRED
 from udfs.samples.files import is_gzip, is_remote, split_uri
 from udfs.samples.records import (
@@ -57,10 +60,14 @@ CARRIED = (
     T.TimestampNTZType,
     T.BinaryType,
 )
+# Text in gzip or zstd, about
+COMPRESSED = 10
+# Of a decimal in Spark; Arrow has some of 76
+MOST_DIGITS = 38
 UNIT_TYPE = "file int, path string, kind string, start long, length long, group int"
 
 
-class SampleError(ValueError):
+class SampleError(UserError):
     """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
 
 
@@ -106,6 +113,23 @@ def find_files(path: str) -> list[InputFile]:
     if not found:
         raise SampleError(f"{path}: no such file, or no files in it; check the path")
     return sorted(found, key=lambda file: file.path)
+
+
+def count_bytes(*paths: str) -> int:
+    """The bytes of all files of these paths as they are read: what is compressed as ten times its size.
+
+    A path with nothing to be found at has none: whoever reads it says what is wrong.
+    """
+    total = 0
+    for path in paths:
+        with suppress(SampleError):
+            total += sum(file.size * (COMPRESSED if is_compressed(file.path) else 1) for file in find_files(path))
+    return total
+
+
+def is_compressed(path: str) -> bool:
+    """Whether a file's name says that it holds more than its size."""
+    return is_gzip(path) or path.lower().endswith(".parquet")
 
 
 def local_path(path: str) -> str:
@@ -162,12 +186,12 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def inspect_files(spark: SparkSession, found: list[InputFile]) -> list[InputFile]:
+def inspect_files(found: list[InputFile]) -> list[InputFile]:
     """The files with their kind, and what headers and footers say. Raises SampleError with a line a useless file."""
     files, problems = [], []
     for file in found:
         try:
-            files.append(_inspect(spark, file))
+            files.append(_inspect(file))
         except UnreadableFileError as problem:
             problems.append(f"{file.path}: {problem}")
         except READ_ERRORS as error:
@@ -178,7 +202,7 @@ def inspect_files(spark: SparkSession, found: list[InputFile]) -> list[InputFile
     return files
 
 
-def _inspect(spark: SparkSession, file: InputFile) -> InputFile:
+def _inspect(file: InputFile) -> InputFile:
     name = file.path.lower()
     kind = next((kind for extension, kind in EXTENSIONS.items() if name.endswith(extension)), None)
     if kind is None:
@@ -191,18 +215,18 @@ def _inspect(spark: SparkSession, file: InputFile) -> InputFile:
         schema = parquet.schema_arrow
         groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
     named = zip(column_names(schema.names), schema.types, strict=True)
-    types = {name: _spark_type(spark, arrow) for name, arrow in named}
+    types = {name: _spark_type(arrow) for name, arrow in named}
     return replace(file, kind=kind, columns=tuple(types), types=types, row_groups=groups)
 
 
-def _spark_type(spark: SparkSession, arrow: pa.DataType) -> T.DataType:
+def _spark_type(arrow: pa.DataType) -> T.DataType:
     """The Spark type of a Parquet column; text where Spark has none that it can write."""
-    if pa.types.is_timestamp(arrow) and arrow.tz is None:
-        return T.TimestampNTZType()
     if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
         return T.LongType()
+    # A timestamp without a zone stays one where it is a column; within lists and structs Spark takes it for UTC
+    bare = pa.types.is_timestamp(arrow)
     try:
-        spark_type = spark.createDataFrame(pa.table([pa.array([], arrow)], names=["column"])).schema[0].dataType
+        spark_type = from_arrow_type(arrow, prefer_timestamp_ntz=bare)
     except (TypeError, ValueError, pa.ArrowException):
         return T.StringType()
     return spark_type if _is_writable(spark_type) else T.StringType()
@@ -216,6 +240,8 @@ def _is_writable(spark_type: T.DataType) -> bool:
         return _is_writable(spark_type.elementType)
     if isinstance(spark_type, T.MapType):
         return isinstance(spark_type.keyType, T.StringType) and _is_writable(spark_type.valueType)
+    if isinstance(spark_type, T.DecimalType):
+        return 0 <= spark_type.scale <= spark_type.precision <= MOST_DIGITS
     return isinstance(spark_type, CARRIED)
 
 
@@ -230,7 +256,9 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     units = [astuple(unit) for number, file in enumerate(files) for unit in _units_of(number, file, split, whole_files)]
     tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
-    return spark.createDataFrame(units, UNIT_TYPE).repartition(max(1, min(len(units), tasks)))
+    # Local rows are cut into as many tasks as there are cores by themselves; only more cost a shuffle
+    spread = spark.createDataFrame(units, UNIT_TYPE)
+    return spread.repartition(min(len(units), tasks)) if tasks > spark.sparkContext.defaultParallelism else spread
 
 
 def _bytes(size: str) -> int:
@@ -281,11 +309,10 @@ def _describe_missing(missing: Sequence[str], columns: set[str]) -> str:
 
 
 def _near(name: str, columns: set[str]) -> str:
-    by_lower = {column.strip().lower(): column for column in sorted(columns) if column not in REQUIRED}
-    candidates = [name, *OTHER_NAMES.get(name, ())]
-    near = [match for word in candidates for match in difflib.get_close_matches(word, by_lower, n=2, cutoff=0.7)]
-    names = [f"`{by_lower[match]}`" for match in dict.fromkeys(near)]
-    return f" (did you mean {' or '.join(names[:3])}?)" if names else ""
+    known = sorted(columns - set(REQUIRED))
+    words = [name, *OTHER_NAMES.get(name, ())]
+    near = [match for word in words for match in near_misses(word, known, most=2, cutoff=0.7)]
+    return aside(list(dict.fromkeys(near))[:3])
 
 
 def carried_types(files: list[InputFile], facts: Mapping[int, Facts], adapted: bool) -> dict[str, T.DataType]:

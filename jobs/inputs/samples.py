@@ -1,24 +1,24 @@
 """Readers and adapters: files of samples -> the samples table. `udfs.samples` reads, on workers.
 
-Two passes over the input: the first keeps of each row its place, id, hash and error; the second, run by whoever writes
-`Samples.samples`, makes the rows.
+One pass over the input reads, checks and hashes every row; what it gives is kept on the workers' disks, since the type
+of a column carried along is known only at the end of the last file.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.inputs.files import (
     Facts,
@@ -31,8 +31,9 @@ from jobs.inputs.files import (
     plan_units,
 )
 from jobs.run.progress import Display
+from udfs.hints import aside, near_misses
 from udfs.samples.adapters import FORMATS, Adapter
-from udfs.samples.batches import index_batches, sample_batches
+from udfs.samples.batches import read_batches, type_batches
 from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
@@ -42,10 +43,19 @@ SHOWN_CONFLICTS = 5
 CONTEXTS = T.ArrayType(T.StructType([T.StructField("id", T.StringType()), T.StructField("text", T.StringType())]))
 PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
 PLACE = list(PLACE_TYPES)
-PLACE_FIELDS = [T.StructField(name, kind) for name, kind in PLACE_TYPES.items()]
-FOUND_FIELDS = [T.StructField(name, T.StringType()) for name in ("sample_id", "content", "error", "facts")]
+KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
+READ_FIELDS = [
+    *(T.StructField(name, kind) for name, kind in PLACE_TYPES.items()),
+    *(T.StructField(name, T.StringType()) for name in ("content", "error")),
+    *KNOWN_FIELDS,
+    T.StructField("rest", T.BinaryType()),
+    T.StructField("facts", T.StringType()),
+]
+# Four sums of 60 bits of each row's hash: 15 hexadecimal digits fit a long, and a decimal of 38 digits 10^20 of them
 FINGERPRINT_PARTS = 4
 FINGERPRINT_DIGITS = 15
+# So many samples are sorted by one task at once; more are sorted by ranges, which reads them twice
+ROWS_OF_A_TASK = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,9 @@ class Samples:
     """What `read_samples` found.
 
     `samples`: sample_id, query, response, contexts array<struct<id, text>>, system, label, then the rest by name; a row
-    a distinct input row, invalid ones included, null where unusable. Evaluating it reads the files: write it once.
-    `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts exact duplicates dropped.
-    `columns` are those of the files.
+    a distinct input row, invalid ones included, null where unusable. It is read from what the one pass over the files
+    kept. `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts exact duplicates
+    dropped. `columns` are those of the files.
     """
 
     samples: DataFrame
@@ -65,6 +75,19 @@ class Samples:
     duplicates: int
     first_invalid: list[str]
     columns: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What the pass over the files gave: its rows, and of these how many, distinct ones, conflicts and broken ones."""
+
+    rows: DataFrame
+    by_id: DataFrame
+    facts: Mapping[int, Facts]
+    total: int
+    distinct: int
+    conflicts: int
+    broken: int
 
 
 def read_samples(
@@ -97,36 +120,27 @@ def read_rows(
     """
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
-    files = inspect_files(spark, find_files(path))
+    files = inspect_files(find_files(path))
     units = plan_units(spark, files, whole_files=adapter is not None)
-    index = _index(units, adapter, required).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        facts = _facts(index)
-        check_columns(path, files, facts, adapter.required if adapter else required)
-        rows = index.where(F.col("facts").isNull()).drop("facts")
-        by_id = _check_ids(rows, files)
-        total, distinct = (int(n or 0) for n in by_id.agg(F.sum("n"), F.count("*")).first() or (0, 0))
-        if not total:
-            raise SampleError(f"{path}: no samples in it; give a file with at least one row")
-        last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None
-        dropped = _dropped(rows, by_id).persist(StorageLevel.MEMORY_AND_DISK) if total > distinct else None
-        invalid = _invalid(rows, dropped, last_id, files).persist(StorageLevel.MEMORY_AND_DISK)
-        # Counting fills what is kept, so that the index can go.
-        if dropped is not None:
-            dropped.count()
-        invalid_count = invalid.count()
-        first = [row["error"] for row in invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID).collect()]
-    finally:
-        index.unpersist()
-    samples = _samples(units, adapter, required, carried_types(files, facts, adapted=adapter is not None))
+    found = _read(units, adapter, required)
+    check_columns(path, files, found.facts, adapter.required if adapter else required)
+    if found.conflicts:
+        raise SampleError(_describe_conflicts(found, files))
+    if not found.total:
+        raise SampleError(f"{path}: no samples in it; give a file with at least one row")
+    last_id = _last_id(found.by_id, limit) if limit is not None and limit < found.distinct else None
+    kept = _kept(found, last_id)
+    invalid = _invalid(found, kept, files)
+    first = [row["error"] for row in invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID).collect()]
     return Samples(
-        samples=_kept(samples, dropped, last_id).select("sample.*"),
+        samples=_samples(kept, required, carried_types(files, found.facts, adapted=adapter is not None)),
         invalid=invalid.select("sample_id", "error"),
-        row_count=distinct if last_id is None else cast(int, limit),
-        invalid_count=invalid_count,
-        duplicates=total - distinct,
+        row_count=found.distinct if last_id is None else cast(int, limit),
+        # None were shown where there is none, and all of them where they are few
+        invalid_count=invalid.count() if len(first) == SHOWN_INVALID else len(first),
+        duplicates=found.total - found.distinct,
         first_invalid=first,
-        columns=frozenset[str]().union(*(found.columns for found in facts.values())),
+        columns=frozenset[str]().union(*(facts.columns for facts in found.facts.values())),
     )
 
 
@@ -140,11 +154,32 @@ def show_invalid(found: Samples, display: Display, done: str = "scored") -> None
 
 def fingerprint(samples: DataFrame) -> str:
     """32 hex characters of the content of a samples table, the same for any order and partitioning of its rows."""
-    digest = F.sha2(F.to_json(F.struct(*[column_named(name) for name in samples.columns])), 256)
+    sums = samples.agg(*_fingerprint_sums(samples.columns)).first()
+    return _digest(list(sums or ()))
+
+
+def write_samples(found: Samples, path: str) -> tuple[DataFrame, str]:
+    """Writes the samples sorted by id, and gives what was written with its fingerprint, taken while it was written."""
+    seen, samples = Observation(), found.samples
+    few = found.row_count <= ROWS_OF_A_TASK
+    ordered = samples.coalesce(1).sortWithinPartitions("sample_id") if few else samples.orderBy("sample_id")
+    # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
+    observed = ordered.observe(seen, *_fingerprint_sums(samples.columns))
+    observed.write.mode("overwrite").parquet(path)
+    written = samples.sparkSession.read.schema(samples.schema).parquet(path)
+    return written, _digest(list(seen.get.values()))
+
+
+def _fingerprint_sums(columns: Sequence[str]) -> list[Column]:
+    digest = F.sha2(F.to_json(F.struct(*[column_named(name) for name in columns])), 256)
     starts = [1 + part * FINGERPRINT_DIGITS for part in range(FINGERPRINT_PARTS)]
-    parts = [F.conv(F.substring("digest", start, FINGERPRINT_DIGITS), 16, 10).cast("decimal(38,0)") for start in starts]
-    sums = samples.select(digest.alias("digest")).agg(F.count("*"), *[F.sum(part) for part in parts]).first()
-    return hashlib.blake2b(json.dumps([str(value) for value in sums or ()]).encode(), digest_size=16).hexdigest()
+    parts = [F.conv(F.substring(digest, start, FINGERPRINT_DIGITS), 16, 10).cast("decimal(38,0)") for start in starts]
+    sums = [F.count(F.lit(1)), *(F.sum(part) for part in parts)]
+    return [value.alias(f"part{number}") for number, value in enumerate(sums)]
+
+
+def _digest(sums: Sequence[Any]) -> str:
+    return hashlib.blake2b(json.dumps([str(value) for value in sums]).encode(), digest_size=16).hexdigest()
 
 
 def column_named(name: str) -> Column:
@@ -156,59 +191,67 @@ def _adapter(name: str | None) -> Adapter | None:
     if name is None:
         return None
     if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
         raise SampleError(
-            f"unknown format `{name}`; {hint}formats: {', '.join(sorted(FORMATS))}, or none to go by extension"
+            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}; formats: {', '.join(sorted(FORMATS))}, "
+            "or none to go by extension"
         )
     return FORMATS[name]
 
 
-def _index(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) -> DataFrame:
-    """First pass: the place of each row, sample_id, content, error; facts in a row of its own for each unit."""
-    read = partial(index_batches, adapter=adapter, required=tuple(required))
-    return _read(units, read, T.StructType([*PLACE_FIELDS, *FOUND_FIELDS]))
+def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) -> _Pass:
+    """Reads the files, once: what it found is kept, and everything that must be known of it is one row of sums."""
+    schema = T.StructType(READ_FIELDS)
+    read = partial(read_batches, adapter=adapter, required=tuple(required), schema=_arrow(units.sparkSession, schema))
+    everything = units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY)
+    # Rows of facts have no id, and those of two units that are equal word for word say nothing twice
+    by_id = everything.groupBy("sample_id", "facts").agg(
+        F.count("*").alias("n"),
+        F.min("content").alias("low"),
+        F.max("content").alias("high"),
+        F.count("error").alias("broken"),
+    )
+    is_sample = F.col("facts").isNull()
+    sums = by_id.agg(
+        F.collect_list("facts").alias("facts"),
+        F.coalesce(F.sum(F.when(is_sample, F.col("n"))), F.lit(0)).alias("total"),
+        F.count_if(is_sample).alias("distinct"),
+        F.count_if(is_sample & (F.col("low") != F.col("high"))).alias("conflicts"),
+        F.coalesce(F.sum("broken"), F.lit(0)).alias("broken"),
+    ).collect()[0]
+    return _Pass(
+        everything.where(is_sample).drop("facts"), by_id.where(is_sample), **{**sums.asDict(), "facts": _facts(sums[0])}
+    )
 
 
-def _facts(index: DataFrame) -> dict[int, Facts]:
-    """By file: what its units found. Evaluates the first pass."""
+def _arrow(spark: SparkSession, schema: T.StructType) -> pa.Schema:
+    return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
+
+
+def _facts(found: Sequence[str]) -> dict[int, Facts]:
+    """By file: what its units found."""
     merged: dict[int, Facts] = {}
-    for row in index.where(F.col("facts").isNotNull()).select("file", "facts").collect():
-        found = json.loads(row["facts"])
-        facts = Facts(frozenset(found["columns"]), found["shapes"], found["rows"], found["problem"])
-        merged[row["file"]] = merged.get(row["file"], Facts()).merge(facts)
+    # Sorted, so that which of two problems is shown does not depend on which task was first
+    for plain in sorted(map(json.loads, found), key=lambda each: (each["file"], each["block"])):
+        facts = Facts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], plain["problem"])
+        merged[plain["file"]] = merged.get(plain["file"], Facts()).merge(facts)
     return merged
 
 
-def _check_ids(rows: DataFrame, files: list[InputFile]) -> DataFrame:
-    """By sample_id: n rows and two hashes. Raises SampleError where one id has two contents."""
-    by_id = rows.groupBy("sample_id").agg(
-        F.count("*").alias("n"), F.min("content").alias("low"), F.max("content").alias("high")
-    )
-    several = by_id.where(F.col("low") != F.col("high"))
-    shown = several.select("sample_id").orderBy("sample_id").limit(SHOWN_CONFLICTS)
-    names = [row["sample_id"] for row in shown.collect()]
-    if names:
-        both = (
-            rows.where(F.col("sample_id").isin(names))
-            .groupBy("sample_id", "content")
-            .agg(F.min(F.struct(*PLACE)).alias("at"))
-        )
-        places = _with_row(both.select("sample_id", "at.*"), rows).select("sample_id", "file", "row").collect()
-        raise SampleError(_describe_conflicts(places, files, several.count()))
-    return by_id
-
-
-def _describe_conflicts(places: Sequence[Any], files: list[InputFile], count: int) -> str:
+def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
+    """The first ids with two contents, in a line each, with two places."""
+    several = found.by_id.where(F.col("low") != F.col("high")).select("sample_id")
+    shown = several.orderBy("sample_id").limit(SHOWN_CONFLICTS)
+    rows = found.rows.select("sample_id", "content", *PLACE).join(F.broadcast(shown), on="sample_id", how="left_semi")
+    firsts = rows.groupBy("sample_id", "content").agg(F.min(F.struct(*PLACE)).alias("at"))
     by_id: dict[str, list[tuple[int, int]]] = {}
-    for place in places:
+    for place in _with_row(firsts.select("sample_id", "at.*"), found.rows).collect():
         by_id.setdefault(place["sample_id"], []).append((place["file"], place["row"]))
     lines = []
     for name in sorted(by_id):
         first, second, *_ = sorted(by_id[name])
         at = " and ".join(f"{files[file].path}:{row}" for file, row in (first, second))
         lines.append(f"sample_id `{name}` has two contents: {at}")
-    more = f"{count - len(lines)} more such ids; " if count > len(lines) else ""
+    more = f"{found.conflicts - len(lines)} more such ids; " if found.conflicts > len(lines) else ""
     return "\n".join([*lines, f"{more}give every distinct row an id of its own, or none"])
 
 
@@ -230,48 +273,44 @@ def _last_id(by_id: DataFrame, limit: int) -> str:
     return str(first[0]) if first else ""
 
 
-def _dropped(rows: DataFrame, by_id: DataFrame) -> DataFrame:
-    """The places of exact duplicates, all but the first of each."""
-    repeated = by_id.where(F.col("n") > 1).select("sample_id")
+def _kept(found: _Pass, last_id: str | None) -> DataFrame:
+    """The rows up to the last id, and of exact duplicates the first."""
+    kept = found.rows if last_id is None else found.rows.where(F.col("sample_id") <= F.lit(last_id))
+    if found.total == found.distinct:
+        return kept
+    repeated = found.by_id.where(F.col("n") > 1).select("sample_id")
     order = Window.partitionBy("sample_id").orderBy(*PLACE)
-    ranked = rows.join(repeated, on="sample_id", how="left_semi").withColumn("rank", F.row_number().over(order))
-    return ranked.where(F.col("rank") > 1).select(*PLACE)
+    places = found.rows.select("sample_id", *PLACE).join(repeated, on="sample_id", how="left_semi")
+    later = places.withColumn("rank", F.row_number().over(order)).where(F.col("rank") > 1).select(*PLACE)
+    return kept.join(later, on=PLACE, how="left_anti")
 
 
-def _kept(rows: DataFrame, dropped: DataFrame | None, last_id: str | None) -> DataFrame:
-    kept = rows if last_id is None else rows.where(F.col("sample_id") <= F.lit(last_id))
-    return kept if dropped is None else kept.join(dropped, on=PLACE, how="left_anti")
-
-
-def _invalid(rows: DataFrame, dropped: DataFrame | None, last_id: str | None, files: list[InputFile]) -> DataFrame:
-    """file, row, part, sample_id, error with file and row in it."""
-    broken = _kept(rows.where(F.col("error").isNotNull()), dropped, last_id)
-    paths = rows.sparkSession.createDataFrame([(n, file.path) for n, file in enumerate(files)], "file int, path string")
+def _invalid(found: _Pass, kept: DataFrame, files: list[InputFile]) -> DataFrame:
+    """file, row, part, sample_id, error with file and row in it. Nothing is looked for where no row is broken."""
+    spark = kept.sparkSession
+    if not found.broken:
+        return spark.createDataFrame([], "file int, row long, part int, sample_id string, error string")
+    broken = kept.where(F.col("error").isNotNull()).select("sample_id", *PLACE, "error")
+    paths = spark.createDataFrame([(n, file.path) for n, file in enumerate(files)], "file int, path string")
     message = F.format_string("%s row %d: %s", F.col("path"), F.col("row"), F.col("error"))
-    return (
-        _with_row(broken, rows)
+    named = (
+        _with_row(broken, found.rows)
         .join(F.broadcast(paths), on="file", how="left")
         .select("file", "row", "part", "sample_id", message.alias("error"))
     )
+    return named.persist(StorageLevel.DISK_ONLY)
 
 
-def _samples(
-    units: DataFrame, adapter: Adapter | None, required: Sequence[str], carried: Mapping[str, T.DataType]
-) -> DataFrame:
-    """Second pass: the samples themselves. sample struct, the place, sample_id."""
+def _samples(rows: DataFrame, required: Sequence[str], carried: Mapping[str, T.DataType]) -> DataFrame:
+    """The samples themselves: the known columns, and those carried along as their types are over all files."""
     taken = (*KNOWN, QUESTION_ID) if is_question(required) else KNOWN
     sources = _output_names([name for name in carried if name not in taken], taken)
-    known = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
-    others = [T.StructField(name, carried[sources[name]]) for name in sorted(sources)]
-    schema = T.StructType([T.StructField("sample", T.StructType([*known, *others])), *PLACE_FIELDS])
-    read = partial(sample_batches, adapter=adapter, required=tuple(required), sources=sources)
-    rows = _read(units, read, schema)
-    return rows.withColumn("sample_id", F.col("sample.sample_id"))
-
-
-def _read(units: DataFrame, read: Callable[..., Iterator[pa.RecordBatch]], schema: T.StructType) -> DataFrame:
-    arrow = units.sparkSession.createDataFrame([], schema).toArrow().schema
-    return units.mapInArrow(partial(read, schema=arrow), schema)
+    if not sources:
+        return rows.select(*KNOWN)
+    schema = T.StructType([*KNOWN_FIELDS, *(T.StructField(name, carried[sources[name]]) for name in sorted(sources))])
+    make = partial(type_batches, schema=_arrow(rows.sparkSession, schema), sources=sources)
+    # Whoever takes the fingerprint and then writes reads it twice
+    return rows.select(*KNOWN, "rest").mapInArrow(make, schema).persist(StorageLevel.DISK_ONLY)
 
 
 def _output_names(carried: Collection[str], known: Iterable[str]) -> dict[str, str]:

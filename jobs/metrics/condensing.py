@@ -13,11 +13,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from graph.condensation import condense_batches
-from graph.distributed import Components, Condensation
+from graph.distributed import Components, Condensation, CondensationError
 from graph.distributed import Condensed as Condensed
 from jobs.run.session import graphframes_jar, nullable
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
+from udfs.errors import UserError
 
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
 ENTRY_CLASS = "org.graphframes.GraphFramePythonAPI"
@@ -27,8 +28,8 @@ LINKAGE = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodError"
 MISMATCH = (*LINKAGE, "IncompatibleClassChangeError", "AbstractMethodError", "does not exist")
 
 
-class GraphFramesError(RuntimeError):
-    """GraphFrames is needed and cannot be used. The message says how to give it."""
+class GraphFramesError(UserError):
+    """GraphFrames is needed and cannot be used, or its answer was refused. The message says why."""
 
 
 @dataclass
@@ -167,7 +168,11 @@ class Condenser:
     def _condense_large(self, steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
         checkpoints = f"{steps.folder}/checkpoints"
         components = self.components or GraphFramesComponents(steps.spark, self.settings, checkpoints)
-        return Condensation(components, steps, self.settings.graph.max_edges_in_task).condense(nodes, edges)
+        try:
+            return Condensation(components, steps, self.settings.graph.max_edges_in_task).condense(nodes, edges)
+        except CondensationError as error:
+            remedy = "raise graph.max_edges_in_task, so that one task condenses the graph"
+            raise GraphFramesError(f"what GraphFrames answered is refused: {error}; {remedy}") from error
 
 
 def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep, time
 
+from udfs.errors import UserError
+
 HEARTBEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
 LOOK_SECONDS = 0.5
 
 
-class LockedError(RuntimeError):
+class LockedError(UserError):
     """Another run holds the folder. The message names its host and process."""
 
 

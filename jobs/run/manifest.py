@@ -12,6 +12,7 @@ from typing import Any
 from pyarrow import fs
 
 from jobs.settings.model import Settings, result_settings
+from udfs.errors import UserError
 from udfs.files import open_filesystem, write_bytes
 from udfs.llm.keys import Stage, canonical_json
 
@@ -30,7 +31,7 @@ Identity = Mapping[str, Any]
 """What an output belongs to, as JSON: some of `PARTS`, `results` (settings) and `stages` (digests)."""
 
 
-class OutputError(RuntimeError):
+class OutputError(UserError):
     """An output that this run may not touch. The message says what to do."""
 
 

@@ -8,9 +8,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TextIO
 
-from udfs.llm.accounts import CallSettings
+from udfs.llm.calls import CallSettings
 
 PLAIN_SECONDS = 10.0
+# A shorter wait is over before it is read.
+LONG_WAIT_SECONDS = 60.0
 
 
 class Display:
@@ -22,6 +24,7 @@ class Display:
         self._began = monotonic()
         self._shown = 0.0
         self._line = ""
+        self._waiting: str | None = None
 
     def note(self, text: str) -> None:
         """Shows a line that stays."""
@@ -34,7 +37,11 @@ class Display:
             self._print(f"{stage}: starting")
 
     def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
-        """Shows a progress event of the answering process."""
+        """Shows a progress event of the answering process; why nothing is sent is said once, in a line that stays."""
+        waiting = why_waiting(event)
+        if waiting is not None and self._waiting is None:
+            self._print(waiting)
+        self._waiting = waiting
         self._line = describe(event, settings, monotonic() - self._began)
         if self._terminal:
             self._stream.write(f"\r\x1b[2K{self._line}")
@@ -72,9 +79,21 @@ def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -
         parts.append(f"{tally['failed']:,} failed")
     if tally["rate_limited"]:
         parts.append(f"{tally['rate_limited']:,} rate limited")
+    if event.get("paused", 0.0) > LONG_WAIT_SECONDS:
+        parts.append(f"paused by the endpoint for {_clock(event['paused'])}")
     if 0 < done < total:
         parts.append(f"{_clock(seconds * (total - done) / done)} left")
     return ", ".join(parts)
+
+
+def why_waiting(event: Mapping[str, Any]) -> str | None:
+    """Why nothing is sent for longer than a moment, and for how long; None where that is not so."""
+    if event.get("trouble"):
+        unwritten = event["unwritten"]
+        return f"{unwritten:,} answers cannot be written ({event['trouble']}); they are kept, and tried again"
+    if event.get("paused", 0.0) > LONG_WAIT_SECONDS:
+        return f"the endpoint asks to wait (Retry-After): nothing is sent for {_clock(event['paused'])}"
+    return None
 
 
 def _clock(seconds: float) -> str:

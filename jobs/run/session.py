@@ -7,47 +7,121 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock, Thread
+from typing import Any
 
 import pyarrow as pa
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.settings.model import Settings, spark_defaults
+from udfs.errors import UserError
 
 OLDEST_JAVA = 17
 SHOW_JVM = Event()
+# What a JVM that ends within a minute gains from: no second compiler, one thread for garbage, no code of its own for
+# every query, one task a core and no new plan after each. Ten samples took 64 s without and 40 s with it, on two slow
+# cores; from about a megabyte of input on, compiled code pays its compilation back.
+SMALL_BYTES = 2**20
+MOST_SMALL_TASKS = 4
+SMALL = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+}
+# The JVM that only puts the command line of the other together
+LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+_BEGINNING = Lock()
+_begun: _Jvm | None = None
 
 
-class JavaError(RuntimeError):
+class JavaError(UserError):
     """Java is missing or too old. The message says what to install."""
 
 
-def open_session(settings: Settings, name: str = "untold") -> SparkSession:
+class _Jvm(Thread):
+    """Spark's JVM while it starts. What it prints is kept off the terminal; with `--debug` it is shown."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(name="untold-jvm", daemon=True)
+        self._options = options
+        self._gateway: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        conf = SparkConf(loadDefaults=False).setAll(list(self._options.items()))
+        try:
+            quiet = {} if SHOW_JVM.is_set() else {"stderr": subprocess.DEVNULL}
+            self._gateway = launch_gateway(conf, quiet)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._error = error
+
+    def gateway(self) -> Any:
+        """The way to the JVM, once it is there. Raises JavaError where no usable Java is found."""
+        self.join()
+        if self._error is not None:
+            # Asking Java for its version takes half a second: only who cannot start needs to know
+            check_java()
+            raise self._error
+        return self._gateway
+
+
+def begin_session(settings: Settings, *, small: bool = False) -> None:
+    """Starts Spark's JVM beside what comes next; `open_session` with the same arguments waits for it and goes on."""
+    global _begun
+    with _BEGINNING:
+        if _begun is None and SparkContext._gateway is None:
+            _set_environment(settings)
+            _begun = _Jvm(session_options(settings, small))
+            _begun.start()
+
+
+def open_session(settings: Settings, name: str = "untold", *, small: bool = False) -> SparkSession:
     """The Spark session of a command. Raises JavaError where no usable Java is found.
 
-    Workers run this interpreter, and never import from the directory that the command was started in.
+    Workers run this interpreter, and never import from the directory that the command was started in. `small`: there
+    is so little to read that the start is what takes time (`SMALL`); the same plans run, only less prepared.
     """
-    check_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ["PYTHONSAFEPATH"] = "1"
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if _is_local(settings) else "")
-    if not os.environ["SPARK_LOCAL_IP"]:
-        del os.environ["SPARK_LOCAL_IP"]
-    builder = SparkSession.builder.appName(name).config("spark.executorEnv.PYTHONSAFEPATH", "1")
-    for key, value in {**spark_defaults(), **settings.spark.conf, **_extra_jars(settings)}.items():
+    global _begun
+    begin_session(settings, small=small)
+    if SparkContext._gateway is None and _begun is not None:
+        begun, _begun = _begun, None
+        SparkContext._ensure_initialized(gateway=begun.gateway())
+    builder = SparkSession.builder.appName(name)
+    for key, value in session_options(settings, small).items():
         builder = builder.config(key, value)
-    if settings.spark.master:
-        builder = builder.master(settings.spark.master)
-    with _quiet_start():
-        session = builder.getOrCreate()
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def session_options(settings: Settings, small: bool) -> dict[str, str]:
+    """What Spark is told: our defaults, what suits the size on one machine, then what the user says, which wins."""
+    options = {**spark_defaults(), "spark.executorEnv.PYTHONSAFEPATH": "1"}
+    if small and _is_local(settings):
+        options |= {**SMALL, "spark.sql.shuffle.partitions": str(min(_cores(), MOST_SMALL_TASKS))}
+    options |= {**settings.spark.conf, **_extra_jars(settings)}
+    return {**options, "spark.master": settings.spark.master} if settings.spark.master else options
+
+
+def _set_environment(settings: Settings) -> None:
+    """What the JVM and its Python workers inherit."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_OPTIONS)
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if _is_local(settings):
+        # Else Spark asks for the host's own address, which takes seconds where a name server is slow
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def graphframes_jar(settings: Settings) -> str | None:
@@ -60,24 +134,6 @@ def _extra_jars(settings: Settings) -> dict[str, str]:
     jars = [settings.spark.conf.get("spark.jars"), graphframes_jar(settings)]
     named = ",".join(jar for jar in jars if jar)
     return {"spark.jars": named} if named else {}
-
-
-@contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Keeps what the JVM and its workers print off the terminal; with `--debug` it is shown."""
-    if SHOW_JVM.is_set():
-        yield
-        return
-    sys.stderr.flush()
-    kept = os.dup(2)
-    silent = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(silent, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(silent)
 
 
 def check_java() -> str:

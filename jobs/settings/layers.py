@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from jobs.settings.model import STAGE_NAMES, Settings, StageSettings
+from udfs.hints import near_misses
 
 ENVIRONMENT_PREFIX = "UNTOLD_"
 NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA"})
@@ -182,7 +182,7 @@ def problem_line(name: str, value: object, where: str, problem: str) -> str:
 
 def _no_such(name: str, names: Mapping[str, str]) -> str:
     """What an unknown name gets to read. `names` gives what each known one allows."""
-    near = get_close_matches(name, names, n=1, cutoff=0)[0]
+    near = near_misses(name, names, cutoff=0)[0]
     return f"no such setting; the nearest is {near} ({names[near]})"
 
 

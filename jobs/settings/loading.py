@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -23,6 +22,7 @@ from jobs.settings.layers import (
     read_yaml,
 )
 from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch
+from udfs.hints import near_misses
 
 _KEYED_PRESETS = frozenset({"openai", "openrouter"})
 _OF_ENDPOINTS = frozenset(
@@ -87,7 +87,7 @@ def _preset_layer(name: str, origin: str) -> Layer:
     elif name in preset_names():
         layer = _package_layer("endpoints", f"{name}.yaml")
     else:
-        near = get_close_matches(name, preset_names(), n=1)
+        near = near_misses(name, preset_names())
         nearest = f"; the nearest is {near[0]}" if near else ""
         allowed = f"must be one of {', '.join(preset_names())}, or a path to a .yaml file{nearest}"
         return Layer(origin, problems=[problem_line("llm.endpoint", name, origin, allowed)])

@@ -22,6 +22,7 @@ from pydantic import (
     model_serializer,
 )
 
+from udfs.errors import UserError
 from udfs.stages import STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -35,10 +36,11 @@ UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statemen
 _OWN_REQUEST_FIELDS = frozenset(
     ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
 )
+
 _KEY_LIKE = re.compile(r"(?i)^(sk|gsk|hf|pk|rk|xai|ghp)[-_]|^[A-Za-z0-9]{32,}$")
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError):
     """Settings that cannot be used: one line a problem, naming the key, what is allowed and where the value is from."""
 
 

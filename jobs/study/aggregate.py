@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from udfs.hints import did_you_mean, near_misses
 from udfs.statistics.intervals import Interval, bca_interval, mean_of_counts
 
 COLUMN_OF_STATUS = {
@@ -72,9 +72,8 @@ def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, 
 
 def _column_of(status: str) -> str:
     if status not in COLUMN_OF_STATUS:
-        near = difflib.get_close_matches(str(status), COLUMN_OF_STATUS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}{hint}")
+        hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
+        raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
     return COLUMN_OF_STATUS[status]
 
 

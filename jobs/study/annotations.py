@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.cli.arguments import count
 from jobs.results import Run, open_run
 from jobs.run import manifest
 from jobs.tables import HUMAN_STUDY
@@ -54,36 +52,6 @@ class SheetCounts:
     items: int
     rows: int
     restated: int
-
-
-def add_annotation_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `untold meta-evaluate` for the human study."""
-    study = parser.add_argument_group("human study")
-    study.add_argument(
-        "--annotation-sheet", metavar="N", type=count, help="draw N samples and write a blinded sheet and its key"
-    )
-    study.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw and the intervals (0)")
-    study.add_argument("--annotations", metavar="FILE", help="a filled sheet, CSV or XLSX: report on it, nothing else")
-    study.add_argument("--key", metavar="FILE", help="the key that was written beside the sheet")
-
-
-def reads_annotations(options: argparse.Namespace) -> bool:
-    """Whether the command is to report on a filled sheet, for which `report_annotations` needs nothing else.
-
-    Ends the command with a usage error where only one of sheet and key is given.
-    """
-    if (options.annotations is None) != (options.key is None):
-        options.parser.error("--annotations and --key go together")
-    if options.annotations is not None and options.annotation_sheet is not None:
-        options.parser.error("--annotation-sheet writes a sheet, --annotations reads one; give one of them")
-    return options.annotations is not None
-
-
-def report_annotations(options: argparse.Namespace) -> int:
-    """Reads a filled sheet, writes the table and the report to `options.output`, and prints the report."""
-    report = report_study(options.annotations, options.key, options.output, seed=options.seed)
-    print(report, end="")
-    return 0
 
 
 def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:

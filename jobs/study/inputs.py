@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -16,7 +15,12 @@ from pyspark.sql import types as T
 from jobs.inputs.files import find_files, inspect_files
 from jobs.results import open_run
 from jobs.run.manifest import NAME
+from jobs.run.session import spark_schema
+from jobs.study.aggregate import COLUMN_OF_STATUS
+from jobs.tables import ATOMS, STATEMENTS
+from udfs.errors import UserError
 from udfs.files import open_filesystem
+from udfs.hints import aside, near_misses, shorten
 from udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from udfs.statistics.confusion import LABELS
 
@@ -27,18 +31,19 @@ FAULTS = {
     "unknown": "scores are of no sample of {about}",
     "repeated": "samples of {about} have several scores",
 }
+FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 SHOWN = 3
-SHOWN_LENGTH = 40
 
 
-class MetaEvaluationError(ValueError):
+class MetaEvaluationError(UserError):
     """Samples or scores that cannot be held against each other. One line a problem: what, where and how often."""
 
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """Scores of several models: `scores` has model, metric, sample_id strings, score double, null where undefined.
+    """Scores of several models: model, metric, sample_id strings, score double, null where undefined, failed boolean.
 
+    A score is failed where the column `status` says that it could not be had; a table without that column has none.
     `metrics` are those of each model, in the order asked for, or sorted.
     """
 
@@ -46,15 +51,15 @@ class ScoreTables:
     metrics: Mapping[str, tuple[str, ...]]
 
 
-def check_samples(path: str, samples: DataFrame, *, labelled: bool) -> None:
+def check_samples(path: str, samples: DataFrame, *, labelled: bool, by_source: bool = False) -> None:
     """Raises MetaEvaluationError for labels that are none of `LABELS` or, without labels, incomplete instances.
 
-    samples: label string; or row long, as the adapter of ConflictBank gives it.
+    samples: label string; or row long, as the adapters of ConflictBank give it.
     """
     if labelled:
         _check_labels(path, samples)
     else:
-        _check_instances(path, samples)
+        _check_instances(path, samples, len(CONFLICTBANK_CLAIMS) * (1 if by_source else len(CONFLICTBANK_SETS)))
 
 
 def _check_labels(path: str, samples: DataFrame) -> None:
@@ -72,13 +77,11 @@ def _check_labels(path: str, samples: DataFrame) -> None:
 def _describe_label(label: str | None, count: int) -> str:
     if label is None:
         return f"none at all in {count:,}"
-    near = difflib.get_close_matches(label.strip().capitalize(), LABELS, n=1)
-    return f"`{label[:SHOWN_LENGTH]}`{f' (did you mean `{near[0]}`?)' if near else ''} in {count:,}"
+    return f"`{shorten(label)}`{aside(near_misses(label, LABELS))} in {count:,}"
 
 
-def _check_instances(path: str, samples: DataFrame) -> None:
+def _check_instances(path: str, samples: DataFrame, whole: int) -> None:
     """Raises MetaEvaluationError for rows that are no instances, and instances that lack some of their samples."""
-    whole = len(CONFLICTBANK_CLAIMS) * len(CONFLICTBANK_SETS)
     sizes = samples.groupBy("row").agg(F.count("*").alias("size"))
     unread, cut, rows = sizes.agg(
         F.coalesce(F.max(F.when(F.isnull("row"), F.col("size"))), F.lit(0)),
@@ -117,7 +120,7 @@ def read_score_tables(
 
 
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
-    """model, metric, sample_id, score; NaN is null."""
+    """model, metric, sample_id, score, failed; NaN is null."""
     where = f"{model} ({place})"
     try:
         rows = spark.read.option("mergeSchema", "true").parquet(*_files(spark, place))
@@ -128,7 +131,7 @@ def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
         ) from error
     missing = [name for name in REQUIRED if name not in rows.columns]
     if missing:
-        parts = [f"no column `{name}`{_near(name, rows.columns)}" for name in missing]
+        parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
         raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
     if not isinstance(rows.schema["score"].dataType, T.NumericType):
         kind = rows.schema["score"].dataType.simpleString()
@@ -141,7 +144,48 @@ def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
         F.col("metric").cast("string").alias("metric"),
         F.col("sample_id").cast("string").alias("sample_id"),
         F.when(~F.isnan(score), score).alias("score"),
+        _failed(rows).alias("failed"),
     )
+
+
+def _failed(rows: DataFrame) -> Column:
+    known = F.col("status").isin(*FAILED_STATUSES) if "status" in rows.columns else F.lit(False)
+    return F.coalesce(known, F.lit(False))
+
+
+def read_source_shares(spark: SparkSession, places: Mapping[str, str]) -> DataFrame:
+    """What of the statements of each source is covered: model, metric, sample_id, source strings, share double.
+
+    From the tables of outputs of `untold score`, places: model -> folder. Under a metric with atoms (nli, qa) the kept
+    atoms that a source states count, each as its statement does, before condensation made one of several; under others
+    the statements. A source that states nothing has no row. Methods, section 6. Raises MetaEvaluationError where a
+    folder has scores alone.
+    """
+    frames = [_read_shares(spark, place).withColumn("model", F.lit(model)) for model, place in places.items()]
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _read_shares(spark: SparkSession, place: str) -> DataFrame:
+    tables = {name: _read_run_table(spark, place, name) for name in ("atoms", "statements")}
+    keys = ["sample_id", "metric", "statement_id"]
+    kept = tables["atoms"].where("kept").select(*keys, "sources")
+    judged = kept.join(tables["statements"].select(*keys, "covered"), on=keys, how="inner")
+    with_atoms = tables["atoms"].select("metric").distinct()
+    stated = tables["statements"].select(*keys, "sources", "covered").join(with_atoms, on="metric", how="left_anti")
+    each = judged.unionByName(stated).select("metric", "sample_id", "covered", F.explode("sources").alias("source"))
+    share = F.avg(F.col("covered").cast("double")).alias("share")
+    return each.groupBy("metric", "sample_id", "source").agg(share)
+
+
+def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
+    system, path = open_filesystem(f"{place}/{name}")
+    if system.get_file_info(path).type != fs.FileType.Directory:
+        raise MetaEvaluationError(
+            f"{place}: no table {name}, and the shares of each source are counted from it; give an output of untold "
+            "score, or --conflictbank alone with scores of each context by itself"
+        )
+    schema = spark_schema({"atoms": ATOMS, "statements": STATEMENTS}[name])
+    return spark.read.schema(schema).parquet(f"{place}/{name}")
 
 
 def _files(spark: SparkSession, place: str) -> list[str]:
@@ -151,7 +195,7 @@ def _files(spark: SparkSession, place: str) -> list[str]:
     is_output = system.get_file_info(path).type == fs.FileType.Directory
     if is_output and system.get_file_info(f"{path.removesuffix('scores')}{NAME}").type == fs.FileType.File:
         open_run(place)
-    files = inspect_files(spark, find_files(table if is_output else place))
+    files = inspect_files(find_files(table if is_output else place))
     found = [file.path for file in files if file.kind == "parquet"]
     if not found:
         raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")
@@ -168,7 +212,8 @@ def _check_values(frame: DataFrame, metrics: Sequence[str] | None, where: str) -
     has = sorted(row["metric"] for row in rows if row["metric"] is not None)
     wanted = tuple(metrics or has)
     problems = [
-        f"{where}: no scores of metric `{_short(name)}`{_near(name, has)}; it has {', '.join(has) or 'none'}"
+        f"{where}: no scores of metric `{shorten(name)}`{aside(near_misses(name, has))}; "
+        f"it has {', '.join(has) or 'none'}"
         for name in wanted
         if name not in has
     ]
@@ -206,7 +251,8 @@ def _check_ids(
     for row in rows:
         where = f"{row['model']} ({places[row['model']]}): {row['metric']}"
         lost, given_id = near.get((row["model"], row["metric"]), (row["id"], None))
-        example = f"`{_short(lost)}`{_did_you_mean(given_id)}" if row["fault"] == "lost" else f"`{_short(row['id'])}`"
+        shown, close = (lost, [given_id] if given_id else []) if row["fault"] == "lost" else (row["id"], [])
+        example = f"`{shorten(shown)}`{aside(close)}"
         problems.append(f"{where}: {row['count']:,} {FAULTS[row['fault']].format(about=about)}: {example}")
     _raise(problems)
 
@@ -226,18 +272,15 @@ def _near_ids(faults: DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
     return {(row["model"], row["metric"]): (row["pair"]["sample_id"], row["pair"]["given_id"]) for row in rows}
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    by_lower = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(name.strip().lower(), by_lower, n=1)
-    return _did_you_mean(by_lower[near[0]]) if near else ""
-
-
-def _did_you_mean(near: str | None) -> str:
-    return f" (did you mean `{_short(near)}`?)" if near else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
+def describe_repeats(points: DataFrame) -> str | None:
+    """The line that says that questions have several answers, where they do; points: unit, cluster strings."""
+    questions, units = points.agg(F.count_distinct("cluster"), F.count_distinct("unit")).collect()[0]
+    if questions == units:
+        return None
+    return (
+        f"{units:,} rows are of {questions:,} questions, and answers to one question are alike: intervals and tests "
+        "that take rows one by one are too sure; --cluster takes whole questions"
+    )
 
 
 def _raise(problems: Sequence[str]) -> None:

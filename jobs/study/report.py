@@ -52,7 +52,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Published:
-    """A published LMR under `zero`, with its interval where one was published."""
+    """A published LMR under `published`, with its interval where one was published."""
 
     dataset: str
     metric: str
@@ -66,8 +66,14 @@ PUBLISHED = (
     Published("wikicontradict", "e2e", "Qwen2.5-72B-Instruct", 0.8025),
     Published("wikicontradict", "e2e", "gpt-oss-120b", 0.7558, 0.731, 0.779),
     Published("wikicontradict", "e2e", "llama-3.3-70b-instruct", 0.8142),
+    Published("average", "e2e", "Llama-4-Maverick-17B-128E-Instruct", 0.85),
+    Published("average", "qa", "gpt-oss-20b", 0.81),
 )
-PUBLISHED_CONVENTION = "zero"
+AVERAGE = "average"  # the data set of averages over data sets
+# Evaluating each context of ConflictBank alone is another measure than the paper's
+PUBLISHED_DATASETS = {"wikicontradict", "conflictbank", AVERAGE}
+PUBLISHED_SPREADS = {"qa": 0.009, "e2e": 0.044}  # standard deviations of averages over five models
+PUBLISHED_CONVENTION = "published"
 
 
 def find_published(dataset: str, metric: str, model: str) -> Published | None:
@@ -76,6 +82,23 @@ def find_published(dataset: str, metric: str, model: str) -> Published | None:
         if (published.dataset, published.metric) == (dataset, metric) and _plain(published.model) == _plain(model):
             return published
     return None
+
+
+def with_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of `meta_evaluation` with the column `published`: the paper's figure for an LMR under its convention."""
+    return [{**row, "published": _published_value(row)} for row in rows]
+
+
+def _published_value(row: Row) -> float | None:
+    if row["measure"] != "lmr" or not _as_published(row):
+        return None
+    published = find_published(row["dataset"], row["metric"], row["model"])
+    return published.value if published else None
+
+
+def _as_published(row: Row) -> bool:
+    """Whether the convention is the paper's: where nothing was left out, `zero` is the same."""
+    return row["undefined"] == PUBLISHED_CONVENTION or (row["undefined"] == "zero" and not row.get("left_out"))
 
 
 def _plain(model: str) -> str:
@@ -89,18 +112,22 @@ def render(
     costs: Mapping[str, Mapping[str, Cost]],
     *,
     clustered: bool,
+    note: str | None = None,
 ) -> str:
     """The report as Markdown.
 
     rows, comparisons: rows of the tables `meta_evaluation` and `comparisons`, of one data set. confusions: by (model,
     metric), int64[3, 4]. costs: by model and metric; none for scores that were given. `clustered` says how intervals
-    were made.
+    and tests were made, `note` what to know of them.
     """
     units = "whole questions" if clustered else "single rows"
     parts = [
         f"# Meta-evaluation on {rows[0]['dataset'] if rows else 'nothing'}",
         f"Intervals: 95 % BCa, 10,000 resamples of {units}. `mismatch`: an undefined score agrees with no label; "
-        "`zero`: it is the score 0, as published. Calls, tokens and cost are a sample's, of all starts.",
+        "`zero`: it is the score 0, and failed ones are left out; `published`: failed ones are 0 too. Left out: failed "
+        "scores, and comparisons with a source that states nothing. Calls, tokens and cost are a sample's, of all "
+        "starts.",
+        f"Note: {note}." if note else "",
         _main_table(rows, costs),
         _published_table(rows),
         _comparison_table(comparisons),
@@ -123,18 +150,21 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
     measures = [name for name in MEASURE_HEADS if name in present]
     heads = [MEASURE_HEADS[name] for name in measures]
     lines = []
-    for (dataset, metric, model, undefined), values in _by_line(rows).items():
+    for (_, metric, model, undefined), values in _by_line(rows).items():
         cost = costs.get(model, {}).get(metric)
-        published = find_published(dataset, metric, model) if undefined == PUBLISHED_CONVENTION else None
+        published = values["lmr"]["published"]
         lines.append(
             [
                 *(metric, model, undefined, f"{values['lmr']['n']:,}"),
                 *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
+                f"{values['lmr']['left_out'] or 0:,}",
                 *_cost_cells(cost),
-                f"{published.value:.3f}" if published else "-",
+                "-" if published is None else f"{published:.3f}",
             ]
         )
-    return _table(["metric", "model", "undefined", "n", *heads, "calls", "tokens", "cost", "published LMR"], lines)
+    return _table(
+        ["metric", "model", "undefined", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
+    )
 
 
 def _value(row: Row | None, *, interval: bool) -> str:
@@ -152,6 +182,8 @@ def _cost_cells(cost: Cost | None) -> list[str]:
 
 def _published_table(rows: Sequence[Row]) -> str:
     shown = {(row["dataset"], row["metric"]) for row in rows}
+    if not {dataset for dataset, _ in shown} & PUBLISHED_DATASETS:
+        return ""
     lines = [
         [one.metric, one.model, f"{one.value:.3f}" + (f" [{one.low:.3f}, {one.high:.3f}]" if one.low else "")]
         for one in PUBLISHED
@@ -171,7 +203,8 @@ def _comparison_table(comparisons: Sequence[Row]) -> str:
         ]
         for row in comparisons
     ]
-    note = "Paired permutation tests of LMR under `mismatch`; p adjusted after Benjamini and Hochberg over the table."
+    under = comparisons[0]["undefined"]
+    note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
     heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
     return "\n\n".join(["## Metrics compared", note, _table(heads, lines)])
 
@@ -208,7 +241,7 @@ def _draw(rows: Sequence[Row]) -> Figure:
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
     width = max(3.2, 0.9 + len(metrics) * (0.5 + 0.3 * len(models)))
-    figure = Figure(figsize=(2 * width + 2.6, 4.2), layout="constrained")
+    figure = Figure(figsize=(len(CONVENTIONS) * width + 2.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(CONVENTIONS), sharey=True)
     for axes, undefined in zip(panels, CONVENTIONS, strict=True):
@@ -239,7 +272,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
             if row["ci_low"] is not None:
                 axes.plot([place, place], [row["ci_low"], row["ci_high"]], color="black", linewidth=1.2)
     _draw_floors(axes, rows)
-    if any(row["undefined"] == PUBLISHED_CONVENTION for row in rows):
+    if any(row["measure"] == "lmr" and _as_published(row) for row in rows):
         _draw_published(axes, rows, metrics, models, at)
     axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
     axes.set_ylim(0, 1)

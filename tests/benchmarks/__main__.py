@@ -9,7 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import condensation, cpu, limit, memory, nights, pairs, reuse, sharing, statistics, throughput
+from tests.benchmarks import (
+    condensation,
+    cpu,
+    limit,
+    memory,
+    nights,
+    pairs,
+    reuse,
+    sharing,
+    start,
+    statistics,
+    throughput,
+)
 from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
 
 
@@ -31,11 +43,15 @@ BENCHMARKS = {
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
+    "start": Benchmark("how long a start takes, beside a bare one", start.measure),
     "statistics": Benchmark("statistics of ten million rows, and their distance from SciPy's", statistics.measure),
 }
 
-REQUESTS = "requests a run (throughput, limit, cpu, reuse), a night (nights), pairs (pairs), queries (sharing)"
-REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, pairs, statistics)"
+REQUESTS = (
+    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing), "
+    "samples in the store (start)"
+)
+REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, pairs, start, statistics)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -121,7 +121,7 @@ def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path
 def test_wrong_components_are_found_out(
     spark: SparkSession, tmp_path: Path, components: Components, graph: Digraph, message: str
 ) -> None:
-    with pytest.raises(CondensationError, match=message):
+    with pytest.raises(GraphFramesError, match=message):
         condense(spark, tmp_path, {"graph": graph}, components, limit=4)
 
 

@@ -1,97 +1,221 @@
-"""The standalone answering command: the same rules as a run's."""
+"""The driver of the answering actors, on a small Ray of its own: deaths, disks, and that it ends in order."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterator
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 
-from jobs.asking.job import Job, job_to_json
-from jobs.asking.settled import hold_folder, settled_ids
-from jobs.run.locks import FolderLock, LockedError
+from jobs import answer
+from jobs.answer import Answering, Outcome
+from jobs.asking.job import Job
+from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
-from tests.jobs.asking.completions import break_pages, failed, names_in, row, write
-from tests.udfs.llm.askers import SETTINGS, STAGE
+from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
+from udfs.llm import actors
+from udfs.llm.actors import AnsweringActor
+from udfs.llm.limiter import Limiter, Limits, Report
+
+Event = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ModelServer]:
+def cluster() -> Iterator[None]:
+    answer.start_ray(None)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ModelServer]:
     with ModelServer() as started:
         yield started
 
 
-def write_requests(folder: Path, ids: list[str]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"request_id": ids, "query": ["q"] * len(ids), "text": [f"Fact {one}." for one in ids]})
-    pq.write_table(table, folder / "part-0.parquet")
-    return folder
+@pytest.fixture
+def server(process: ModelServer) -> ModelServer:
+    process.configure(answer="e2e", rules=[], limits={}, latency=0.0, api_key=None, down=False)
+    process.reset()
+    return process
 
 
-def fill_store(folder: Path) -> None:
-    """Completions of each kind, and two files that are none any more."""
-    write(folder, "a.parquet", [row("ok", text="t"), failed("filtered", request_id="lasting")])
-    write(folder, "b.parquet", [failed("timeout", request_id="passing"), failed("timeout", request_id="both")])
-    write(folder, "c.parquet", [row("both", text="t"), row("of another run", text="t")])
-    (folder / "empty.parquet").write_bytes(b"")
-    break_pages(write(folder, "pages.parquet", [row("damaged", text="t" * 5000)]))
+def job_of(server: ModelServer, folder: Path, count: int, store: Path | None = None, **settings: Any) -> Job:
+    """A job of so many requests in one unit."""
+    (folder / "requests").mkdir()
+    rows = [{"request_id": request_id, **variables} for request_id, variables in requests(count)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "requests" / "unit.parquet")
+    store = store or folder / "store"
+    store.mkdir(exist_ok=True)
+    chosen = replace(SETTINGS, base_url=server.base_url, **settings)
+    return Job(str(folder / "requests"), str(store), f"run{abs(hash(folder))}", STAGE, chosen)
 
 
-IDS = ["ok", "lasting", "passing", "both", "damaged", "new"]
+def answered(job: Job, tell: Any = lambda event: None, idle: list[Any] | None = None) -> Outcome:
+    return Answering(job, lambda: None, tell, idle=idle).run()
 
 
-@pytest.mark.parametrize(("retry_failed", "left"), [(False, {"passing", "damaged", "new"}), (True, {"lasting"})])
-def test_settled_is_what_a_run_would_not_ask(tmp_path: Path, retry_failed: bool, left: set[str]) -> None:
-    fill_store(tmp_path / "store")
-    requests = write_requests(tmp_path / "requests", IDS)
-    settled = settled_ids(str(requests), str(tmp_path / "store"), retry_failed=retry_failed)
-    assert settled == set(IDS) - left - {"passing", "damaged", "new"}
-    assert names_in(tmp_path / "store" / "damaged") == ["empty.parquet", "pages.parquet"]
+@pytest.mark.usefixtures("cluster")
+def test_a_job_is_answered_once_and_its_actor_is_kept(server: ModelServer, tmp_path: Path) -> None:
+    events: list[Event] = []
+    idle: list[Any] = []
+    outcome = answered(job_of(server, tmp_path, 50), events.append, idle)
+    assert (outcome.outcome, outcome.tally.done, outcome.tally.calls) == ("finished", 50, 50)
+    assert len(rows_in(tmp_path / "store")) == server.count() == 50
+    assert len(idle) == 1
+    assert (events[-1]["paused"], events[-1]["unwritten"], events[-1]["trouble"]) == (0.0, 0, None)
 
 
-def test_nothing_is_settled_in_a_store_that_is_not_there(tmp_path: Path) -> None:
-    requests = write_requests(tmp_path / "requests", IDS)
-    assert settled_ids(str(requests), str(tmp_path / "nowhere")) == frozenset()
+@pytest.mark.usefixtures("cluster")
+def test_an_exception_in_the_driver_still_dismisses_its_actors(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(latency=0.05)
+    idle: list[Any] = []
+
+    def break_off(event: Event) -> None:
+        if event["tally"]["done"] >= 20:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        answered(job_of(server, tmp_path, 2000, flush=1000.0), break_off, idle)
+    assert len(rows_in(tmp_path / "store")) == server.count() >= 20
+    assert len(idle) == 1
 
 
-def test_a_folder_has_one_spender(tmp_path: Path) -> None:
-    with hold_folder(str(tmp_path / "v1" / "stage"), "run1", wait=False) as lost:
-        assert not lost()
-        with pytest.raises(LockedError), hold_folder(str(tmp_path / "v1" / "stage"), "run2", wait=False):
-            pass
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    try:
+        disk = SmallDisk(tmp_path / "disk")
+    except PermissionError as error:
+        pytest.skip(str(error))
+    yield disk
+    disk.close()
 
 
-def test_answering_imports_no_spark() -> None:
-    words = [sys.executable, "-c", "import jobs.answer, sys; print('pyspark' in sys.modules)"]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"
+@pytest.mark.usefixtures("cluster")
+def test_a_disk_that_is_full_at_first_loses_nothing(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
+    disk.fill()
+    job = job_of(server, tmp_path, 100, disk.folder, outage=60.0)
+    outcome = answered(job, lambda event: disk.empty())
+    assert (outcome.outcome, outcome.tally.done) == ("finished", 100)
+    assert len(rows_in(disk.folder)) == server.count() == 100
 
 
-def command(tmp_path: Path, server: ModelServer, *flags: str) -> list[str]:
-    settings = {**vars(SETTINGS), "base_url": server.base_url}
-    job = Job(requests="", directory="", run="run", stage=STAGE, settings=type(SETTINGS)(**settings))
-    (tmp_path / "job.json").write_text(json.dumps(job_to_json(job)))
-    paths = ["--requests", str(tmp_path / "requests"), "--store", str(tmp_path / "store")]
-    return [sys.executable, "-m", "jobs.answer", *paths, "--settings", str(tmp_path / "job.json"), *flags]
+@pytest.mark.usefixtures("cluster")
+def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
+    server: ModelServer, tmp_path: Path, disk: SmallDisk
+) -> None:
+    job = job_of(server, tmp_path, 100, disk.folder, outage=2.0, flush=1.0)
+    # The actor's first file finds room; what it answers then does not
+    job = replace(job, confirm_probes=True)
+    outcome = Answering(job, lambda: None, lambda event: None, confirmed=lambda: disk.fill() is None).run()
+    assert outcome.outcome == "broken"
+    assert outcome.error == f"100 answers could not be written to {disk.folder} (No space left on device)"
 
 
-def test_the_command_asks_what_a_run_would_and_only_as_the_one_spender(server: ModelServer, tmp_path: Path) -> None:
-    fill_store(tmp_path / "store")
-    write_requests(tmp_path / "requests", IDS)
-    (tmp_path / "requests" / "part-1.parquet").write_bytes(b"")
-    with FolderLock(str(tmp_path / "store"), "another", wait=False):
-        refused = subprocess.run(command(tmp_path, server, "--no-wait"), capture_output=True, text=True, check=False)
-    assert (refused.returncode, server.count()) == (1, 0)
-    assert "is in use by a run" in refused.stderr
-    ended = subprocess.run(command(tmp_path, server), capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert server.count() == 3
-    assert all(f"{name}.parquet" in ended.stderr for name in ("empty", "pages"))
-    written = pq.read_table([*(tmp_path / "store").glob("run-*.parquet")])
-    assert Counter(written["request_id"].to_pylist()) == Counter(["passing", "damaged", "new"])
-    assert not (tmp_path / "store" / "_lock").exists()
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_does_not_start_is_replaced(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sleeper:
+        def start(self, _: Any) -> None:
+            sleep(600)
+
+    def actors_of() -> Iterator[Any]:
+        monkeypatch.setattr(answer, "START_SECONDS", 0.5)
+        yield ray.remote(Sleeper).options(num_cpus=0).remote()
+        monkeypatch.setattr(answer, "START_SECONDS", 300.0)
+        yield make()
+
+    make, found = answer._new_actor, actors_of()
+    monkeypatch.setattr(answer, "_new_actor", lambda: next(found))
+    assert answered(job_of(server, tmp_path, 5)).tally.done == 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_does_not_answer_is_replaced(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.configure(latency=0.2)
+    stopped: list[int] = []
+    idle: list[Any] = []
+    job = job_of(server, tmp_path, 60)
+
+    def stop_the_first(event: Event) -> None:
+        if not stopped and event["tally"]["done"] >= 10:
+            monkeypatch.setattr(answer, "ANSWER_SECONDS", 3.0)
+            stopped.append(driver._workers[0].handle._ray_actor_id)
+            os.kill(ray.get(driver._workers[0].handle.__ray_call__.remote(lambda _: os.getpid())), signal.SIGSTOP)
+        elif stopped and driver._workers and driver._workers[0].handle._ray_actor_id != stopped[0]:
+            monkeypatch.setattr(answer, "ANSWER_SECONDS", 60.0)
+
+    driver = Answering(job, lambda: None, stop_the_first, idle=idle)
+    outcome = driver.run()
+    assert outcome.outcome == "finished"
+    assert len(set(rows_in(tmp_path / "store"))) == 60
+    assert server.count() <= 60 + SETTINGS.limits.max_in_flight + 10
+
+
+def driver_of(folder: Path) -> Answering:
+    return Answering(Job(str(folder), str(folder), "run", STAGE, SETTINGS), lambda: None, lambda event: None)
+
+
+def test_many_deaths_in_a_long_run_are_no_reason_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(answer, "monotonic", lambda: now)
+    driver = driver_of(tmp_path)
+    for _ in range(400):
+        now += 90.0
+        driver._count_death()
+
+
+def test_many_deaths_in_an_hour_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(answer, "monotonic", lambda: now)
+    driver = driver_of(tmp_path)
+    for _ in range(50):
+        now += 60.0
+        driver._count_death()
+    with pytest.raises(RuntimeError, match="51 answering actors died within an hour"):
+        driver._count_death()
+
+
+def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    for number in range(40):
+        for _ in range(5):
+            driver._count_death()
+        driver._record_crash(f"r{number}")
+    assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"crashed"}
+
+
+class _Handle:
+    """The limiter's handle as Ray gives it: `lease.remote(report)` is awaited."""
+
+    def __init__(self, limiter: Limiter | None) -> None:
+        self._limiter = limiter
+        self.lease = self
+
+    async def remote(self, report: Report) -> Any:
+        if self._limiter is None:
+            await asyncio.Event().wait()
+        assert self._limiter is not None
+        return self._limiter.lease(report)
+
+
+def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(actors, "open_limiter", lambda name: _Handle(Limiter()))
+    actor = AnsweringActor()
+    actor._limiter = _Handle(None)
+    report = Report("a", "run", (0,), 0, number=1, limits=Limits())
+    assert len(asyncio.run(actor._lease(report)).times) == 1

@@ -28,7 +28,7 @@ from jobs.run.manifest import OutputError
 from jobs.run.progress import Display
 from jobs.settings.model import LlmSettings, Settings
 from jobs.study.inputs import MetaEvaluationError
-from jobs.tables import COMPARISONS, META_EVALUATION
+from jobs.tables import ATOMS, COMPARISONS, META_EVALUATION, STATEMENTS
 from tests.jobs.study.test_agreement import SETS, VALUES, of_sets, strict_and_lax
 from tests.sample_files import write_lines
 from udfs.statistics.confusion import LABELS, match_label
@@ -124,7 +124,7 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
     table = open_run(evaluated.output).table("meta_evaluation")
     assert table.schema.equals(META_EVALUATION)
     rows = {(row["metric"], row["model"], row["undefined"], row["measure"]): row for row in table.to_pylist()}
-    assert len(rows) == table.num_rows == 2 * 2 * 2 * 6
+    assert len(rows) == table.num_rows == 2 * 2 * 3 * 6
     assert {(row["dataset"], row["n"]) for row in rows.values()} == {("wikicontradict", 20)}
     for model, scores in GIVEN.items():
         found = [*matches(scores, "nli", zero=True).values()]
@@ -154,6 +154,7 @@ def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest
             "p_value": test.p_value,
             "p_adjusted": p_adjusted,
             "n": 20,
+            "undefined": "mismatch",
         }
         for model, test, p_adjusted in zip(GIVEN, tests, adjusted, strict=True)
     ]
@@ -168,8 +169,8 @@ def snapshot(request: MetaEvaluationRequest) -> dict[str, bytes]:
 def test_starting_again_gives_the_same_bytes(spark: SparkSession, evaluated: MetaEvaluationRequest) -> None:
     first = snapshot(evaluated)
     assert sorted(first) == [
-        *("comparisons/part-0.parquet", "manifest.json", "meta_evaluation.md", "meta_evaluation.png"),
-        *("meta_evaluation.svg", "meta_evaluation/part-0.parquet"),
+        *("comparisons/part-0.parquet", "manifest.json", "match_counts/part-0.parquet", "meta_evaluation.md"),
+        *("meta_evaluation.png", "meta_evaluation.svg", "meta_evaluation/part-0.parquet"),
     ]
     run(spark, evaluated)
     assert snapshot(evaluated) == first
@@ -190,7 +191,7 @@ def test_another_seed_is_refused_unless_overwritten(
     assert snapshot(request)["meta_evaluation/part-0.parquet"] != before["meta_evaluation/part-0.parquet"]
 
 
-def test_clustered_intervals_resample_questions_and_tables_have_none(spark: SparkSession, wiki: Path) -> None:
+def test_clustered_intervals_resample_questions_tables_included(spark: SparkSession, wiki: Path) -> None:
     scores = make_scores(("e2e",))
     request = ask(wiki, {"m": write_scores(wiki / "m", scores)}, cluster=True)
     run(spark, request)
@@ -200,7 +201,35 @@ def test_clustered_intervals_resample_questions_and_tables_have_none(spark: Spar
     expected = clustered_bca_interval(sums, [10, 10], seed=0)
     row = rows["mismatch", "lmr"]
     assert (row["value"], row["ci_low"], row["ci_high"]) == (expected.mean, expected.low, expected.high)
-    assert (rows["zero", "kappa"]["ci_low"], rows["zero", "kappa"]["value"] is None) == (None, False)
+    kappa = rows["zero", "kappa"]
+    assert kappa["ci_low"] < kappa["value"] < kappa["ci_high"]
+    report = (Path(request.output) / "meta_evaluation.md").read_text(encoding="utf-8")
+    assert "10,000 resamples of whole questions" in report
+    assert "Note:" not in report
+
+
+def test_questions_with_several_answers_are_noted_where_rows_are_taken_one_by_one(
+    evaluated: MetaEvaluationRequest,
+) -> None:
+    report = (Path(evaluated.output) / "meta_evaluation.md").read_text(encoding="utf-8")
+    assert "Note: 20 rows are of 2 questions" in report
+
+
+def test_failed_scores_are_left_out_under_zero_counted_and_wrong_as_published(spark: SparkSession, wiki: Path) -> None:
+    rows = [row | {"status": "ok" if row["score"] is not None else "no_statements"} for row in make_scores(("e2e",))]
+    for row in rows[:4]:
+        row |= {"score": None, "status": "failed"}
+    rows[4] |= {"score": None, "status": "budget"}
+    request = ask(wiki, {"m": write_scores(wiki / "m", rows)})
+    run(spark, request)
+    found = {(row["undefined"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    zero, published = matches(rows[5:], "e2e", zero=True), matches(rows, "e2e", zero=True)
+    mismatch = matches(rows, "e2e")
+    for undefined, earned, left_out in (("mismatch", mismatch, 0), ("zero", zero, 5), ("published", published, 0)):
+        row = found[undefined, "lmr"]
+        assert (row["n"], row["left_out"]) == (len(earned), left_out)
+        assert row["value"] == pytest.approx(sum(earned.values()) / len(earned))
+        assert (found[undefined, "kappa"]["n"], found[undefined, "kappa"]["left_out"]) == (len(earned), left_out)
 
 
 def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -> None:
@@ -231,33 +260,107 @@ INSTANCE = {
 }
 
 
+CLAIMS = ("default", "counterfactual")
+
+
 def conflictbank_ids(instances: int) -> list[str]:
-    claims = ("default", "counterfactual")
-    return [f"{row}-{claim}-{name}" for row in range(instances) for claim in claims for name in SETS]
+    return [f"{row}-{claim}-{name}" for row in range(instances) for claim in CLAIMS for name in SETS]
 
 
-def test_conflictbank_has_strict_and_lax_parts_and_no_tables(spark: SparkSession, tmp_path: Path) -> None:
-    write_lines(tmp_path / "bank.jsonl", [INSTANCE | {"question": f"q{n}"} for n in range(6)])
+def write_bank(path: Path, instances: int) -> str:
+    return write_lines(path, [INSTANCE | {"question": f"q{n}"} for n in range(instances)])
+
+
+def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]) -> None:
+    """The means of the strict and the lax parts of groups."""
+    found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["undefined"] == "mismatch"}
+    assert found.keys() == {"lmr", "lmr_strict", "lmr_lax"}
+    strict, lax = (sum(part) / len(groups) for part in zip(*groups, strict=True))
+    assert [found[name]["value"] for name in ("lmr_strict", "lmr_lax", "lmr")] == pytest.approx(
+        [strict, lax, (strict + lax) / 2]
+    )
+    assert {row["n"] for row in found.values()} == {len(groups)}
+    assert all(row["ci_low"] < row["value"] < row["ci_high"] for row in found.values())
+    assert rows_of(request, "comparisons") == []
+
+
+def test_conflictbank_alone_has_strict_and_lax_parts_no_tables_and_nothing_published(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     draw = random.Random(3)
     scores = {name: draw.choice(VALUES) for name in conflictbank_ids(6)}
     rows = [{"sample_id": name, "metric": "qa", "score": score} for name, score in scores.items()]
     places = {"m": write_scores(tmp_path / "m", rows)}
-    request = ask(tmp_path, places, dataset="conflictbank", input=str(tmp_path / "bank.jsonl"))
-    run(spark, request)
-    groups = [
-        strict_and_lax(claim, of_sets(*(scores[f"{row}-{claim}-{name}"] for name in SETS)))
-        for row in range(6)
-        for claim in ("default", "counterfactual")
-    ]
-    found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["undefined"] == "mismatch"}
-    assert found.keys() == {"lmr", "lmr_strict", "lmr_lax"}
-    strict, lax = (sum(part) / 12 for part in zip(*groups, strict=True))
-    assert [found[name]["value"] for name in ("lmr_strict", "lmr_lax", "lmr")] == pytest.approx(
-        [strict, lax, (strict + lax) / 2]
+    request = ask(tmp_path, places, dataset="conflictbank_alone", input=write_bank(tmp_path / "bank.jsonl", 6))
+    assert "published (dejl" not in run(spark, request).report.lower()
+    check_bank(
+        request,
+        [
+            strict_and_lax(claim, of_sets(*(scores[f"{row}-{claim}-{name}"] for name in SETS)))
+            for row in range(6)
+            for claim in CLAIMS
+        ],
     )
-    assert {row["n"] for row in found.values()} == {12}
-    assert all(row["ci_low"] < row["value"] < row["ci_high"] for row in found.values())
-    assert rows_of(request, "comparisons") == []
+
+
+Covered = dict[str, tuple[int, int]]  # by source how many statements are covered, of how many
+
+
+def write_run(folder: Path, metric: str, counts: Mapping[str, Covered], *, atoms: bool) -> str:
+    """An output of score whose samples cover that many statements, or atoms, of each source."""
+    scores: Rows = []
+    tables: dict[str, Rows] = {"atoms": [], "statements": []}
+    for name, covered in counts.items():
+        held, number = (sum(pair) for pair in zip(*covered.values(), strict=True))
+        scores.append({"sample_id": name, "metric": metric, "score": held / number})
+        keys = {"sample_id": name, "metric": metric}
+        for source, (share, of) in covered.items():
+            for place in range(of):
+                statement = {**keys, "statement_id": f"{source}{place}", "covered": place < share}
+                tables["statements"].append({**statement, "sources": [source]})
+                if atoms:  # every other of them twice: before condensation both count
+                    kept = {**keys, "statement_id": statement["statement_id"], "sources": [source], "kept": True}
+                    tables["atoms"] += [kept] * (1 + place % 2) + [{**kept, "statement_id": None, "kept": False}]
+    write_scores(folder / "scores", scores)
+    for name, schema in (("atoms", ATOMS), ("statements", STATEMENTS)):
+        (folder / name).mkdir()
+        pq.write_table(pa.Table.from_pylist(tables[name], schema=schema), folder / name / "part-0.parquet")
+    (folder / "manifest.json").write_text(json.dumps({"status": "finished"}), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize("atoms", [False, True])
+def test_conflictbank_by_source_counts_what_each_context_states(
+    spark: SparkSession, tmp_path: Path, atoms: bool
+) -> None:
+    draw = random.Random(4)
+    counts: dict[str, Covered] = {
+        f"{row}-{claim}-all": {source: (draw.randint(0, 3), 3) for source in SETS[1:]}
+        for row in range(6)
+        for claim in CLAIMS
+    }
+    metric = "nli" if atoms else "e2e"
+    places = {"m": write_run(tmp_path / "m", metric, counts, atoms=atoms)}
+    request = ask(tmp_path, places, dataset="conflictbank", input=write_bank(tmp_path / "bank.jsonl", 6))
+    assert "Published (Dejl" in run(spark, request).report
+
+    def share(covered: int) -> float:
+        # Of three statements the second has two atoms
+        return (covered + (covered > 1)) / 4 if atoms else covered / 3
+
+    groups = []
+    for name, covered in counts.items():
+        everything = sum(pair[0] for pair in covered.values()) / 12
+        shares = [share(covered[source][0]) for source in SETS[1:]]
+        groups.append(strict_and_lax(name.split("-")[1], of_sets(everything, *shares)))
+    check_bank(request, groups)
+
+
+def test_conflictbank_by_source_needs_more_than_scores(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [{"sample_id": f"0-{claim}-all", "metric": "qa", "score": 1.0} for claim in CLAIMS]
+    request = ask(tmp_path, {"m": write_scores(tmp_path / "m", rows)}, dataset="conflictbank")
+    with pytest.raises(MetaEvaluationError, match="no table atoms, and the shares of each source are counted from it"):
+        run(spark, replace(request, input=write_bank(tmp_path / "bank.jsonl", 1)))
 
 
 JUDGES = {
@@ -396,7 +499,7 @@ def test_a_limit_that_cuts_an_instance_is_refused(spark: SparkSession, tmp_path:
     write_lines(tmp_path / "bank.jsonl", [INSTANCE, INSTANCE | {"question": "p"}])
     rows = [{"sample_id": name, "metric": "qa", "score": 1.0} for name in conflictbank_ids(1)]
     places = {"m": write_scores(tmp_path / "m", rows)}
-    request = ask(tmp_path, places, dataset="conflictbank", input=str(tmp_path / "bank.jsonl"))
+    request = ask(tmp_path, places, dataset="conflictbank_alone", input=str(tmp_path / "bank.jsonl"))
     told = refused(spark, replace(request, limit=13))
     assert "1 of 2 instances lack some of their 10 samples; give --limit a multiple of 10" in told
     assert run(spark, replace(request, limit=10)).exit_code == 0

@@ -30,12 +30,13 @@ from jobs.results import open_run
 from jobs.run.session import spark_schema
 from jobs.settings.loading import load_settings
 from jobs.settings.model import LlmSettings, Settings
-from jobs.tables import COMPLETIONS, SAMPLES
+from jobs.tables import SAMPLES
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import score
+from tests.runs.here import RunHere
 from udfs.llm.keys import Stage
-from udfs.llm.segments import rows_to_table, write_file
+from udfs.llm.records import Completion, completions_table
+from udfs.llm.segments import write_file
 from udfs.stages import STAGES
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
@@ -84,7 +85,9 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="module")
-def planned(spark: SparkSession, server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Planned:
+def planned(
+    run_here: RunHere, spark: SparkSession, server: ModelServer, tmp_path_factory: pytest.TempPathFactory
+) -> Planned:
     folder = tmp_path_factory.mktemp("plan")
     path = write_samples(folder / "in.jsonl", [*SAMPLES_OF_RUN, {"query": "", "response": "x", "contexts": ["a"]}])
     output = folder / "out"
@@ -92,7 +95,7 @@ def planned(spark: SparkSession, server: ModelServer, tmp_path_factory: pytest.T
     before = files_in(folder)
     rows = plan(request)
     calls, new_files = server.count(), files_in(folder) - before
-    ended = score(server, Path(path), output, settings={"llm.model": "m", "fail_on_error": "false"})
+    ended = run_here(server, Path(path), output, settings={"llm.model": "m", "fail_on_error": "false"})
     assert ended.code == 0, ended.err
     usage = {row["stage"]: row for row in open_run(output).table("usage").to_pylist()}
     return Planned(rows, calls, new_files, request, usage, server)
@@ -168,8 +171,7 @@ def store_completion(store: Path, stage: Stage, variables: dict[str, Any], text:
     known = {"request_id": request_id, "text": text, "error_type": error, "answered_at": datetime.now(UTC)}
     folder = Path(stage_folder(str(store), stage))
     folder.mkdir(parents=True, exist_ok=True)
-    row = tuple(known.get(name) for name in COMPLETIONS.names)
-    write_file(f"{folder}/{request_id}.parquet", rows_to_table([row], COMPLETIONS))
+    write_file(f"{folder}/{request_id}.parquet", completions_table([Completion(**known)]))
 
 
 def count(
@@ -244,7 +246,7 @@ QA_STAGES = [SUMMARISE, "mine_questions", "refine_questions", "answer_questions"
     ("metric", "stages"), [pytest.param("nli", NLI_STAGES, marks=pytest.mark.slow), ("qa", QA_STAGES)]
 )
 def test_pairs_are_counted_before_any_is_asked(
-    spark: SparkSession, tmp_path: Path, metric: str, stages: Sequence[str]
+    run_here: RunHere, spark: SparkSession, tmp_path: Path, metric: str, stages: Sequence[str]
 ) -> None:
     samples = [sample for world in worlds(4) for sample in world.samples(2)]
     path = write_samples(tmp_path / "in.jsonl", samples)
@@ -252,7 +254,7 @@ def test_pairs_are_counted_before_any_is_asked(
         request = PlanRequest(path, str(tmp_path / "out"), (metric,), settings_for(server.base_url), embedded=False)
         before = plan(request)
         assert (server.count(), [row["stage"] for row in before]) == (0, stages)
-        ended = score(server, Path(path), tmp_path / "out", "--metric", metric, settings={"llm.model": "m"})
+        ended = run_here(server, Path(path), tmp_path / "out", "--metric", metric, settings={"llm.model": "m"})
         assert ended.code == 0, ended.err
         asked = [server.count(row["stage"]) for row in before]
     usage = {row["stage"]: row for row in open_run(tmp_path / "out").table("usage").to_pylist()}

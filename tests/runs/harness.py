@@ -21,7 +21,8 @@ from tests.fakes.model_server import Arrival, ModelServer
 
 PROMPTS = Path(__file__).resolve().parents[1] / "fakes" / "prompts"
 RESULTS = ("samples", "atoms", "relations", "statements", "scores", "failures")
-WAIT_SECONDS = 400.0
+# Ten times what the longest run takes on a slow machine: these end a run that hangs, and show nothing
+WAIT_SECONDS = 900.0
 # Short-lived JVMs gain more from starting quickly than from compiling well.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS: Mapping[str, Any] = {
@@ -35,6 +36,29 @@ SETTINGS: Mapping[str, Any] = {
 Row = dict[str, Any]
 
 
+def words_of(
+    endpoint: ModelServer | str,
+    samples: Path,
+    output: Path,
+    *flags: str,
+    settings: Mapping[str, Any] | None = None,
+    command: str = "score",
+) -> list[str]:
+    """The command line of a run, less the program; e2e is the metric where the flags name none."""
+    base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
+    words = [command, "--input", str(samples), "--output", str(output)]
+    words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
+    words += flags
+    for key, value in {**SETTINGS, "llm.base_url": base_url, **(settings or {})}.items():
+        words += ["--set", f"{key}={value}"]
+    return words
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would be settings or keys of a run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: exit code, standard output, standard error, seconds."""
@@ -46,7 +70,10 @@ class Ended:
 
 
 class Run:
-    """A running command of `untold`. Its streams go to files, so that nothing of it outlives a kill unnoticed."""
+    """A running command of `untold`. Its streams go to files, so that nothing of it outlives a kill unnoticed.
+
+    Takes what `words_of` takes: an endpoint, samples, an output, flags, `settings` and `command`.
+    """
 
     def __init__(
         self,
@@ -54,20 +81,12 @@ class Run:
         samples: Path,
         output: Path,
         *flags: str,
-        settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
-        command: str = "score",
+        **options: Any,
     ) -> None:
-        base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
-        chosen = {**SETTINGS, "llm.base_url": base_url, **(settings or {})}
-        words = [sys.executable, "-P", "-m", "jobs.cli", command, "--input", str(samples), "--output", str(output)]
-        words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
-        words += flags
-        for key, value in chosen.items():
-            words += ["--set", f"{key}={value}"]
+        words = [sys.executable, "-P", "-m", "jobs.cli", *words_of(endpoint, samples, output, *flags, **options)]
         self._logs = output.parent / f"log-{output.name}-{time():.3f}"
         self._logs.mkdir(parents=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
         self._began = monotonic()
         with open(self._logs / "out", "w") as out, open(self._logs / "err", "w") as err:
             self._process = subprocess.Popen(
@@ -76,7 +95,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**kept, **(environment or {})},
+                env={**clean_environment(), **(environment or {})},
                 start_new_session=True,
             )
 
@@ -123,7 +142,9 @@ class Run:
         out = (self._logs / "out").read_text(encoding="utf-8")
         return Ended(self._process.returncode, out, self.errors, monotonic() - self._began)
 
-    def wait_for(self, server: ModelServer, count: int, stage: str | None = None, timeout: float = 200.0) -> None:
+    def wait_for(
+        self, server: ModelServer, count: int, stage: str | None = None, timeout: float = WAIT_SECONDS
+    ) -> None:
         """Waits until the server has seen so many requests; says what the run wrote where it ends before."""
         end = monotonic() + timeout
         while (arrived := server.count(stage)) < count:

@@ -22,14 +22,14 @@ from tests.runs.harness import (
     read_manifest,
     read_statements,
     read_table,
-    score,
     snapshot,
     write_samples,
 )
+from tests.runs.here import RunHere
 from udfs.llm.templates import compile_prompt
 
 ATTEMPTS = 4
-SHARE = 0.01
+SHARE = 0.02
 STAGES = ("summarise_context", "evaluate_coverage")
 SETTINGS = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS}
 LIMITED = {"status": 429, "headers": {"Retry-After": "0.5"}}
@@ -144,7 +144,7 @@ class Case:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp("faults")
-    samples = make_samples(600)
+    samples = make_samples(300)
     with ModelServer(rules=RULES) as server:
         yield Case(server, samples, write_samples(folder / "samples.jsonl", samples), folder / "out")
 
@@ -197,8 +197,8 @@ def _check_usage(case: Case, expected: Expectation, before: Expectation | None) 
         assert (row["rate_limited"], row["retries"]) == (limited, calls - len(asked) - limited)
 
 
-def test_every_fault_is_accounted_for(case: Case) -> None:
-    ended = score(case.server, case.path, case.output, settings=SETTINGS)
+def test_every_fault_is_accounted_for(run_here: RunHere, case: Case) -> None:
+    ended = run_here(case.server, case.path, case.output, settings=SETTINGS)
     assert ended.code == 4, ended.err
     expected = expect(case.samples, RULES)
     seen = {fate.error_type for fate in expected.fates.values()}
@@ -232,12 +232,12 @@ def _again(first: Expectation, samples: Sequence[Row], lasting: bool) -> Expecta
 
 
 @pytest.mark.slow
-def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(case: Case) -> None:
+def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(run_here: RunHere, case: Case) -> None:
     first = expect(case.samples, RULES)
     case.server.configure(rules=[])
 
     case.server.reset()
-    ended = score(case.server, case.path, case.output, settings=SETTINGS)
+    ended = run_here(case.server, case.path, case.output, settings=SETTINGS)
     second = _again(first, case.samples, lasting=False)
     failed = {sample_id for sample_id, _, _ in second.failures}
     assert ended.code == 4, ended.err
@@ -250,7 +250,7 @@ def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(case:
     assert not any(row["tokens_estimated"] for row in read_table(case.output, "usage"))
 
     case.server.reset()
-    ended = score(case.server, case.path, case.output, "--retry-failed", settings=SETTINGS)
+    ended = run_here(case.server, case.path, case.output, "--retry-failed", settings=SETTINGS)
     assert ended.code == 0, ended.err
     assert _failed(case.output) == Counter()
     _check_samples(case, set())
@@ -260,17 +260,17 @@ def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(case:
 
     case.server.reset()
     before = snapshot(case.output)
-    ended = score(case.server, case.path, case.output, settings=SETTINGS)
+    ended = run_here(case.server, case.path, case.output, settings=SETTINGS)
     assert (ended.code, case.server.count()) == (0, 0), ended.err
     assert snapshot(case.output) == before
 
 
 @pytest.mark.slow
-def test_many_requests_that_always_fail_are_no_outage(server: ModelServer, tmp_path: Path) -> None:
+def test_many_requests_that_always_fail_are_no_outage(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"share": 0.3}, "do": {"status": 500}}])
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(100)), tmp_path / "out"
     settings = {"summarise_contexts": "false", "llm.outage_minutes": 0.2}
-    ended = score(server, path, output, settings=settings)
+    ended = run_here(server, path, output, settings=settings)
     assert ended.code == 4, ended.err
     assert {row["error_type"] for row in read_table(output, "failures")} == {"http_500"}
     assert {row["status"] for row in read_table(output, "scores")} == {"ok", "failed"}

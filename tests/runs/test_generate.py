@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import yaml
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import Ended, Run, read_manifest, read_table, score, snapshot, times, write_samples
+from tests.runs.harness import Ended, Run, read_manifest, read_table, snapshot, times, write_samples
+from tests.runs.here import RunHere
 
 SYSTEMS = {"terse": {"model": "small-model"}, "whole": {"model": "large-model", "temperature": None}}
 SHORT = "Fact of them all."
@@ -41,24 +43,25 @@ def write_systems(folder: Path, systems: dict[str, Any]) -> Path:
     return path
 
 
-def start(
-    server: ModelServer, questions: Path, output: Path, *flags: str, systems: Path | None = None, **settings: Any
-) -> Run:
-    path = systems or write_systems(output.parent, SYSTEMS)
-    return Run(server, questions, output, "--systems", str(path), *flags, settings=settings, command="generate")
+def flags_of(output: Path, systems: Path | None) -> tuple[str, str]:
+    return "--systems", str(systems or write_systems(output.parent, SYSTEMS))
 
 
-def generate(server: ModelServer, questions: Path, output: Path, *flags: str, **options: Any) -> Ended:
-    run = start(server, questions, output, *flags, **options)
-    try:
-        return run.wait()
-    finally:
-        if run.is_running:
-            run.kill()
+@pytest.fixture
+def generate(run_here: RunHere) -> Callable[..., Ended]:
+    """`untold generate` over a file of questions, in this process."""
+
+    def run(server: ModelServer, questions: Path, output: Path, *flags: str, **options: Any) -> Ended:
+        words = (*flags_of(output, options.pop("systems", None)), *flags)
+        return run_here(server, questions, output, *words, settings=options, command="generate")
+
+    return run
 
 
 @pytest.mark.slow
-def test_two_systems_answer_what_is_asked_and_are_scored(server: ModelServer, tmp_path: Path) -> None:
+def test_two_systems_answer_what_is_asked_and_are_scored(
+    run_here: RunHere, generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
+) -> None:
     lost = {"when": {"contains": "What of 3?"}, "do": {"status": 400, "error": {"message": "no"}}}
     server.configure(rules=[lost, TERSE])
     rows = [*make_questions(), {**make_questions(1)[0], "question_id": "empty", "query": " "}]
@@ -83,7 +86,7 @@ def test_two_systems_answer_what_is_asked_and_are_scored(server: ModelServer, tm
     }
     check_usage(output)
 
-    scored = score(server, output / "samples", tmp_path / "scores")
+    scored = run_here(server, output / "samples", tmp_path / "scores")
     assert scored.code == 0, scored.err
     scores = {row["sample_id"]: (row["system"], row["score"]) for row in read_table(tmp_path / "scores", "scores")}
     expected = {"terse": 0.5, "whole": 1.0}
@@ -123,10 +126,13 @@ def check_usage(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_and_a_finished_one_is_left_alone(server: ModelServer, tmp_path: Path) -> None:
+def test_a_killed_run_continues_and_a_finished_one_is_left_alone(
+    generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
+) -> None:
     server.configure(rules=[TERSE], latency=0.5)
     questions, output = write_samples(tmp_path / "questions.jsonl", make_questions()), tmp_path / "out"
-    run = start(server, questions, output, **{"llm.max_in_flight": IN_FLIGHT})
+    settings = {"llm.max_in_flight": IN_FLIGHT}
+    run = Run(server, questions, output, *flags_of(output, None), settings=settings, command="generate")
     try:
         run.wait_for(server, COUNT + 10)
         killed_at = time()
@@ -154,7 +160,9 @@ def test_a_killed_run_continues_and_a_finished_one_is_left_alone(server: ModelSe
 
 
 @pytest.mark.slow
-def test_a_refused_system_ends_the_run_and_leaves_the_others_to_the_next(server: ModelServer, tmp_path: Path) -> None:
+def test_a_refused_system_ends_the_run_and_leaves_the_others_to_the_next(
+    generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
+) -> None:
     server.configure(rules=[{"when": {"contains": "small-model"}, "do": {"status": 401}}])
     questions, output = write_samples(tmp_path / "questions.jsonl", make_questions(5)), tmp_path / "out"
     refused = generate(server, questions, output)
@@ -172,7 +180,9 @@ def test_a_refused_system_ends_the_run_and_leaves_the_others_to_the_next(server:
 
 
 @pytest.mark.slow
-def test_questions_of_eli5_category_get_their_contexts(server: ModelServer, tmp_path: Path) -> None:
+def test_questions_of_eli5_category_get_their_contexts(
+    generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
+) -> None:
     rows = [{"q_id": f"q{n}", "title": f"What of {n}?", "selftext": "", "answers": {"text": ["a"]}} for n in range(4)]
     questions = tmp_path / "eli5.json.gz"
     questions.write_bytes(gzip.compress(json.dumps(rows).encode()))

@@ -17,10 +17,10 @@ from tests.runs.harness import (
     make_samples,
     read_manifest,
     read_table,
-    score,
     sum_usage,
     write_samples,
 )
+from tests.runs.here import RunHere
 
 IN_FLIGHT = 8
 SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
@@ -50,7 +50,7 @@ MOMENTS: list[Moment] = [
 
 @pytest.mark.parametrize("moments", [MOMENTS[:1], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one", "all"])
 def test_an_interrupted_run_says_how_to_go_on_and_pays_once(
-    server: ModelServer, tmp_path: Path, moments: list[Moment]
+    run_here: RunHere, server: ModelServer, tmp_path: Path, moments: list[Moment]
 ) -> None:
     server.reset()
     samples = make_samples(100)
@@ -61,11 +61,11 @@ def test_an_interrupted_run_says_how_to_go_on_and_pays_once(
         run = Run(server, path, output, settings=SETTINGS)
         run.wait_for(server, arrivals)
         send(run.pid, number)
-        _check_interrupted(run.wait(timeout=120), output)
+        _check_interrupted(run.wait(), output)
         assert read_manifest(output)["totals"]["calls"] == server.count()
         assert sum_usage(output, "unasked") > 0
     interrupted_calls = server.count()
-    ended = score(server, path, output, settings=SETTINGS)
+    ended = run_here(server, path, output, settings=SETTINGS)
     assert ended.code == 0, ended.err
     assert distinct <= server.count() <= distinct + IN_FLIGHT
     assert sum_usage(output, "calls") == server.count() - interrupted_calls

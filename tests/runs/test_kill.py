@@ -19,15 +19,15 @@ from tests.runs.harness import (
     kill_processes,
     make_samples,
     read_manifest,
-    score,
     times,
     write_samples,
 )
+from tests.runs.here import RunHere
 
 IN_FLIGHT = 8
 LATENCY = 0.4
 FLUSH_SECONDS = 1.0
-ORPHAN_SECONDS = 12.0
+ORPHAN_SECONDS = 60.0
 SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
 
 
@@ -42,12 +42,12 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     folder = tmp_path_factory.mktemp("whole")
     samples = make_samples(100)
     path = write_samples(folder / "samples.jsonl", samples)
     with ModelServer() as server:
-        ended = score(server, path, folder / "out", settings=SETTINGS)
+        ended = run_here(server, path, folder / "out", settings=SETTINGS)
         assert (ended.code, server.count()) == (0, count_distinct(samples)), ended.err
         server.configure(latency=LATENCY)
         yield Whole(server, path, count_distinct(samples), canonical(folder / "out"))
@@ -67,7 +67,7 @@ MOMENTS = [(90, "summarise_context"), (40, "evaluate_coverage"), (60, "evaluate_
 
 @pytest.mark.parametrize("moments", [MOMENTS[:1], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one", "all"])
 def test_a_killed_run_continues_without_paying_twice(
-    whole: Whole, tmp_path: Path, moments: list[tuple[int, str]]
+    run_here: RunHere, whole: Whole, tmp_path: Path, moments: list[tuple[int, str]]
 ) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
@@ -79,14 +79,14 @@ def test_a_killed_run_continues_without_paying_twice(
         run.kill()
         at_risk += _at_risk(server, killed_at)
         assert read_manifest(output)["status"] == "running"
-    ended = _start(whole, output).wait()
+    ended = run_here(server, whole.samples, output, settings=SETTINGS)
     assert ended.code == 0, ended.err
     assert whole.distinct <= server.count() <= whole.distinct + at_risk
     assert canonical(output) == whole.results
 
 
 @pytest.mark.slow
-def test_whatever_a_run_started_ends_with_it(whole: Whole, tmp_path: Path) -> None:
+def test_whatever_a_run_started_ends_with_it(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
     run = _start(whole, output)
@@ -101,7 +101,7 @@ def test_whatever_a_run_started_ends_with_it(whole: Whole, tmp_path: Path) -> No
     kill_processes(alive(below))
     assert not left
     at_risk = _at_risk(server, killed_at)
-    ended = _start(whole, output).wait()
+    ended = run_here(server, whole.samples, output, settings=SETTINGS)
     assert ended.code == 0, ended.err
     assert server.count() <= whole.distinct + at_risk
     assert canonical(output) == whole.results

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import Run, kill_processes, make_samples, most_within, read_table, score, times, write_samples
+from tests.runs.harness import Run, kill_processes, make_samples, most_within, read_table, times, write_samples
+from tests.runs.here import RunHere
 
 PER_MINUTE = 1200
 PER_SECOND = PER_MINUTE / 60
@@ -42,15 +43,26 @@ def _check_rate(moments: Sequence[float], least_use: float = 0.9, per_minute: fl
     assert len(middle) / (moments[-1] - moments[0] - 4) >= least_use * PER_SECOND
 
 
+@pytest.fixture(autouse=True)
+def _no_idle_actors(run_here: RunHere) -> Iterator[None]:
+    """The actors of a run with many of them do not stay for the runs after it."""
+    yield
+    run_here.close()
+
+
 @pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow)])
-def test_a_limit_of_requests_is_kept_and_used(server: ModelServer, tmp_path: Path, actors: int) -> None:
+def test_a_limit_of_requests_is_kept_and_used(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, actors: int
+) -> None:
     path = write_samples(tmp_path / "samples.jsonl", make_samples(260))
-    ended = score(server, path, tmp_path / "out", settings=_settings(actors, requests_per_minute=PER_MINUTE))
+    ended = run_here(server, path, tmp_path / "out", settings=_settings(actors, requests_per_minute=PER_MINUTE))
     assert (ended.code, server.count()) == (0, 260), ended.err
     _check_rate(times(server.arrivals()))
 
 
-def test_four_actors_keep_a_limit_and_all_honour_retry_after(server: ModelServer, tmp_path: Path) -> None:
+def test_four_actors_keep_a_limit_and_all_honour_retry_after(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     limited, wait = 200, 2.0
     once = {
         "when": {"after": limited - 1, "first": limited},
@@ -59,7 +71,7 @@ def test_four_actors_keep_a_limit_and_all_honour_retry_after(server: ModelServer
     server.configure(rules=[once])
     path = write_samples(tmp_path / "samples.jsonl", make_samples(300))
     settings = _settings(4, requests_per_minute=PER_MINUTE, max_attempts=1)
-    ended = score(server, path, tmp_path / "out", settings=settings)
+    ended = run_here(server, path, tmp_path / "out", settings=settings)
     assert (ended.code, server.count()) == (0, 301), ended.err
     arrivals = server.arrivals()
     (at,) = [arrival.at for arrival in arrivals if arrival.status == 429]
@@ -73,21 +85,19 @@ def test_four_actors_keep_a_limit_and_all_honour_retry_after(server: ModelServer
 
 
 @pytest.mark.slow
-def test_a_limit_in_flight_is_shared_by_four_actors(server: ModelServer, tmp_path: Path) -> None:
+def test_a_limit_in_flight_is_shared_by_four_actors(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.1)
     path = write_samples(tmp_path / "samples.jsonl", make_samples(300))
-    ended = score(server, path, tmp_path / "out", settings=_settings(4, max_in_flight=8))
+    ended = run_here(server, path, tmp_path / "out", settings=_settings(4, max_in_flight=8))
     assert (ended.code, server.count()) == (0, 300), ended.err
-    assert server.in_flight_peak() <= 8
-    moments = times(server.arrivals())
-    assert (moments[-1] - moments[0]) <= 2 * 300 / 8 * 0.1
+    assert server.in_flight_peak() == 8
 
 
 @pytest.mark.slow
-def test_a_limit_of_tokens_is_kept_and_used(server: ModelServer, tmp_path: Path) -> None:
+def test_a_limit_of_tokens_is_kept_and_used(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     path, per_second = write_samples(tmp_path / "samples.jsonl", make_samples(200)), 1000.0
     settings = _settings(tokens_per_minute=60 * per_second)
-    ended = score(server, path, tmp_path / "out", settings=settings)
+    ended = run_here(server, path, tmp_path / "out", settings=settings)
     assert (ended.code, server.count()) == (0, 200), ended.err
     arrivals = sorted(server.arrivals(), key=lambda arrival: arrival.at)
     moments = times(arrivals)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ import pytest
 import yaml
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import SETTINGS, read_manifest, read_table, write_samples
+from tests.runs.harness import SETTINGS, Ended, read_manifest, read_table, write_samples
+from tests.runs.here import RunHere
 
 MODELS = ("org/judge-a", "judge-b")
 PRICE = 1_000_000.0  # a token costs 1
@@ -42,31 +41,33 @@ def write_presets(folder: Path, server: ModelServer) -> list[str]:
     return flags
 
 
-def meta_evaluate(folder: Path, *flags: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+def meta_evaluate(run_here: RunHere, folder: Path, *flags: str, **settings: Any) -> Ended:
     chosen: Mapping[str, Any] = {**SETTINGS, **settings}
-    command = [sys.executable, "-P", "-m", "jobs.cli", "meta-evaluate", "--dataset", "wikicontradict"]
-    command += ["--input", str(folder / "wiki.jsonl"), "--metric", "e2e,nli", *flags]
+    words = ["meta-evaluate", "--dataset", "wikicontradict"]
+    words += ["--input", str(folder / "wiki.jsonl"), "--metric", "e2e,nli", *flags]
     for key, value in chosen.items():
-        command += ["--set", f"{key}={value}"] if key != "llm.model" else []
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=500)
+        words += ["--set", f"{key}={value}"] if key != "llm.model" else []
+    return run_here.command(words)
 
 
 @pytest.mark.slow
-def test_two_models_are_run_continued_and_set_side_by_side(server: ModelServer, tmp_path: Path) -> None:
+def test_two_models_are_run_continued_and_set_side_by_side(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     write_samples(tmp_path / "wiki.jsonl", [wiki_row(subject) for subject in SUBJECTS])
     server.configure(answer="world")
     output, endpoints = tmp_path / "out", write_presets(tmp_path, server)
 
-    ended = meta_evaluate(tmp_path, "--output", str(output), *endpoints, **{"budget.max_calls": 6})
-    assert ended.returncode == 3, ended.stderr
-    assert "the budget is used up after 6 calls" in ended.stderr
-    assert "continue with: untold meta-evaluate" in ended.stderr
+    ended = meta_evaluate(run_here, tmp_path, "--output", str(output), *endpoints, **{"budget.max_calls": 6})
+    assert ended.code == 3, ended.err
+    assert "the budget is used up after 6 calls" in ended.err
+    assert "continue with: untold meta-evaluate" in ended.err
     assert read_manifest(output)["status"] == "budget"
     assert not (output / "meta_evaluation").exists()
     assert not (output / "runs" / MODELS[1]).exists()
 
-    ended = meta_evaluate(tmp_path, "--output", str(output), *endpoints)
-    assert ended.returncode == 0, ended.stderr
+    ended = meta_evaluate(run_here, tmp_path, "--output", str(output), *endpoints)
+    assert ended.code == 0, ended.err
     calls = server.count()
     assert read_manifest(output)["status"] == "finished"
     runs = {model: output / "runs" / model.replace("/", "-") for model in MODELS}
@@ -78,7 +79,7 @@ def test_two_models_are_run_continued_and_set_side_by_side(server: ModelServer, 
     lmr = {(row["metric"], row["undefined"]): row["value"] for row in rows if row["measure"] == "lmr"}
     assert lmr["e2e", "mismatch"] == lmr["nli", "zero"] == 0.8  # the empty answer is incorrect, and labelled otherwise
 
-    (shown,) = [line for line in ended.stdout.splitlines() if line.startswith("| e2e | judge-b | zero |")]
+    (shown,) = [line for line in ended.out.splitlines() if line.startswith("| e2e | judge-b | zero |")]
     usage = [
         row
         for row in read_table(runs["judge-b"], "usage")
@@ -90,9 +91,9 @@ def test_two_models_are_run_continued_and_set_side_by_side(server: ModelServer, 
     assert (counted, cost) == (f"{tokens:,.0f}", f"{tokens:.6f}")
 
     scores = ["--scores", f"a={runs[MODELS[0]]}", "--annotation-sheet", "4", "--seed", "2"]
-    ended = meta_evaluate(tmp_path, "--output", str(tmp_path / "sheet"), *scores)
-    assert ended.returncode == 0, ended.stderr
-    assert "annotation sheet: 4 samples, 8 rows, 0 answers restated" in ended.stderr
+    ended = meta_evaluate(run_here, tmp_path, "--output", str(tmp_path / "sheet"), *scores)
+    assert ended.code == 0, ended.err
+    assert "annotation sheet: 4 samples, 8 rows, 0 answers restated" in ended.err
     with open(tmp_path / "sheet" / "annotation_key.csv", encoding="utf-8-sig", newline="") as stream:
         assert sorted(row["metric"] for row in csv.DictReader(stream)) == ["e2e"] * 4 + ["nli"] * 4
     assert server.count() == calls

@@ -16,9 +16,10 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Ended, Row, Run, canonical, read_table, score, sum_usage, times, write_samples
+from tests.runs.harness import Ended, Row, Run, canonical, read_table, sum_usage, times, write_samples
+from tests.runs.here import RunHere
 
-WORLDS = 150
+WORLDS = 40
 NLI = ("--metric", "nli")
 PAIRS = "classify_relation"
 FLUSH_SECONDS = 1.0
@@ -39,7 +40,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A noisy judge, whose entailments are not transitive; two responses to the query of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*worlds(WORLDS // 2, "noisy"), *worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
@@ -47,7 +48,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     path = write_samples(folder / "samples.jsonl", samples)
     options = known[0].options
     with ModelServer(answer=known[0].answer) as server:
-        ended = score(server, path, folder / "out", *NLI)
+        ended = run_here(server, path, folder / "out", *NLI)
         asked = Counter({stage: server.count(stage) for stage in count_requests(samples, options)})
         expected = {sample["sample_id"]: expected_nli(sample, options) for sample in samples}
         yield Job(server, samples, options, path, folder / "out", ended, asked, expected)
@@ -96,7 +97,7 @@ def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     assert len(job.samples) == 2 * WORLDS
     assert sum(one.covered for one in statements) > 100
-    assert sum(len(one.members) > 1 for one in statements) > 100
+    assert sum(len(one.members) > 1 for one in statements) > 50
     assert sum(not one.covered and not one.in_basis for one in statements) > 20
     assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
 
@@ -147,12 +148,12 @@ def test_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_share_what_both_ask(job: Job, tmp_path: Path) -> None:
+def test_metrics_share_what_both_ask(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     samples = job.samples[:30]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     job.server.reset()
     settings = {"store": job.output / "completions"}
-    ended = score(job.server, path, tmp_path / "out", "--metric", "e2e,nli", settings=settings)
+    ended = run_here(job.server, path, tmp_path / "out", "--metric", "e2e,nli", settings=settings)
     assert ended.code == 0, ended.err
     assert job.server.count() == job.server.count("evaluate_coverage") > 0
     usage = [(row["stage"], row["requests"] - row["reused"]) for row in read_table(tmp_path / "out", "usage")]
@@ -163,10 +164,10 @@ def test_metrics_share_what_both_ask(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_skipping_implied_pairs_concludes_the_same_without_asking(job: Job, tmp_path: Path) -> None:
+def test_skipping_implied_pairs_concludes_the_same_without_asking(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     job.server.reset()
     settings = {"store": job.output / "completions", "nli.skip_implied": "true"}
-    ended = score(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
+    ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (0, 0), ended.err
     whole, skipped = canonical(job.output), canonical(tmp_path / "out")
     assert [skipped[name] for name in ("atoms", "statements", "scores")] == [
@@ -182,9 +183,9 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(job: Job, tmp_
     assert usage["requests"] == usage["reused"] < job.asked[PAIRS]
 
 
-def test_graphframes_without_its_jar_is_refused_before_any_call(job: Job, tmp_path: Path) -> None:
+def test_graphframes_without_its_jar_is_refused_before_any_call(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     job.server.reset()
-    ended = score(job.server, job.path, tmp_path / "out", *NLI, settings={"graph.method": "graphframes"})
+    ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings={"graph.method": "graphframes"})
     assert (ended.code, job.server.count(), len(ended.err.splitlines())) == (1, 0, 1)
     assert "io.graphframes:graphframes-spark4_2.13" in ended.err
     assert "UNTOLD_GRAPHFRAMES_JAR" in ended.err
@@ -192,24 +193,24 @@ def test_graphframes_without_its_jar_is_refused_before_any_call(job: Job, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("judge", ["closed", "steps"])
-def test_other_judges(judge: str, tmp_path: Path) -> None:
+def test_other_judges(run_here: RunHere, judge: str, tmp_path: Path) -> None:
     known = worlds(100, judge, first=1000)
     samples = [sample for world in known for sample in world.samples(3)]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer=known[0].answer) as server:
-        assert score(server, path, tmp_path / "out", *NLI).code == 0
+        assert run_here(server, path, tmp_path / "out", *NLI).code == 0
     expected = {sample["sample_id"]: expected_nli(sample, known[0].options) for sample in samples}
     found = {name: (row["score"], row["covered"]) for name, row in scores_of(tmp_path / "out").items()}
     assert found == {name: (one.score, one.covered) for name, one in expected.items()}
 
 
 @pytest.mark.slow
-def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_path: Path) -> None:
+def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     samples = job.samples[:80]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     rules = [{"when": {"stage": PAIRS, "share": 0.1, "seed": 7}, "do": "garbage"}]
     with ModelServer(answer="world_noisy", rules=rules) as server:
-        ended = score(server, path, tmp_path / "out", *NLI, settings={"llm.max_attempts": 1})
+        ended = run_here(server, path, tmp_path / "out", *NLI, settings={"llm.max_attempts": 1})
     assert ended.code == 4, ended.err
     found = relations_of(tmp_path / "out")
     scores = scores_of(tmp_path / "out")
@@ -230,7 +231,7 @@ def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_p
 
 
 @pytest.mark.slow
-def test_a_failed_extraction_fails_the_sample_and_no_other(job: Job, tmp_path: Path) -> None:
+def test_a_failed_extraction_fails_the_sample_and_no_other(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     victim = next(s for s in samples if job.expected[s["sample_id"]].pairs and s["response"])
@@ -238,7 +239,9 @@ def test_a_failed_extraction_fails_the_sample_and_no_other(job: Job, tmp_path: P
         {"when": {"stage": "extract_atoms", "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}
     ]
     with ModelServer(answer="world_noisy", rules=rules) as server:
-        ended = score(server, path, tmp_path / "out", *NLI, settings={"store": job.output / "completions-of-failure"})
+        ended = run_here(
+            server, path, tmp_path / "out", *NLI, settings={"store": job.output / "completions-of-failure"}
+        )
     assert ended.code == 4, ended.err
     scores = scores_of(tmp_path / "out")
     failed = {name for name, row in scores.items() if row["status"] == "failed"}
@@ -261,11 +264,13 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job, tmp_path: Path) -> None:
+def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples, options = job.samples[:40], replace(job.options, top=None)
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="world_noisy") as server:
-        ended = score(server, path, tmp_path / "out", *NLI, settings={"llm.extra_body": '{"logprobs": false}'})
+        ended = run_here(server, path, tmp_path / "out", *NLI, settings={"llm.extra_body": '{"logprobs": false}'})
     assert ended.err.count("not probability-weighted") == 1
     found = {name: (row["score"], row["covered"]) for name, row in scores_of(tmp_path / "out").items()}
     expected = {sample["sample_id"]: expected_nli(sample, options) for sample in samples}
@@ -274,11 +279,11 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job
 
 
 @pytest.mark.slow
-def test_a_cap_is_counted_and_widens_the_bounds(job: Job, tmp_path: Path) -> None:
+def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     cap = 12
     settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "false"}
     job.server.reset()
-    ended = score(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
+    ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (0, 0), ended.err
     found = relations_of(tmp_path / "out")
     for name, row in scores_of(tmp_path / "out").items():
@@ -295,7 +300,9 @@ def test_a_cap_is_counted_and_widens_the_bounds(job: Job, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_killed_among_its_pairs_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
+def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples, in_flight = job.samples[:60], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     distinct = sum(count_requests(samples, job.options).values())
@@ -306,7 +313,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(job: Job, t
         killed_at = time()
         run.kill()
         at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-        ended = score(server, path, output, *NLI, settings=settings)
+        ended = run_here(server, path, output, *NLI, settings=settings)
         assert ended.code == 0, ended.err
         assert distinct <= server.count() <= distinct + at_risk
     names = {sample["sample_id"] for sample in samples}

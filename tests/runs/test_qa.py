@@ -25,9 +25,10 @@ from tests.fakes.expected_qa import (
 )
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds
-from tests.runs.harness import Ended, Row, Run, read_table, score, sum_usage, times, write_samples
+from tests.runs.harness import Ended, Row, Run, read_table, sum_usage, times, write_samples
+from tests.runs.here import RunHere
 
-WORLDS = 100
+WORLDS = 40
 QA = ("--metric", "qa")
 PAIRS = "compare_answers"
 STAGES = ("summarise_context", "mine_questions", "refine_questions", "answer_questions", PAIRS)
@@ -49,7 +50,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*qa_worlds(WORLDS // 2, "noisy"), *qa_worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
@@ -57,7 +58,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     path = write_samples(folder / "samples.jsonl", samples)
     options = Options("noisy")
     with ModelServer(answer="world_noisy") as server:
-        ended = score(server, path, folder / "out", *QA)
+        ended = run_here(server, path, folder / "out", *QA)
         asked = Counter({stage: server.count(stage) for stage in STAGES})
         yield Job(server, samples, options, path, folder / "out", ended, asked, expect(samples, options))
 
@@ -143,12 +144,12 @@ def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     relations = Counter(relation for one in job.expected.values() for relation in one.relations.values())
     assert len(job.samples) == 2 * WORLDS
-    assert sum(one.covered for one in statements) > 100
-    assert sum(len(one.members) > 1 for one in statements) > 100
-    assert sum(not one.covered and not one.in_basis for one in statements) > 20
+    assert sum(one.covered for one in statements) > 50
+    assert sum(len(one.members) > 1 for one in statements) > 50
+    assert sum(not one.covered and not one.in_basis for one in statements) > 10
     assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
     assert len(relations) == 5
-    assert min(relations.values()) > 50
+    assert min(relations.values()) > 20
 
 
 def test_scores_and_statuses_are_those_of_brute_force(job: Job) -> None:
@@ -185,7 +186,7 @@ def test_pairs_are_in_code_point_order_so_that_none_is_asked_both_ways(job: Job)
 
 def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_followed_up(job: Job) -> None:
     distinct, turns = count_requests(job.samples, job.options), count_tool_turns(job.samples, job.options)
-    assert turns > 50
+    assert turns > 20
     assert job.asked == distinct + Counter({PAIRS: turns})
     assert sum_usage(job.output, "requests") == distinct.total()
     assert sum_usage(job.output, "calls") == job.server.count() == distinct.total() + turns
@@ -216,12 +217,14 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
     assert {stage for stage, has_any in rated.items() if has_any} == {"refine_questions", "answer_questions"}
 
 
-def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(job: Job, tmp_path: Path) -> None:
+def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples = job.samples[:80]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     rules = [{"when": {"stage": PAIRS, "share": 0.15, "seed": 7}, "do": "garbage"}]
     with ModelServer(answer="world_noisy", rules=rules) as server:
-        ended = score(server, path, tmp_path / "out", *QA, settings={"llm.max_attempts": 1})
+        ended = run_here(server, path, tmp_path / "out", *QA, settings={"llm.max_attempts": 1})
     assert ended.code == 4, ended.err
     found, scores = relations_of(tmp_path / "out"), scores_of(tmp_path / "out")
     assert Counter(row["status"] for row in scores.values())["partial"] > 10
@@ -241,10 +244,12 @@ def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(job: Job,
 
 
 @pytest.mark.slow
-def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(job: Job, tmp_path: Path) -> None:
+def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     options = replace(job.options, questions="contexts")
     with ModelServer(answer="world_noisy") as server:
-        ended = score(server, job.path, tmp_path / "out", *QA, settings={"qa.questions": "contexts"})
+        ended = run_here(server, job.path, tmp_path / "out", *QA, settings={"qa.questions": "contexts"})
         asked = Counter({stage: server.count(stage) for stage in STAGES})
     assert ended.code == 0, ended.err
     turns = count_tool_turns(job.samples, options)
@@ -261,11 +266,11 @@ def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(jo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["resolve", "none"])
-def test_quantities_are_resolved_or_left_to_the_model(job: Job, tool: str, tmp_path: Path) -> None:
+def test_quantities_are_resolved_or_left_to_the_model(run_here: RunHere, job: Job, tool: str, tmp_path: Path) -> None:
     options = replace(job.options, quantity_tool=tool)
     expected = expect(job.samples, options)
     with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_tools"}]) as server:
-        ended = score(server, job.path, tmp_path / "out", *QA, settings={"qa.quantity_tool": tool})
+        ended = run_here(server, job.path, tmp_path / "out", *QA, settings={"qa.quantity_tool": tool})
         asked = Counter({stage: server.count(stage) for stage in STAGES})
     assert ended.code == 0, ended.err
     assert asked == count_requests(job.samples, options)
@@ -276,20 +281,20 @@ def test_quantities_are_resolved_or_left_to_the_model(job: Job, tool: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("judge", ["closed", "steps"])
-def test_other_judges(judge: str, tmp_path: Path) -> None:
+def test_other_judges(run_here: RunHere, judge: str, tmp_path: Path) -> None:
     samples = [sample for world in qa_worlds(60, judge, first=1000) for sample in world.samples(3)]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer=f"world_{judge}") as server:
-        assert score(server, path, tmp_path / "out", *QA).code == 0
+        assert run_here(server, path, tmp_path / "out", *QA).code == 0
     assert_concluded(tmp_path / "out", expect(samples, Options(judge)))
 
 
 @pytest.mark.slow
-def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(job: Job, tmp_path: Path) -> None:
+def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(run_here: RunHere, job: Job, tmp_path: Path) -> None:
     with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_tools"}]) as server:
-        ended = score(server, job.path, tmp_path / "out", *QA)
+        ended = run_here(server, job.path, tmp_path / "out", *QA)
         asked = server.count(PAIRS)
-        again = score(server, job.path, tmp_path / "out", *QA)
+        again = run_here(server, job.path, tmp_path / "out", *QA)
     assert ended.code == 1
     assert "set qa.quantity_tool to resolve or none" in ended.err.strip().splitlines()[-1]
     assert 0 < asked < count_requests(job.samples, job.options)[PAIRS]
@@ -298,11 +303,13 @@ def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(job: Job, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deed", [{"tool_garbage": "arguments"}, {"tool_garbage": "name"}, {"tool_loop": "obedient"}])
-def test_a_model_that_misuses_the_tool_answers_all_the_same(job: Job, deed: Row, tmp_path: Path) -> None:
+def test_a_model_that_misuses_the_tool_answers_all_the_same(
+    run_here: RunHere, job: Job, deed: Row, tmp_path: Path
+) -> None:
     samples = job.samples[:40]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="world_noisy", rules=[{"when": {"stage": PAIRS}, "do": deed}]) as server:
-        ended = score(server, path, tmp_path / "out", *QA)
+        ended = run_here(server, path, tmp_path / "out", *QA)
     assert ended.code == 0, ended.err
     tool = "tool" if "tool_loop" in deed else "none"
     assert_concluded(tmp_path / "out", expect(samples, replace(job.options, quantity_tool=tool)))
@@ -310,13 +317,13 @@ def test_a_model_that_misuses_the_tool_answers_all_the_same(job: Job, deed: Row,
 
 @pytest.mark.slow
 def test_a_model_that_never_stops_calling_the_tool_fails_the_comparison_and_nothing_hangs(
-    job: Job, tmp_path: Path
+    run_here: RunHere, job: Job, tmp_path: Path
 ) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     rules = [{"when": {"stage": PAIRS, "contains": "How long is"}, "do": "tool_loop"}]
     with ModelServer(answer="world_noisy", rules=rules) as server:
-        ended = score(server, path, tmp_path / "out", *QA, settings={"llm.max_attempts": 2})
+        ended = run_here(server, path, tmp_path / "out", *QA, settings={"llm.max_attempts": 2})
     assert ended.code == 4, ended.err
     for name, pairs in relations_of(tmp_path / "out").items():
         for comparison, relation in pairs.items():
@@ -327,13 +334,15 @@ def test_a_model_that_never_stops_calling_the_tool_fails_the_comparison_and_noth
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["mine_questions", "answer_questions"])
-def test_a_text_that_was_not_read_fails_the_sample_and_no_other(job: Job, stage: str, tmp_path: Path) -> None:
+def test_a_text_that_was_not_read_fails_the_sample_and_no_other(
+    run_here: RunHere, job: Job, stage: str, tmp_path: Path
+) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     victim = next(s for s in samples if job.expected[s["sample_id"]].relations and s["response"])
     rules = [{"when": {"stage": stage, "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}]
     with ModelServer(answer="world_noisy", rules=rules) as server:
-        ended = score(server, path, tmp_path / "out", *QA)
+        ended = run_here(server, path, tmp_path / "out", *QA)
     assert ended.code == 4, ended.err
     scores = scores_of(tmp_path / "out")
     failed = {name for name, row in scores.items() if row["status"] == "failed"}
@@ -347,11 +356,13 @@ def test_a_text_that_was_not_read_fails_the_sample_and_no_other(job: Job, stage:
 
 
 @pytest.mark.slow
-def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job, tmp_path: Path) -> None:
+def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples, options = job.samples[:60], replace(job.options, top=None)
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_logprobs"}]) as server:
-        ended = score(server, path, tmp_path / "out", *QA)
+        ended = run_here(server, path, tmp_path / "out", *QA)
     assert ended.err.count("not probability-weighted") == 1
     expected = expect(samples, options)
     assert_concluded(tmp_path / "out", expected)
@@ -359,7 +370,9 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(job: Job
 
 
 @pytest.mark.slow
-def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(job: Job, tmp_path: Path) -> None:
+def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
+    run_here: RunHere, job: Job, tmp_path: Path
+) -> None:
     samples, in_flight = job.samples[:80], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     turns = count_tool_turns(samples, job.options)
@@ -372,7 +385,7 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(job: 
         run.kill()
         # A conversation that is cut off has had two turns at most.
         at_risk = 2 * in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-        ended = score(server, path, output, *QA, settings=settings)
+        ended = run_here(server, path, output, *QA, settings=settings)
         assert ended.code == 0, ended.err
         needed = distinct.total() + turns
         assert needed <= server.count() <= needed + at_risk

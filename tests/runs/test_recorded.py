@@ -11,7 +11,8 @@ import pytest
 from tests.fakes.answers import collapse
 from tests.fakes.model_server import ModelServer
 from tests.fakes.recorded import Expected, expectations, recorded_samples, write_replay
-from tests.runs.harness import read_table, score, sum_usage, write_samples
+from tests.runs.harness import read_table, sum_usage, write_samples
+from tests.runs.here import RunHere
 
 JUDGES = (
     "llama-3.3-70b-instruct",
@@ -20,20 +21,25 @@ JUDGES = (
 )
 
 
+# The other runs of the tests are too small to gain from it
+COMPILED = {"spark.conf.spark.sql.codegen.wholeStage": "true", "spark.conf.spark.sql.adaptive.enabled": "true"}
+
+
 def _sorted(statements: Sequence[Expected]) -> list[Expected]:
     return sorted((text, tuple(sorted(sources))) for text, sources in statements)
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_a_recorded_judge_gives_what_was_recorded(server: ModelServer, data: Path, tmp_path: Path, judge: str) -> None:
+def test_a_recorded_judge_gives_what_was_recorded(
+    run_here: RunHere, server: ModelServer, data: Path, tmp_path: Path, judge: str
+) -> None:
     path, output = data / "wikicontradict" / "recorded_e2e" / f"{judge}.jsonl", tmp_path / "out"
     calls, expected = write_replay(path, tmp_path / "table.json"), expectations(path)
     server.configure(answer=f"replay:{tmp_path / 'table.json'}")
     samples = recorded_samples(path)
     assert len(samples) == len(expected) == 1200
-    ended = score(
-        server, write_samples(tmp_path / "samples.jsonl", samples), output, settings={"summarise_contexts": "false"}
-    )
+    settings = {"summarise_contexts": "false", **COMPILED}
+    ended = run_here(server, write_samples(tmp_path / "samples.jsonl", samples), output, settings=settings)
     assert ended.code == 0, ended.err
     assert server.count() == sum_usage(output, "calls") == sum_usage(output, "answered") == calls
 

@@ -27,6 +27,7 @@ from tests.runs.harness import (
     sum_usage,
     write_samples,
 )
+from tests.runs.here import RunHere
 
 NOWHERE = "http://127.0.0.1:9/v1"
 SECRET = "a-key-that-nobody-may-read"
@@ -51,7 +52,7 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
     rows = make_samples(50)
     path = write_samples(folder / "samples.jsonl", rows)
@@ -61,8 +62,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         first = Run(server, path, folder / "first", settings=slow)
         first.wait_for(server, 4)
         second = Run(server, path, folder / "second", settings=slow)
-        same_output = score(server, path, folder / "first", settings=slow)
-        unwilling = score(server, path, folder / "third", "--no-wait", settings=slow)
+        same_output = run_here(server, path, folder / "first", settings=slow)
+        unwilling = run_here(server, path, folder / "third", "--no-wait", settings=slow)
         assert first.is_running
         server.configure(latency=0.0)
         yield Shared(
@@ -97,23 +98,25 @@ def test_a_run_that_may_not_wait_for_a_store_is_refused(shared: Shared) -> None:
     assert any(f"host {gethostname()}, pid {pid}" in shared.unwilling.err for pid in shared.pids)
 
 
-def test_another_input_with_other_settings_is_refused(shared: Shared, tmp_path: Path) -> None:
+def test_another_input_with_other_settings_is_refused(run_here: RunHere, shared: Shared, tmp_path: Path) -> None:
     path = write_samples(tmp_path / "samples.jsonl", shared.rows[:-1])
     before = shared.server.count()
-    ended = score(shared.server, path, shared.output, settings={**shared.settings, "llm.temperature": "0.5"})
+    ended = run_here(shared.server, path, shared.output, settings={**shared.settings, "llm.temperature": "0.5"})
     assert ended.code == 1
     (line,) = [line for line in ended.err.splitlines() if line.startswith("untold: ")]
     assert all(part in line for part in ("another input", "temperature", "--overwrite"))
     assert shared.server.count() == before
 
 
-def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged_files(shared: Shared) -> None:
+def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged_files(
+    run_here: RunHere, shared: Shared
+) -> None:
     before, results = shared.server.count(), canonical(shared.output)
     folders = sorted((Path(shared.settings["store"]) / "v1").iterdir())
     segment = min(folders[0].glob("*.parquet"))
     (folders[0] / "cut.parquet").write_bytes(segment.read_bytes()[:-100])
     (folders[1] / "noise.parquet").write_bytes(b"no Parquet at all")
-    ended = score(NOWHERE, shared.samples, shared.output, "--overwrite", settings=shared.settings)
+    ended = run_here(NOWHERE, shared.samples, shared.output, "--overwrite", settings=shared.settings)
     for name, folder in (("cut", folders[0]), ("noise", folders[1])):
         (folder / f"{name}.parquet").unlink()
     assert ended.code == 0, ended.err
@@ -122,20 +125,22 @@ def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged
     assert "2 damaged files" in ended.err
 
 
-def test_a_changed_template_reuses_nothing_and_a_budget_ends_the_run(shared: Shared, tmp_path: Path) -> None:
+def test_a_changed_template_reuses_nothing_and_a_budget_ends_the_run(
+    run_here: RunHere, shared: Shared, tmp_path: Path
+) -> None:
     prompts = shutil.copytree(PROMPTS, tmp_path / "prompts")
     for template in prompts.iterdir():
         template.write_text(template.read_text(encoding="utf-8").replace("{{ {", "{{  {"), encoding="utf-8")
     settings = {**shared.settings, "prompts_dir": str(prompts)}
     before, allowed, output = shared.server.count(), 30, tmp_path / "out"
-    ended = score(shared.server, shared.samples, output, settings={**settings, "budget.max_calls": str(allowed)})
+    ended = run_here(shared.server, shared.samples, output, settings={**settings, "budget.max_calls": str(allowed)})
     assert ended.code == 3, ended.err
     assert "budget" in ended.err
     assert read_manifest(output)["status"] == "budget"
     assert 0 < shared.server.count() - before <= allowed
     assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
     assert (sum_usage(output, "reused"), sum_usage(output, "calls")) == (0, shared.server.count() - before)
-    ended = score(shared.server, shared.samples, output, settings=settings)
+    ended = run_here(shared.server, shared.samples, output, settings=settings)
     assert ended.code == 0, ended.err
     assert shared.server.count() - before == shared.distinct
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}

@@ -13,24 +13,26 @@ from hashlib import blake2b
 from time import monotonic
 from typing import Any
 
-import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError
 
-from udfs.llm.accounts import CallSettings, Progress
 from udfs.llm.asking import Asker
+from udfs.llm.calls import Progress, Work
 from udfs.llm.client import Endpoint
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import NOTHING_SPENT, Lease, Limiter, Report, Spent
+from udfs.llm.limiter import Lease, Limiter, Report
+from udfs.llm.records import COMPLETIONS
 from udfs.llm.segments import SegmentWriter, write_file
 from udfs.llm.units import read_requests
 from udfs.stages import STAGES
 
 NAMESPACE = "untold"
-PROTOCOL = 1
+# Of reports and leases: runs of another version have a limiter of their own.
+PROTOCOL = 2
 IDLE_SECONDS = 600.0
 IDLE_CHECK_SECONDS = 30.0
 LIMITER_RETRY_SECONDS = 0.2
+# A lease takes milliseconds; one that does not come was lost with the limiter's node, or waits in a queue without end.
+LEASE_SECONDS = 30.0
 
 
 class LimiterActor:
@@ -78,22 +80,11 @@ def open_limiter(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an answering actor needs to know: who it is, the stage, how to call, and where completions go."""
+    """What an answering actor needs to know: its work, the limiter, and where completions go."""
 
-    name: str
-    run: str
-    stage: Stage
-    settings: CallSettings
+    work: Work
     limiter: str
     directory: str
-    schema: pa.Schema
-    spent_before: Spent = NOTHING_SPENT
-    answered_before: bool = False
-
-    @property
-    def prefix(self) -> str:
-        """How the files of this actor's completions begin."""
-        return f"{self.run}-{self.name}"
 
 
 class AnsweringActor:
@@ -105,33 +96,22 @@ class AnsweringActor:
         self._client = ""
         self._asker: Asker | None = None
 
-    async def start(self, work: Assignment) -> str:
+    async def start(self, assignment: Assignment) -> str:
         """Writes the probe (the first write is slow), starts the workers and gives the probe's URI."""
-        self._limiter_name, self._client = work.limiter, work.prefix
-        self._limiter = open_limiter(work.limiter)
-        probe = f"{work.directory}/_probe-{work.prefix}"
-        empty = work.schema.empty_table()
-        await asyncio.to_thread(lambda: write_file(probe, empty))
-        key = os.environ.get(work.settings.api_key_env or "")
+        work, settings = assignment.work, assignment.work.settings
+        self._limiter_name, self._client = assignment.limiter, work.name
+        self._limiter = open_limiter(assignment.limiter)
+        probe = f"{assignment.directory}/_probe-{work.name}"
+        await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
+        key = os.environ.get(settings.api_key_env or "")
         endpoint = Endpoint(
-            work.settings.base_url,
+            settings.base_url,
             key or None,
-            connections=work.settings.limits.max_in_flight,
-            timeout=work.settings.timeout,
+            connections=settings.limits.max_in_flight,
+            timeout=settings.timeout,
         )
-        writer = SegmentWriter(work.directory, work.prefix, work.schema, work.settings.flush)
-        self._asker = Asker(
-            work.prefix,
-            work.run,
-            work.stage,
-            STAGES[work.stage.name].parse,
-            work.settings,
-            endpoint,
-            self._lease,
-            writer,
-            spent_before=work.spent_before,
-            answered_before=work.answered_before,
-        )
+        writer = SegmentWriter(assignment.directory, work.name, settings.flush)
+        self._asker = Asker(work, STAGES[work.stage.name].parse, endpoint, self._lease, writer)
         self._asker.start()
         gc.collect()
         gc.freeze()
@@ -152,8 +132,9 @@ class AnsweringActor:
     async def stop(self, grace: float) -> Progress:
         """Ends the asking, writes what is known and frees the places in flight."""
         progress = await self._running().stop(grace)
-        with suppress(RayActorError):
-            await self._limiter.leave.remote(self._client)
+        with suppress(RayActorError, TimeoutError):
+            async with asyncio.timeout(LEASE_SECONDS):
+                await self._limiter.leave.remote(self._client)
         return progress
 
     def _running(self) -> Asker:
@@ -164,8 +145,9 @@ class AnsweringActor:
     async def _lease(self, report: Report) -> Lease:
         while True:
             try:
-                lease: Lease = await self._limiter.lease.remote(report)
+                async with asyncio.timeout(LEASE_SECONDS):
+                    lease: Lease = await self._limiter.lease.remote(report)
                 return lease
-            except RayActorError:
+            except (RayActorError, TimeoutError):
                 await asyncio.sleep(LIMITER_RETRY_SECONDS)
                 self._limiter = open_limiter(self._limiter_name)

@@ -1,44 +1,129 @@
 """Answers requests: a pool of workers that shares one client, takes slots from the limiter and records completions.
 
-A plain object without Ray, so that its loop runs untraced and can be tested alone.
+A plain object without Ray, so that its loop runs untraced and can be tested alone. When to send is decided in
+`pacing`, what an answer means in `retrying`; here these decisions are carried out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from time import monotonic, time
+from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any
 
-from udfs.llm.accounts import CallSettings, News, Progress, Request, Tally, completion_row
-from udfs.llm.client import Answer, Endpoint, Usage, request_body
+from udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
+from udfs.llm.client import Endpoint, request_body
 from udfs.llm.keys import Stage
-from udfs.llm.limiter import NOTHING_SPENT, OUTAGE_FAULTS, Lease, Report, Spent
+from udfs.llm.limiter import Lease, Report
+from udfs.llm.pacing import CompletionSizes, Pacing
+from udfs.llm.records import completion_of
+from udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
 from udfs.llm.segments import SegmentWriter
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from udfs.stages.definitions import Unparsable
 
-LATE_SECONDS = 0.05
 FLUSH_LOOK_SECONDS = 0.1
+# A lease is asked for ten times a second while requests wait for spaced slots; else often enough to be no news late.
 POLL_SECONDS = 0.1
 IDLE_POLL_SECONDS = 0.25
-PREFETCH = 512
-FIRST_BACKOFF = 0.5
-LONGEST_BACKOFF = 30.0
-COMPLETION_QUANTILE = 0.9
-COMPLETIONS_REMEMBERED = 1000
-FIRST_COMPLETION_TOKENS = 512
-FAULTS = frozenset({"timeout", "connection"})
-CHECK = "check key, llm.base_url and llm.model"
-NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
-ASK_AGAIN = frozenset({"unparsable", "empty", "truncated", "bad_body"})
+STOP_LOOK_SECONDS = 0.05
+# What a task may take to end after it is cancelled, and the client to close its connections.
+CLOSE_SECONDS = 5.0
+# While nothing of the run has ever succeeded, a user waits and watches: a minute is long enough to tell.
+FIRST_OUTAGE_SECONDS = 60.0
+
+Parse = Callable[[str, Mapping[str, Any]], Any]
+
+
+@dataclass
+class Units:
+    """The units of work, by how many of their requests are not recorded yet.
+
+    A unit is `recorded` once all of its rows are with the writer, and `finished` once these are on the disk.
+    """
+
+    left: dict[str, int] = field(default_factory=dict)
+    recorded: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    requests_left: int = 0
+
+    def take(self, unit: str, count: int) -> None:
+        """A new unit of so many requests."""
+        self.left[unit] = count
+        self.requests_left += count
+        if not count:
+            self.recorded.append(unit)
+
+    def record(self, unit: str) -> None:
+        """One request of the unit is with the writer."""
+        self.left[unit] -= 1
+        self.requests_left -= 1
+        if not self.left[unit]:
+            self.recorded.append(unit)
+
+
+class Door:
+    """Where workers without a slot or a request wait; it lets them in one by one."""
+
+    def __init__(self) -> None:
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def wait(self) -> None:
+        """Until it is this worker's turn to look again."""
+        sleeper = asyncio.get_running_loop().create_future()
+        self._sleepers.append(sleeper)
+        await sleeper
+
+    def open(self) -> None:
+        """Lets one worker in, who lets the next one in where there is more to do."""
+        while self._sleepers:
+            sleeper = self._sleepers.popleft()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+
+    def open_after(self, seconds: float) -> None:
+        """Lets one worker in when the next slot's time comes."""
+        loop = asyncio.get_running_loop()
+        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
+            self._alarm = loop.call_later(seconds, self.open)
+
+
+class Script:
+    """What is said in a stage: how a request becomes a body, and how an answer is read."""
+
+    def __init__(self, stage: Stage, parse: Parse) -> None:
+        self._stage, self._parse = stage, parse
+        self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
+
+    def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
+        """The body of the next call, or the failure of a template that cannot be filled in."""
+        if request.body is not None:
+            return request.body, None
+        left = request.rounds < MAX_ROUNDS
+        try:
+            return request_body(self._stage, self._prompt, request.variables, request.turns, tools_left=left), None
+        except Exception as error:
+            said = f"the template cannot be filled in ({type(error).__name__})"
+            return None, Answer(error_type="template", error=said)
+
+    def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
+        """The answer, with the error `unparsable` where the stage's parser cannot read it."""
+        if answer.error_type is not None or answer.text is None:
+            return answer
+        try:
+            self._parse(answer.text, variables)
+        except Unparsable as error:
+            return _failed(answer, "unparsable", str(error))
+        except Exception as error:
+            return _failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
+        return answer
 
 
 class Asker:
@@ -46,313 +131,223 @@ class Asker:
 
     def __init__(
         self,
-        name: str,
-        run: str,
-        stage: Stage,
-        parse: Callable[[str, Mapping[str, Any]], Any],
-        settings: CallSettings,
+        work: Work,
+        parse: Parse,
         endpoint: Endpoint,
         lease: Callable[[Report], Awaitable[Lease]],
         writer: SegmentWriter,
-        *,
-        spent_before: Spent = NOTHING_SPENT,
-        answered_before: bool = False,
     ) -> None:
-        self._name, self._run, self._stage, self._parse = name, run, stage, parse
-        self._settings, self._endpoint, self._lease, self._writer = settings, endpoint, lease, writer
-        self._spent_before = spent_before
-        self._answered_ever = self._succeeded_ever = answered_before
-        self._answered_at = 0.0
-        self._answered_here = False
-        self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
-        self._counts_tokens = (
-            settings.limits.tokens_per_minute is not None
-            or settings.budget.max_tokens is not None
-            or settings.budget.max_cost is not None
-        )
-        self._tally = Tally()
+        stage, settings = work.stage, work.settings
+        self._work, self._stage, self._settings, self._script = work, stage, settings, Script(stage, parse)
+        self._endpoint, self._lease, self._writer = endpoint, lease, writer
+        self._counts_tokens = settings.counts_tokens
+        self._pacing = Pacing()
+        self._standing = Standing(answered_ever=work.answered_before, completed=work.answered_before)
+        self._sizes = CompletionSizes(stage.max_tokens)
+        self._tally, self._units, self._door = Tally(), Units(), Door()
         self._ready: deque[Request] = deque()
-        self._slots: deque[tuple[float, int]] = deque()
-        self._units: dict[str, int] = {}
-        self._recorded: list[str] = []
-        self._finished: list[str] = []
+        # Errors about the run that may turn out to be their rows' alone: recorded once a completion has come between
+        self._held: list[tuple[Request, Answer]] = []
         self._in_flight = 0
-        self._places = 0
-        self._offset: float | None = None
-        self._round_trip = float("inf")
-        self._paused_until = 0.0
-        self._until = 0.0
-        self._strict = True
-        self._probing = False
-        self._refusal: str | None = None
-        self._refused: Answer | None = None
+        self._reports = 0
+        self._refused: str | None = None
         self._stopping = False
-        self._sleepers: deque[asyncio.Future[None]] = deque()
-        self._alarm: asyncio.TimerHandle | None = None
         self._need_lease = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._models: set[str] = set()
-        self._completions: deque[int] = deque(maxlen=COMPLETIONS_REMEMBERED)
-        self._sorted_completions: list[int] = []
-        self._news = News()
 
     def start(self) -> None:
         """Starts the workers; call it inside the event loop."""
-        workers = self._settings.limits.max_in_flight
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
-        self._tasks += [asyncio.create_task(self._keep_leasing()), asyncio.create_task(self._keep_flushing())]
+        loops = [self._answer() for _ in range(self._settings.limits.max_in_flight)]
+        self._tasks = [asyncio.create_task(loop) for loop in (*loops, self._keep_leasing(), self._keep_flushing())]
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Takes the requests of a unit of work: (request id, variables) each."""
         before = len(self._ready)
         self._ready.extend(Request(request_id, variables, unit) for request_id, variables in requests)
         fed = len(self._ready) - before
-        self._units[unit] = fed
+        self._units.take(unit, fed)
         self._tally.taken += fed
-        if not fed:
-            self._recorded.append(unit)
         self._need_lease.set()
 
     def progress(self) -> Progress:
-        """How far it is. Raises what broke the flushing or the leasing."""
+        """How far it is. Raises what broke one of its loops."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
-        refused = self._refused.error if self._refused else None
         return Progress(
-            self._tally,
-            len(self._ready),
-            self._in_flight,
-            tuple(self._finished),
-            self._refusal,
-            refused,
-            tuple(sorted(self._models)),
-            self._answered_ever,
+            tally=self._tally,
+            queued=len(self._ready),
+            in_flight=self._in_flight,
+            finished_units=tuple(self._units.finished),
+            refusal=self._pacing.refusal,
+            refused=self._refused,
+            models=tuple(sorted(self._models)),
+            answered_ever=self._standing.answered_ever,
+            paused=self._pacing.paused(monotonic()),
+            unwritten=self._writer.unwritten,
+            trouble=self._writer.trouble,
+            unwritable=self._writer.failing_for >= self._settings.outage,
         )
 
     async def stop(self, grace: float) -> Progress:
-        """Takes nothing more, waits up to `grace` seconds for what is in flight, writes everything and closes."""
+        """Takes nothing more, waits up to `grace` seconds for what is in flight, writes everything and closes.
+
+        What is answered is written before anything is waited for: a process that is killed while it stops loses none
+        of it. A disk that cannot be written is tried until `grace` is over.
+        """
         self._stopping = True
         end = monotonic() + grace
+        await self._flush()
         while self._in_flight and monotonic() < end:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(STOP_LOOK_SECONDS)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._flush()
-        await self._endpoint.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        while not await self._flush() and monotonic() < end:
+            await asyncio.sleep(STOP_LOOK_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._endpoint.close()
         return self.progress()
 
-    async def _work(self) -> None:
+    async def _answer(self) -> None:
         while True:
-            request = await self._take()
+            request = self._take()
+            if request is None:
+                await self._door.wait()
+                continue
             self._in_flight += 1
             try:
                 await self._ask(request)
             finally:
                 self._in_flight -= 1
 
-    async def _take(self) -> Request:
-        """The next request together with the right to send it now."""
-        while True:
-            request = self._pop() if self._may_send() else None
-            if request is not None:
-                if len(self._slots) < (1 if self._strict else PREFETCH // 2):
-                    self._need_lease.set()
-                if self._slots and self._ready:
-                    self._wake()
-                return request
-            sleeper = asyncio.get_running_loop().create_future()
-            self._sleepers.append(sleeper)
-            await sleeper
+    def _take(self) -> Request | None:
+        """The next request together with the right to send it now; None where one of both is missing."""
+        if not self._may_send():
+            return None
+        wait = self._pacing.wait(monotonic())
+        if wait is None:
+            self._need_lease.set()
+            return None
+        if wait:
+            self._door.open_after(wait)
+            return None
+        request = self._ready.popleft()
+        request.reserved = self._pacing.use()
+        if self._pacing.runs_low:
+            self._need_lease.set()
+        if self._pacing.held and self._ready:
+            self._door.open()
+        return request
 
     def _may_send(self) -> bool:
-        return bool(
-            self._ready
-            and self._slots
-            and self._in_flight < self._places
-            and not self._stopping
-            and self._refused is None
-        )
-
-    def _pop(self) -> Request | None:
-        """Takes a slot and a request if the slot's time has come; arranges to be woken if it has not."""
-        now = time() + (self._offset or 0.0)
-        while self._slots:
-            at, tokens = self._slots[0]
-            if self._strict and (at < now - LATE_SECONDS or at < self._paused_until):
-                self._slots.popleft()
-                self._news.unused_tokens += tokens
-                continue
-            wait = max(at, self._paused_until) - now
-            if wait > 0.001:
-                self._wake_after(wait)
-                return None
-            self._slots.popleft()
-            request = self._ready.popleft()
-            request.reserved = tokens
-            self._news.reserved += tokens
-            return request
-        self._need_lease.set()
-        return None
-
-    def _wake_after(self, seconds: float) -> None:
-        """Wakes one worker when the next slot's time comes; that worker wakes the next."""
-        loop = asyncio.get_running_loop()
-        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
-            self._alarm = loop.call_later(seconds, self._wake)
-
-    def _wake(self) -> None:
-        while self._sleepers:
-            sleeper = self._sleepers.popleft()
-            if not sleeper.done():
-                sleeper.set_result(None)
-                return
+        """Whether anything may be sent but for the slots: not where it might be paid for and lost, or is refused."""
+        doubtful = bool(self._held) and not self._standing.completed
+        closed = self._stopping or self._refused is not None or doubtful or self._writer.full
+        return bool(self._ready and self._in_flight < self._pacing.places and not closed)
 
     async def _ask(self, request: Request) -> None:
-        try:
-            body = request.body or self._body(request)
-        except Exception as error:
-            self._give_back(request, 0)
-            failure = Answer(error_type="template", error=f"the template cannot be filled in ({type(error).__name__})")
-            self._record(request, failure)
-            return
+        body, failure = self._script.render(request)
         request.body = None
         now = monotonic()
         request.first_sent = request.first_sent or now
         left = self._settings.deadline - (now - request.first_sent)
-        if left <= 0 and request.last is not None:
-            self._give_back(request, 0)
-            self._record(request, request.last)
+        failure = failure or (request.last if left <= 0 else None)
+        if body is None or failure is not None:
+            self._pacing.settle(request.release(), 0)
+            self._record(request, failure or Answer())
             return
         self._tally.asked += not request.calls
+        self._tally.tool_turns += request.turn_due
         self._tally.calls += 1
-        request.calls += 1
+        request.calls, request.turn_due = request.calls + 1, False
         answer = await self._endpoint.call(self._stage.api, body, left)
-        self._count(request, answer)
+        self._book(request, answer, len(body))
         if self._stage.tools and answer.tool_calls and answer.error_type in (None, "empty"):
             self._use_tools(request, answer)
         else:
-            self._settle(request, self._read(request, answer))
+            self._settle(request, self._script.read(answer, request.variables))
 
-    def _body(self, request: Request) -> bytes:
-        left = request.rounds < MAX_ROUNDS
-        return request_body(self._stage, self._prompt, request.variables, request.turns, tools_left=left)
+    def _book(self, request: Request, answer: Answer, sent: int) -> None:
+        """Books what a call cost. One that timed out was read, and answered for all we know: it is estimated."""
+        usage, timed_out = answer.usage, answer.error_type == "timeout"
+        if timed_out:
+            usage = Usage(estimate_tokens(sent), 0, self._sizes.expected, estimated=True)
+        request.spend(usage)
+        self._tally.spend(usage)
+        used = usage.prompt_tokens + usage.completion_tokens
+        lost = timed_out or answer.error_type == "connection"
+        reserved = request.release()
+        self._pacing.settle(reserved, max(used, reserved) if lost else used)
+        if answer.model:
+            self._models.add(answer.model)
+        if answer.text is not None:
+            self._sizes.remember(usage.completion_tokens)
 
     def _use_tools(self, request: Request, answer: Answer) -> None:
         """Runs what the model calls and goes on with the conversation; each of its turns is a call under the limits."""
         if request.rounds >= MAX_ROUNDS:
             self._settle(request, _failed(answer, "unparsable", "the model does not stop calling tools"))
             return
-        self._hear(success=True)
+        self._standing.hear(request, answer, monotonic())
         results = [run_tool(call) for call in answer.tool_calls]
-        request.turns += exchange(answer.text, answer.tool_calls, results)
-        request.trace += trace(answer.tool_calls, results)
-        request.rounds += 1
-        request.body, request.tokens = None, 0
+        request.go_on(exchange(answer.text, answer.tool_calls, results), trace(answer.tool_calls, results))
         self._return(request)
 
-    def _read(self, request: Request, answer: Answer) -> Answer:
-        """The answer, with the error `unparsable` where the stage's parser cannot read it."""
-        if answer.error_type is not None or answer.text is None:
-            return answer
-        try:
-            self._parse(answer.text, request.variables)
-        except Unparsable as error:
-            return _failed(answer, "unparsable", str(error))
-        except Exception as error:
-            return _failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
-        return answer
-
-    def _count(self, request: Request, answer: Answer) -> None:
-        usage: Usage = answer.usage
-        request.prompt_tokens += usage.prompt_tokens
-        request.cached_prompt_tokens += usage.cached_prompt_tokens
-        request.completion_tokens += usage.completion_tokens
-        request.estimated |= usage.estimated
-        self._tally.prompt_tokens += usage.prompt_tokens
-        self._tally.completion_tokens += usage.completion_tokens
-        self._tally.tokens_estimated |= usage.estimated
-        used = usage.prompt_tokens + usage.completion_tokens
-        self._give_back(request, request.reserved if answer.error_type in FAULTS else used)
-        if answer.model:
-            self._models.add(answer.model)
-        if answer.text is not None and self._counts_tokens:
-            self._remember_completion(usage.completion_tokens)
-
-    def _give_back(self, request: Request, used: int) -> None:
-        """Ends a reservation; a call without an answer counts as if it had used all of it."""
-        self._news.unused_tokens += request.reserved - used
-        self._news.reserved -= request.reserved
-        request.reserved = 0
-
     def _settle(self, request: Request, answer: Answer) -> None:
-        """Records the answer, or arranges for the request to be asked again."""
-        error_type = answer.error_type
-        without_tools = answer.about_tools and bool(self._stage.tools) and not self._answered_here
-        if answer.refused or without_tools:
-            remedy = NO_TOOLS if without_tools else CHECK
-            self._refused = self._refused or replace(answer, error=f"{answer.error}; {remedy}")
+        """Carries out what the answer means."""
+        if answer.about_tools and self._stage.tools and not self._standing.completed_here:
+            self._refuse(answer, NO_TOOLS)
             return
-        if error_type == "http_429":
-            self._settle_limited(request, answer)
-            return
-        if error_type in FAULTS or (error_type or "").startswith("http_5"):
-            self._settle_fault(request, answer)
-            return
-        self._hear(success=error_type is None)
-        request.attempts += 1
-        if error_type in ASK_AGAIN and request.attempts < self._settings.max_attempts:
-            request.begin_again()
-            self._ask_again(request, answer, _backoff(request.attempts) if error_type == "bad_body" else 0.0)
-        else:
-            self._record(request, answer)
-
-    def _hear(self, *, success: bool) -> None:
-        """Notes that the endpoint answers."""
-        self._news.hear(success=success)
-        self._answered_ever, self._answered_at = True, time()
-        self._succeeded_ever |= success
-        self._answered_here |= success
-
-    def _settle_limited(self, request: Request, answer: Answer) -> None:
-        self._tally.rate_limited += 1
-        request.limited += 1
-        self._hear(success=False)
-        self._news.limited = True
-        self._pause(answer.retry_after)
-        wait = answer.retry_after if answer.retry_after is not None else _backoff(request.limited)
-        self._ask_again(request, answer, wait)
-
-    def _pause(self, seconds: float | None) -> None:
-        """Stops sending for so long, here at once and everywhere with the next lease."""
-        if seconds is not None:
-            self._news.retry_after = max(self._news.retry_after or 0.0, seconds)
-            self._paused_until = max(self._paused_until, time() + (self._offset or 0.0) + seconds)
-        self._need_lease.set()
-
-    def _settle_fault(self, request: Request, answer: Answer) -> None:
-        never_reached = answer.unconnected and not self._answered_ever
-        request.first_fault = request.first_fault or time()
-        self._pause(answer.retry_after)
-        if never_reached:
-            self._news.faults += OUTAGE_FAULTS
-        elif self._answered_at <= request.first_fault:
-            # Where others were answered since, it is the request that fails and not the endpoint.
-            self._news.faults += 1
-        if never_reached or self._probing:
+        now = monotonic()
+        free = self._standing.hear(request, answer, now)
+        if answer.retry_after is not None:
+            self._pacing.pause(answer.retry_after, now)
+        if answer.error_type == "http_429":
+            self._tally.rate_limited += 1
+            request.limited += 1
+        verdict = judge(request, answer, self._settings.max_attempts, free=free)
+        request.attempts += verdict.attempt
+        if verdict.anew:
             request.first_sent = None
-            self._ask_again(request, answer, FIRST_BACKOFF)
-            return
-        request.attempts += 1
-        if request.attempts >= self._settings.max_attempts:
-            self._record(request, answer)
+        if verdict.afresh:
+            request.begin_again()
+        if verdict.act is Act.REFUSE:
+            self._refuse(answer, remedy_of(answer))
+        elif verdict.act is Act.HOLD:
+            self._held.append((request, answer))
+        elif verdict.act is Act.AGAIN:
+            self._ask_again(request, answer, verdict.wait)
         else:
-            self._ask_again(request, answer, max(_backoff(request.attempts), answer.retry_after or 0.0))
+            self._record(request, answer)
+        if self._held:
+            self._settle_held()
+
+    def _refuse(self, answer: Answer, remedy: str) -> None:
+        self._refused = self._refused or f"{answer.error}; {remedy}"
+
+    def _settle_held(self) -> None:
+        """Errors about the run are their rows' where a completion came between, or nothing else is left to ask.
+
+        Before the first completion of a run, what is in flight may still bring it.
+        """
+        standing = self._standing
+        if standing.is_refused(self._in_flight):
+            self._refuse(self._held[0][1], remedy_of(self._held[0][1]))
+        elif not standing.doubts or (standing.completed and len(self._held) == self._units.requests_left):
+            held, self._held = self._held, []
+            for request, answer in held:
+                self._record(request, answer)
+            self._door.open()
 
     def _ask_again(self, request: Request, answer: Answer, wait: float) -> None:
+        """Asks once more after so many seconds, where the request's deadline is not over by then."""
         request.last = answer
         sent = request.first_sent
+        self._need_lease.set()
         if sent is not None and monotonic() + wait - sent > self._settings.deadline:
             self._record(request, answer)
         elif wait <= 0:
@@ -363,33 +358,43 @@ class Asker:
     def _return(self, request: Request) -> None:
         self._ready.appendleft(request)
         self._need_lease.set()
-        self._wake()
+        self._door.open()
 
     def _record(self, request: Request, answer: Answer) -> None:
         size = len(answer.text or "") + len(request.request_id) + 200
-        self._writer.add(completion_row(request, answer, rated=self._stage.rated, run=self._run), size)
+        self._writer.add(completion_of(request, answer, rated=self._stage.rated, run=self._work.run), size)
         self._tally.done += 1
         self._tally.failed += answer.error_type is not None
-        self._units[request.unit] -= 1
-        if not self._units[request.unit]:
-            self._recorded.append(request.unit)
+        self._units.record(request.unit)
 
     async def _keep_flushing(self) -> None:
         while True:
             await asyncio.sleep(min(FLUSH_LOOK_SECONDS, self._settings.flush))
-            if self._writer.due or (self._recorded and not self._ready and not self._in_flight):
+            ended = self._units.recorded and not self._ready and not self._in_flight
+            if self._writer.due or (ended and self._writer.may_write):
                 await self._flush()
 
-    async def _flush(self) -> None:
-        recorded, self._recorded = self._recorded, []
-        await self._writer.flush()
-        self._finished.extend(recorded)
+    async def _flush(self) -> bool:
+        """Writes what is recorded. False where it could not be: it is kept, and the writer knows why."""
+        recorded, self._units.recorded = self._units.recorded, []
+        try:
+            await self._writer.flush()
+        except BaseException as error:
+            self._units.recorded = recorded + self._units.recorded
+            if not isinstance(error, Exception):
+                raise
+            return False
+        self._units.finished.extend(recorded)
+        self._door.open()
+        return True
 
     async def _keep_leasing(self) -> None:
         while True:
-            seconds = POLL_SECONDS if self._ready and self._strict else IDLE_POLL_SECONDS
+            waiting = self._ready and self._pacing.strict
+            # Not asyncio.wait_for: on Python 3.11 it swallows a cancellation that comes as the event is set.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._need_lease.wait(), seconds)
+                async with asyncio.timeout(POLL_SECONDS if waiting else IDLE_POLL_SECONDS):
+                    await self._need_lease.wait()
             self._need_lease.clear()
             granted = await self._renew()
             if not granted and self._ready:
@@ -400,92 +405,38 @@ class Asker:
         if self._stopping:
             return False
         report = self._report()
-        sent = time()
+        sent = monotonic()
         lease = await self._lease(report)
-        received = time()
-        if received - sent < self._round_trip:
-            self._round_trip = received - sent
-            self._offset = lease.now - (sent + received) / 2
-        self._places = lease.places
-        self._answered_at = max(self._answered_at, lease.answered_at - (self._offset or 0.0))
-        self._paused_until = max(self._paused_until, lease.paused_until)
-        self._strict, self._probing, self._refusal = lease.strict, lease.probing, lease.refusal
-        if lease.probing or lease.refusal:
-            self._news.unused_tokens += sum(tokens for _, tokens in self._slots)
-            self._slots.clear()
-        self._slots.extend(zip(lease.times, report.estimates, strict=False))
-        if lease.times:
-            self._until = max(self._until, lease.times[-1])
-        self._wake()
+        self._pacing.receive(lease, report.estimates, sent, monotonic())
+        self._standing.learn(lease, self._pacing.clock.local(lease.answered_at))
+        if self._held:
+            self._settle_held()
+        self._door.open()
         return bool(lease.times)
 
     def _report(self) -> Report:
-        news, self._news = self._news, News()
-        self._news.reserved = news.reserved
-        tally, settings = self._tally, self._settings
-        tokens = tally.prompt_tokens + tally.completion_tokens
-        held_tokens = sum(tokens for _, tokens in self._slots)
-        cost = settings.cost(tally.prompt_tokens, tally.completion_tokens)
-        price = max(settings.prompt_price, settings.completion_price) / 1e6
-        return Report(
-            client=self._name,
-            run=f"{self._run}/{self._stage.name}",
-            estimates=self._wanted(),
-            in_flight=self._in_flight,
-            held=len(self._slots),
-            held_tokens=held_tokens,
-            spent=Spent(tally.calls, tokens + news.reserved, cost + news.reserved * price),
-            spent_before=self._spent_before,
-            cost_per_token=price,
-            unused_tokens=news.unused_tokens if self._counts_tokens else 0,
-            successes=news.successes,
-            answered=news.answered,
-            faults=news.faults,
-            limited=news.limited,
-            retry_after=news.retry_after,
-            until=self._until,
-            places=self._places,
-            outage_seconds=settings.outage if self._succeeded_ever else min(60.0, settings.outage),
-            limits=settings.limits,
-            budget=settings.budget,
-        )
+        self._reports += 1
+        report = self._pacing.report(self._work, self._tally, self._wanted(), self._in_flight, monotonic())
+        completed = self._standing.completed
+        outage = self._settings.outage if completed else min(FIRST_OUTAGE_SECONDS, self._settings.outage)
+        return replace(report, number=self._reports, outage_seconds=outage, **vars(self._standing.tell()))
 
     def _wanted(self) -> tuple[int, ...]:
         """Token estimates of the next requests that need a slot."""
-        if self._refused is not None:
+        if self._refused is not None or self._writer.full:
             return ()
-        room = PREFETCH if not self._strict else max(1, self._places - self._in_flight) + 1
-        count = max(0, min(len(self._ready), room) - len(self._slots))
+        count = self._pacing.wanted(len(self._ready), self._in_flight)
         if not self._counts_tokens:
             return (0,) * count
-        first = len(self._slots)
-        return tuple(self._request_tokens(self._ready[first + index]) for index in range(count))
+        first = self._pacing.held
+        return tuple(self._estimate(self._ready[first + index]) for index in range(count))
 
-    def _request_tokens(self, request: Request) -> int:
+    def _estimate(self, request: Request) -> int:
         if not request.tokens:
-            try:
-                request.body = self._body(request)
-            except Exception:
-                request.body = None
+            request.body, _ = self._script.render(request)
             request.tokens = estimate_tokens(len(request.body or b""))
-        return request.tokens + self._completion_tokens()
-
-    def _remember_completion(self, tokens: int) -> None:
-        if len(self._completions) == COMPLETIONS_REMEMBERED:
-            self._sorted_completions.remove(self._completions[0])
-        self._completions.append(tokens)
-        insort(self._sorted_completions, tokens)
-
-    def _completion_tokens(self) -> int:
-        """What a completion of this stage is expected to take at most, in all but one of ten."""
-        if self._sorted_completions:
-            return self._sorted_completions[int(COMPLETION_QUANTILE * (len(self._sorted_completions) - 1))]
-        return min(FIRST_COMPLETION_TOKENS, self._stage.max_tokens or FIRST_COMPLETION_TOKENS)
+        return request.tokens + self._sizes.expected
 
 
 def _failed(answer: Answer, error_type: str, error: str) -> Answer:
     return replace(answer, error_type=error_type, error=error)
-
-
-def _backoff(attempt: int) -> float:
-    return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from math import isfinite
@@ -19,16 +19,26 @@ import aiohttp
 import httpx2
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
+from udfs.llm.calls import Answer, Usage
 from udfs.llm.keys import Stage
 from udfs.llm.templates import Prompt
 from udfs.llm.tokens import estimate_tokens
-from udfs.llm.tools import ToolCall, read_tool_calls
+from udfs.llm.tools import read_tool_calls
 
 TOP_LOGPROBS = 10
-MOST_TOKENS = 2**40
+# No completion comes near; a body that is longer, or inflates beyond, would fill an actor's memory.
+MOST_BYTES = 64 * 2**20
+PIECE_BYTES = 2**20
 LONGEST_RETRY_AFTER = 3600.0
+QUOTA = "insufficient_quota"
+_NO_HEADERS: Mapping[str, str] = {}
+_INFLATED = ("gzip", "x-gzip")
+# Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
+_WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
+_CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
-_REFUSED = (401, 403, 404)
+# About key, credit, permission or address, and so about the run more likely than about a row
+_REFUSED = (401, 402, 403, 404)
 # An endpoint may put anything into an error's code, so only known ones are shown.
 _KNOWN_CODES = frozenset(
     {
@@ -52,6 +62,23 @@ _KNOWN_CODES = frozenset(
         "unsupported_value",
     }
 )
+# What an error's code means where it comes with the status 200
+_STATUS_OF_CODE = {
+    "authentication_error": 401,
+    "context_length_exceeded": 400,
+    "exceed_context_size_error": 400,
+    "insufficient_quota": 429,
+    "invalid_api_key": 401,
+    "invalid_request_error": 400,
+    "model_not_found": 404,
+    "not_found_error": 404,
+    "overloaded_error": 503,
+    "permission_error": 403,
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "server_error": 500,
+}
 _MODEL_CODES = {"model_not_found", "model_not_available", "invalid_model", "unknown_model"}
 _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|not available|no such)", re.I | re.S)
 
@@ -61,37 +88,50 @@ _NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
 _LONGEST_MESSAGE = 500
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of one call; `estimated` where the endpoint did not return them."""
-
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    completion_tokens: int = 0
-    estimated: bool = False
+class _TooLargeError(Exception):
+    """A body is longer than `MOST_BYTES`, or encoded in a way that was not asked for."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came of one call.
+class _BoundedBody(httpx2.AsyncByteStream):
+    """A response's body, decoded, of at most `MOST_BYTES`: what is longer is not read to its end.
 
-    `error_type` is None for a completion that can be read. `refused` means that no call of the run can succeed (key,
-    address or model), `about_tools` that the endpoint's error speaks of tools. `unconnected` means that no connection
-    was made. `retry_after` is in seconds.
+    The decoders of httpx2 work in pieces too, but nothing of theirs can be told to stop.
     """
 
-    text: str | None = None
-    finish_reason: str | None = None
-    model: str | None = None
-    usage: Usage = Usage()
-    logprobs: Any = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    error_type: str | None = None
-    error: str | None = None
-    retry_after: float | None = None
-    refused: bool = False
-    about_tools: bool = False
-    unconnected: bool = False
+    def __init__(self, body: httpx2.AsyncByteStream, *, inflate: bool) -> None:
+        self._body = body
+        # 32 + MAX_WBITS: zlib finds out by itself whether the header is that of gzip or of zlib
+        self._inflater = zlib.decompressobj(32 + zlib.MAX_WBITS) if inflate else None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._body:
+            for piece in (chunk,) if self._inflater is None else self._inflate(chunk):
+                size += len(piece)
+                if size > MOST_BYTES:
+                    raise _TooLargeError
+                yield piece
+
+    def _inflate(self, chunk: bytes) -> Iterator[bytes]:
+        assert self._inflater is not None
+        # Until nothing comes: what is left over of a piece may wait inside while all of the chunk is consumed
+        while piece := self._inflater.decompress(chunk, PIECE_BYTES):
+            yield piece
+            chunk = self._inflater.unconsumed_tail
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+async def _bound_body(response: httpx2.Response) -> None:
+    """Puts the bound on a response before its body is read (a hook of httpx2)."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", *_INFLATED):
+        raise _TooLargeError
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _BoundedBody(response.stream, inflate=encoding in _INFLATED)
+    if encoding in _INFLATED:
+        del response.headers["content-encoding"]
 
 
 class Endpoint:
@@ -109,6 +149,8 @@ class Endpoint:
             max_retries=0,
             timeout=timeout,
             http_client=DefaultAioHttpClient(
+                headers={"Accept-Encoding": "gzip"},
+                event_hooks={"response": [_bound_body]},
                 limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
                 timeout=httpx2.Timeout(timeout),
                 follow_redirects=False,
@@ -130,12 +172,17 @@ class Endpoint:
         except TimeoutError:
             return Answer(error_type="timeout", error=f"no answer within {seconds:g} s")
         except APIStatusError as error:
-            return _read_status(error.response)
+            return _read_status(error.status_code, error.response.content, error.response.headers)
         except APIConnectionError as error:
             return _read_connection_error(error)
+        except (_TooLargeError, zlib.error) as error:
+            large = isinstance(error, _TooLargeError)
+            said = "is too large or in an unknown encoding" if large else "cannot be decompressed"
+            usage = Usage(estimate_tokens(len(body)), 0, 0, estimated=True)
+            return Answer(error_type="bad_body", error=f"the endpoint's answer {said}", usage=usage)
         except Exception as error:
             return Answer(error_type="connection", error=f"the connection failed ({type(error).__name__})")
-        return read_completion(response.content, api, len(body))
+        return read_completion(response.content, api, len(body), response.headers)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -175,8 +222,12 @@ def request_body(
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
-def read_completion(content: bytes, api: str, sent: int) -> Answer:
-    """Reads the body of a 200; `sent` is the request's size in bytes, for the estimate where usage is missing."""
+def read_completion(content: bytes, api: str, sent: int, headers: Mapping[str, str] = _NO_HEADERS) -> Answer:
+    """Reads the body of a 200; `sent` is the request's size in bytes, for the estimate where usage is missing.
+
+    A body that holds an error and no choice is read as the status that the error's code stands for.
+    """
+    body: Any = None
     try:
         body = json.loads(content)
         choice = body["choices"][0]
@@ -186,6 +237,9 @@ def read_completion(content: bytes, api: str, sent: int) -> Answer:
         if not isinstance(text, (str, type(None))) or not isinstance(finish_reason, (str, type(None))):
             raise TypeError
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        status = _status_in(body)
+        if status is not None:
+            return _read_status(status, content, headers)
         usage = Usage(estimate_tokens(sent), 0, estimate_tokens(len(content)), estimated=True)
         return Answer(error_type="bad_body", error="the endpoint's answer is no completion", usage=usage)
     text = _valid_utf8(text)
@@ -196,7 +250,7 @@ def read_completion(content: bytes, api: str, sent: int) -> Answer:
         text=text,
         finish_reason=_valid_utf8(finish_reason),
         model=_valid_utf8(model) if isinstance(model, str) else None,
-        usage=_read_usage(body.get("usage"), text or "", sent),
+        usage=_read_usage(body.get("usage"), text or "", sent, len(content)),
         logprobs=choice.get("logprobs"),
         tool_calls=read_tool_calls(message),
         error_type=error_type,
@@ -208,42 +262,63 @@ _COMPLETION_ERRORS = {
     "filtered": "the endpoint filtered the completion",
     "truncated": "the completion was cut at its token limit; raise max_tokens of the stage",
     "empty": "the completion is empty",
+    "bad_finish": "the endpoint ended the completion for a reason that is no normal end",
 }
 
 
 def _completion_error(text: str | None, finish_reason: str | None, refusal: bool) -> str | None:
-    if finish_reason == "content_filter" or (refusal and not text):
+    reason = (finish_reason or "").strip().lower()
+    if reason == "content_filter" or (refusal and not text):
         return "filtered"
-    if finish_reason == "length":
+    if any(word in reason for word in _CUT):
         return "truncated"
+    if reason not in _WHOLE:
+        return "bad_finish"
     return None if text and text.strip() else "empty"
 
 
-def _read_usage(usage: Any, text: str, sent: int) -> Usage:
+def _read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
+    """The tokens of a call: no token is shorter than a byte, so what is beyond the bytes is cut, and estimated."""
     if isinstance(usage, Mapping):
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if _is_count(prompt) and _is_count(completion):
             details = usage.get("prompt_tokens_details")
             cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-            return Usage(prompt, cached if _is_count(cached) else 0, completion)
+            counts = min(prompt, sent), min(completion, received)
+            known = min(cached, counts[0]) if _is_count(cached) else 0
+            return Usage(counts[0], known, counts[1], estimated=counts != (prompt, completion))
     return Usage(estimate_tokens(sent), 0, estimate_tokens(len(text.encode("utf-8"))), estimated=True)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _read_status(response: httpx2.Response) -> Answer:
-    status = response.status_code
-    code, message = _read_error_body(response.content)
+def _status_in(body: Any) -> int | None:
+    """The status that the error in a body stands for, by its code or type; None where it has none that is known."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    if not isinstance(error, Mapping):
+        return None
+    for said in (error.get("code"), error.get("type"), error.get("status")):
+        if isinstance(said, str) and said.lower() in _STATUS_OF_CODE:
+            return _STATUS_OF_CODE[said.lower()]
+        number = int(said) if isinstance(said, str) and re.fullmatch("[3-5][0-9][0-9]", said) else said
+        if isinstance(number, int) and 300 <= number <= 599:
+            return number
+    return None
+
+
+def _read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answer:
+    code, message = _read_error_body(content)
+    quota = status == 429 and code == QUOTA
     model_unknown = code in _MODEL_CODES or bool(_MODEL_MESSAGE.search(message))
     if 300 <= status < 400:
         return Answer(error_type=f"http_{status}", error=f"HTTP {status}: redirects are not followed", refused=True)
     return Answer(
         error_type=f"http_{status}",
         error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else ""),
-        retry_after=_retry_after(response.headers) if status == 429 or status >= 500 else None,
-        refused=status in _REFUSED or (400 <= status < 500 and status != 429 and model_unknown),
+        retry_after=_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
+        refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and model_unknown),
         about_tools=status not in _NOT_ABOUT_TOOLS and bool(_TOOL_MESSAGE.search(message)),
     )
 
@@ -255,11 +330,12 @@ def _read_error_body(content: bytes) -> tuple[str | None, str]:
         error = body.get("error", body)
         if isinstance(error, str):
             return None, error[:_LONGEST_MESSAGE]
-        code = error.get("code") or error.get("type")
+        codes = [said for said in (error.get("code"), error.get("type")) if isinstance(said, str)]
+        code = QUOTA if QUOTA in codes else next(iter(codes), None)
         said = [text for text in (error.get("param"), error.get("message")) if isinstance(text, str)]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None, ""
-    return code if isinstance(code, str) else None, " ".join(said)[:_LONGEST_MESSAGE]
+    return code, " ".join(said)[:_LONGEST_MESSAGE]
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import time
+from time import monotonic
 
+# Slots are leased for a quarter of a second of the rate: longer leases, and two clients exceed a second's bound.
 HORIZON = 0.25
+# Slots at 99 % of a limit used 98.6-99.0 % of it, and never exceeded it within a minute (measured).
 SHARE_OF_LIMIT = 0.99
+# No slot is further away than this, whatever was reported: one wrong usage would stop every run for days else. After a
+# minute without a call any call is within the limits of a minute.
+FURTHEST_SLOT = 60.0
+# So many faults in a row, with no other answer between, are the endpoint's outage and not its requests' fault.
 OUTAGE_FAULTS = 50
 PROBE_SECONDS = 10.0
+# A client reports four times a second; one that is silent for so long is gone, and its places are free.
 CLIENT_EXPIRY = 30.0
+# A run of which no client reported for so long is over, and what it spent is forgotten.
 FORGET_SECONDS = 3600.0
+# By then every client has reported to a limiter that was restarted: four polls.
 SETTLE_SECONDS = 1.0
+# Rate control after a 429: down by a third at most once a second, up by a tenth each second that is used.
 SHRINK = 0.7
 GROW = 1.1
 STEP_SECONDS = 1.0
 LOWEST_RATE = 0.05
+NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -60,18 +71,21 @@ NOTHING_SPENT = Spent()
 class Report:
     """What a client tells with every lease. Counts are since the last report unless said otherwise.
 
-    `run` is one stage of one start of a run. `estimates`: tokens of the next calls it wants slots for. `held`: unused
-    slots it keeps, with `held_tokens`. `spent`: since the client started; `spent_before`: of the run before this client
-    existed. `unused_tokens`: leased minus used of what ended or was dropped (negative where more was used). `faults`:
-    failures to reach the endpoint since its last other answer; `answered`: whether there was another answer.
-    `retry_after`: the longest wait that the endpoint asked for, None without any. `until`: the latest slot that it ever
-    got. `places`: what it may have in flight by the last lease that it knows.
+    `run` is one stage of one start of a run. `estimates`: tokens of the next calls it wants slots for. `number`: of the
+    report, from 1; one that is sent twice is told once. `held`: unused slots it keeps, with `held_tokens`. `spent`:
+    since the client started; `spent_before`: of the run before this client existed. `unused_tokens`: leased minus used
+    of what ended or was dropped (negative where more was used). `faults`: failures to reach the endpoint since its last
+    other answer; `answered`: whether there was another answer, `served`: one that was no 429, `completed`: one with a
+    completion. `doubts`: errors about the run rather than a row since the last completion. `retry_after`: the longest
+    wait that the endpoint asked for, None without any. `ahead`: seconds from now to the latest slot that it ever got.
+    `places`: what it may have in flight by the last lease that it knows.
     """
 
     client: str
     run: str
     estimates: tuple[int, ...]
     in_flight: int
+    number: int = 0
     held: int = 0
     held_tokens: int = 0
     spent: Spent = NOTHING_SPENT
@@ -80,10 +94,13 @@ class Report:
     unused_tokens: int = 0
     successes: int = 0
     answered: bool = False
+    served: bool = False
+    completed: bool = False
     faults: int = 0
+    doubts: int = 0
     limited: bool = False
     retry_after: float | None = None
-    until: float = 0.0
+    ahead: float = NEVER
     places: int = 0
     outage_seconds: float = 600.0
     limits: Limits = field(default_factory=Limits)
@@ -92,11 +109,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Lease:
-    """What the limiter grants: `times` (seconds since the epoch by the limiter's clock, one a call, in order) and
-    `places`, how many calls the client may have in flight from now on. `paused_until`: nobody sends before.
-    `refusal`: None, `budget` or `outage`. `probing`: an outage is going on, and a failure now costs no attempt.
-    `strict`: slots are spaced, one that is missed must not be used late. `answered_at`: when the endpoint
-    last answered anybody.
+    """What the limiter grants: `times` (seconds by the limiter's clock, one a call, in order) and `places`, how many
+    calls the client may have in flight from now on. `paused_until`: nobody sends before. `refusal`: None, `budget` or
+    `outage`. `probing`: an outage is going on, and a failure now costs no attempt. `strict`: slots are spaced, one that
+    is missed must not be used late. `answered_at`: when the endpoint last answered anybody. `completed`: whether a
+    completion ever came to the run, `doubts`: how many errors about the run came since the last one.
     """
 
     now: float
@@ -106,66 +123,88 @@ class Lease:
     refusal: str | None
     probing: bool
     strict: bool
-    answered_at: float = 0.0
+    answered_at: float = NEVER
+    completed: bool = False
+    doubts: int = 0
 
 
 @dataclass
 class _Client:
-    run: str
     seen: float
     wants: bool = False
     places: int = 0
     may_hold: int = 0
-    committed: Spent = NOTHING_SPENT
+    number: int = 0
+
+
+@dataclass
+class _Run:
+    """What is known of a run: `committed` is what each of its clients, living or dead, spent or may spend."""
+
+    began: float
+    seen: float
+    spent_before: Spent = NOTHING_SPENT
+    committed: dict[str, Spent] = field(default_factory=dict)
+    completed: bool = False
+    doubts: int = 0
+
+    @property
+    def spent(self) -> Spent:
+        return sum(self.committed.values(), self.spent_before)
 
 
 class Limiter:
-    """One endpoint's limits. `clock` gives seconds since the epoch.
+    """One endpoint's limits. `clock` gives seconds, and never goes back.
 
     A `restarted` one does not know what was leased before: until everybody has reported, it grants no place that the
     client does not have, and nothing on a budget.
     """
 
-    def __init__(self, clock: Callable[[], float] = time, *, restarted: bool = False) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic, *, restarted: bool = False) -> None:
         self._clock = clock
         start = clock() + HORIZON
         self._restarted = restarted
         self._settled = start + SETTLE_SECONDS if restarted else start - HORIZON
         self._next_request = start
         self._next_token = start
-        self._paused_until = 0.0
+        self._paused_until = NEVER
         self._rate: float | None = None
-        self._stepped = 0.0
+        self._stepped = NEVER
         self._successes = 0
         self._success_rate = 0.0
         self._counted = start
         self._faults = 0
         self._fault_since: float | None = None
-        self._answered_at = 0.0
-        self._next_probe = 0.0
+        self._limited_since: float | None = None
+        self._limited_at = NEVER
+        self._answered_at = NEVER
+        self._next_probe = NEVER
         self._clients: dict[str, _Client] = {}
-        self._spent_before: dict[str, Spent] = {}
-        self._began: dict[str, float] = {}
+        self._runs: dict[str, _Run] = {}
 
     def lease(self, report: Report) -> Lease:
         """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow."""
         now = self._clock()
-        client = self._update_client(report, now)
-        self._observe(report, now)
+        client, run = self._find(report, now)
+        if report.number == 0 or report.number > client.number:
+            client.number = report.number
+            self._observe(report, now)
+            self._observe_run(report, run)
         places = self._share_places(report, client, now)
-        refusal, probing = self._outage(report, now)
-        wanted = report.estimates
+        refusal, probing = self._outage(report, run, now)
+        wanted = report.estimates if refusal is None else ()
         if probing:
-            wanted = wanted[:1] if refusal is None and now >= self._next_probe else ()
-        affordable, spent_up = self._afford(report, client, wanted)
-        times = self._slots(report.limits, affordable, now, report.until)
+            wanted = wanted[:1] if now >= self._next_probe else ()
+        affordable, spent_up = self._afford(report, run, wanted, now)
+        times = self._slots(report.limits, affordable, now, now + report.ahead)
         if probing and times:
             self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
-        client.committed += _cost_of(affordable[: len(times)], report.cost_per_token)
+        run.committed[report.client] += _cost_of(affordable[: len(times)], report.cost_per_token)
         if spent_up and refusal is None:
             refusal = "budget"
         strict = self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None
-        return Lease(now, tuple(times), places, self._paused_until, refusal, probing, strict, self._answered_at)
+        paused, answered = self._paused_until, self._answered_at
+        return Lease(now, tuple(times), places, paused, refusal, probing, strict, answered, run.completed, run.doubts)
 
     def leave(self, client: str) -> None:
         """Frees the places of a client that is gone; what it spent stays spent."""
@@ -173,24 +212,31 @@ class Limiter:
             gone = self._clients[client]
             gone.places, gone.may_hold, gone.wants = 0, 0, False
 
-    def _update_client(self, report: Report, now: float) -> _Client:
-        client = self._clients.setdefault(report.client, _Client(report.run, now))
-        client.seen = now
-        self._began.setdefault(report.run, now)
+    def _find(self, report: Report, now: float) -> tuple[_Client, _Run]:
+        """The client and the run of a report, brought up to date with what it may spend."""
+        client = self._clients.setdefault(report.client, _Client(now))
+        run = self._runs.setdefault(report.run, _Run(now, now))
+        client.seen = run.seen = now
         held = Spent(report.held, report.held_tokens, report.held_tokens * report.cost_per_token)
-        client.committed = report.spent + held
-        self._spent_before[report.run] = max(
-            self._spent_before.get(report.run, NOTHING_SPENT), report.spent_before, key=lambda spent: spent.calls
-        )
-        self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
-        return client
+        run.committed[report.client] = report.spent + held
+        run.spent_before = max(run.spent_before, report.spent_before, key=lambda spent: spent.calls)
+        return client, run
+
+    def _observe_run(self, report: Report, run: _Run) -> None:
+        run.completed |= report.completed
+        run.doubts = report.doubts if report.completed else run.doubts + report.doubts
 
     def _observe(self, report: Report, now: float) -> None:
+        self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
         if report.answered:
             self._faults, self._fault_since, self._answered_at = 0, None, now
         if report.faults:
             self._fault_since = self._fault_since or now
             self._faults += report.faults
+        if report.served:
+            self._limited_since = None
+        if report.limited:
+            self._limited_since, self._limited_at = self._limited_since or now, now
         self._successes += report.successes
         if report.retry_after is not None:
             self._paused_until = max(self._paused_until, now + report.retry_after)
@@ -231,11 +277,7 @@ class Limiter:
 
         Until its next report a client may act by its last lease or by this one.
         """
-        for name, other in list(self._clients.items()):
-            if now - other.seen >= CLIENT_EXPIRY:
-                self.leave(name)
-            if now - other.seen >= FORGET_SECONDS:
-                del self._clients[name]
+        self._forget(now)
         client.wants = report.in_flight + report.held + len(report.estimates) > 0
         held_by_others = sum(other.may_hold for other in self._clients.values() if other is not client)
         busy = sum(1 for other in self._clients.values() if other.wants)
@@ -247,23 +289,34 @@ class Limiter:
         client.places = places
         return places
 
-    def _outage(self, report: Report, now: float) -> tuple[str | None, bool]:
-        if self._faults < OUTAGE_FAULTS or self._fault_since is None:
-            return None, False
-        since = max(self._fault_since, self._began[report.run])
-        over = now - since >= report.outage_seconds
-        return ("outage" if over else None), True
+    def _forget(self, now: float) -> None:
+        for name, other in list(self._clients.items()):
+            if now - other.seen >= CLIENT_EXPIRY:
+                self.leave(name)
+            if now - other.seen >= FORGET_SECONDS:
+                del self._clients[name]
+        for name, run in list(self._runs.items()):
+            if now - run.seen >= FORGET_SECONDS:
+                del self._runs[name]
 
-    def _afford(self, report: Report, client: _Client, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    def _outage(self, report: Report, run: _Run, now: float) -> tuple[str | None, bool]:
+        """`outage` where it has lasted, for this run, as long as the report allows; and whether calls are probes.
+
+        429s alone are one where the last of them came that long after the first: a pause that the endpoint asked for
+        is waited for, and what comes after it decides.
+        """
+        probing = self._faults >= OUTAGE_FAULTS
+        away = now - max(self._fault_since, run.began) if probing and self._fault_since is not None else 0.0
+        limited = 0.0 if self._limited_since is None else self._limited_at - max(self._limited_since, run.began)
+        return ("outage" if max(away, limited) >= report.outage_seconds else None), probing
+
+    def _afford(self, report: Report, run: _Run, wanted: tuple[int, ...], now: float) -> tuple[tuple[int, ...], bool]:
         """The leading calls that the run's budget still covers, and whether it is used up for good."""
         if report.budget == Budget():
             return wanted, False
-        if self._clock() < self._settled:
+        if now < self._settled:
             return (), False
-        committed = self._spent_before[report.run]
-        for other in self._clients.values():
-            if other.run == report.run:
-                committed += other.committed
+        committed = run.spent
         affordable = 0
         for estimate in wanted:
             committed += Spent(1, estimate, estimate * report.cost_per_token)
@@ -277,19 +330,23 @@ class Limiter:
         """Times for the leading calls that start within the horizon."""
         rate = self._rate_now(limits)
         start = max(now, self._paused_until)
+        if start > now + FURTHEST_SLOT:
+            return []
         if rate is None and limits.tokens_per_minute is None:
             return [start] * len(estimates)
         spacing = 1.0 / rate if rate else 0.0
+        # Below one request a minute the next slot after one at the horizon is rightly further away
         horizon = max(HORIZON, spacing)
+        furthest = start + max(FURTHEST_SLOT, horizon + spacing)
         if self._restarted:
             # The last slot before the restart may be one that only a client who is gone knew of.
             self._restarted, self._next_request = False, self._next_request + spacing
-        self._next_request = max(self._next_request, until + spacing, start)
-        self._next_token = max(self._next_token, start)
+        self._next_request = min(max(self._next_request, until + spacing, start), furthest)
+        self._next_token = min(max(self._next_token, start), start + FURTHEST_SLOT)
         times: list[float] = []
         for estimate in estimates:
             at = max(self._next_request, self._next_token)
-            if at > start + horizon:
+            if at > start + horizon or at > now + max(FURTHEST_SLOT, spacing):
                 break
             times.append(at)
             self._next_request = at + spacing

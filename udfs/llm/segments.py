@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,9 +14,18 @@ from pyarrow import fs
 from udfs.files import is_local as is_local
 from udfs.files import open_filesystem as open_filesystem
 from udfs.files import write_whole
+from udfs.llm.records import Completion, completions_table
 from udfs.llm.store_files import DamagedError, read_column
 
 FLUSH_BYTES = 8 * 2**20
+# Half of what may be unwritten: the other half goes on being collected while these are written.
+FLUSH_ROWS = 2500
+# What may be paid for and on no disk yet; what is in flight comes on top.
+MOST_ROWS = 5000
+MOST_BYTES = 64 * 2**20
+# Waits after failed writes, doubled each time.
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
 # A flush that begins this early is over when its interval is.
 FLUSH_AHEAD = 0.75
 
@@ -28,60 +36,93 @@ def write_file(uri: str, table: pa.Table) -> None:
 
 
 class SegmentWriter:
-    """Collects rows of one schema and writes them to files `<directory>/<prefix>-<number>.parquet`.
+    """Collects completions and writes them to files `<directory>/<prefix>-<number>.parquet`; for one event loop.
 
-    Rows are tuples in the schema's order. Use it from one event loop.
+    A write that fails loses nothing: its rows go back, and are written with later ones after a wait that grows.
+    `trouble` says why the last one failed, None where it did not.
     """
 
-    def __init__(self, directory: str, prefix: str, schema: pa.Schema, seconds: float) -> None:
-        self._directory, self._prefix, self._schema, self._seconds = directory, prefix, schema, seconds
-        self._rows: list[tuple[Any, ...]] = []
+    def __init__(self, directory: str, prefix: str, seconds: float) -> None:
+        self._directory, self._prefix, self._seconds = directory, prefix, seconds
+        self._rows: list[Completion] = []
         self._bytes = 0
-        self._number = 0
+        self._leaving = (0, 0)
+        self._number = 1
         self._flushed_at = monotonic()
+        self._failing_since: float | None = None
+        self._wait = 0.0
         self._lock = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
+        self.trouble: str | None = None
 
-    def add(self, row: tuple[Any, ...], size: int) -> None:
+    def add(self, row: Completion, size: int) -> None:
         """Takes a row; `size` is roughly its bytes."""
         self._rows.append(row)
         self._bytes += size
 
     @property
+    def unwritten(self) -> int:
+        """How many rows are on no disk yet, those included that are being written."""
+        return len(self._rows) + self._leaving[0]
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is unwritten that nothing more should be asked."""
+        return self.unwritten >= MOST_ROWS or self._bytes + self._leaving[1] >= MOST_BYTES
+
+    @property
+    def failing_for(self) -> float:
+        """Seconds since the first write failed after which none succeeded; 0 where the last one did."""
+        return 0.0 if self._failing_since is None else monotonic() - self._failing_since
+
+    @property
+    def may_write(self) -> bool:
+        """Whether no wait after a failed write is going on."""
+        return monotonic() - self._flushed_at >= self._wait
+
+    @property
     def due(self) -> bool:
         """Whether what is collected should be written now."""
         late = monotonic() - self._flushed_at >= self._seconds * FLUSH_AHEAD
-        return bool(self._rows) and (late or self._bytes >= FLUSH_BYTES)
+        much = self._bytes >= FLUSH_BYTES or len(self._rows) >= FLUSH_ROWS
+        return bool(self._rows) and (late or much) and self.may_write
 
     async def flush(self) -> None:
-        """Writes what is collected. Rows added meanwhile wait for the next file.
+        """Writes what is collected. Rows added meanwhile wait for the next file. Raises what a failed write raised.
 
         A write goes on where the caller is cancelled, and the next flush waits for it.
         """
         async with self._lock:
             if self._writing is not None:
-                await asyncio.shield(self._writing)
-            self._flushed_at = monotonic()
+                await asyncio.wait([self._writing])
             if self._rows:
-                self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._take()))
+                self._writing = asyncio.ensure_future(self._write_all())
                 await asyncio.shield(self._writing)
 
-    def _take(self) -> list[tuple[Any, ...]]:
-        rows, self._rows, self._bytes = self._rows, [], 0
-        self._number += 1
-        return rows
-
-    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+    async def _write_all(self) -> None:
+        rows, size = self._rows, self._bytes
+        self._rows, self._bytes, self._leaving = [], 0, (len(rows), size)
+        # A number is used until its file is there: what a failed write may have left is replaced by more of the same.
         uri = f"{self._directory}/{self._prefix}-{self._number:06d}.parquet"
-        write_file(uri, rows_to_table(rows, self._schema))
+        self._flushed_at = monotonic()
+        try:
+            await asyncio.to_thread(lambda: write_file(uri, completions_table(rows)))
+        except BaseException as error:
+            self._rows, self._bytes = rows + self._rows, self._bytes + size
+            self._failing_since = self._failing_since or self._flushed_at
+            self._wait = min(LONGEST_WAIT, max(FIRST_WAIT, 2 * self._wait))
+            self._flushed_at, self.trouble = monotonic(), _reason(error)
+            raise
+        finally:
+            self._leaving = (0, 0)
+        self._number += 1
+        self._failing_since, self._wait, self.trouble = None, 0.0, None
 
 
-def rows_to_table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    """A table of rows given as tuples in the schema's order."""
-    columns = zip(*rows, strict=True)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+def _reason(error: BaseException) -> str:
+    """Why a write failed, without what was to be written: the system's words for it, else the error's name."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number else type(error).__name__
 
 
 def read_ids(directory: str, prefix: str) -> set[str]:

@@ -12,11 +12,13 @@ from jinja2 import StrictUndefined, Template, TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from udfs.errors import UserError
+
 _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
-class PromptError(ValueError):
+class PromptError(UserError):
     """A template that cannot be used. The message names the stage and the line, never a variable's text."""
 
 

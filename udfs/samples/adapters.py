@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from udfs.samples.records import Record
@@ -58,8 +59,8 @@ def _wikicontradict_label(label: Any, answer: int) -> Any:
     return "Partially correct" if saw_one_context and label == "Correct" else label
 
 
-def _conflictbank(record: Record, row: int) -> list[Record]:
-    """An instance's two claims as responses, each to all four contexts and to each alone (methods, section 6)."""
+def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Record]:
+    """An instance's two claims as responses, to all four contexts or to each alone (methods, section 6)."""
     if record.problem:
         return [record]
     values = record.values
@@ -77,10 +78,11 @@ def _conflictbank(record: Record, row: int) -> list[Record]:
             }
         )
         for claim, column in CONFLICTBANK_CLAIMS.items()
-        for context_set in CONFLICTBANK_SETS
+        for context_set in sets
     ]
 
 
+_CONFLICTBANK_COLUMNS = ("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values())
 FORMATS: dict[str, Adapter] = {
     "wikicontradict": Adapter(
         required=(
@@ -89,8 +91,7 @@ FORMATS: dict[str, Adapter] = {
         ),
         expand=_wikicontradict,
     ),
-    "conflictbank": Adapter(
-        required=("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values()),
-        expand=_conflictbank,
-    ),
+    # Two evaluations an instance, from which what each source states is read; or ten, each context by itself too
+    "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",))),
+    "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
 }

@@ -1,15 +1,16 @@
-"""Both passes over the input, on Spark's workers: batches of units -> batches of what is in them."""
+"""The pass over the input on Spark's workers: batches of units -> batches of what is in them, and of these as typed."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from udfs.samples.adapters import Adapter
-from udfs.samples.conversion import Sample, to_sample
+from udfs.samples.conversion import KNOWN, Sample, to_sample
 from udfs.samples.records import READ_ERRORS, READERS, ROWS_PER_BATCH, Record, Unit, UnreadableFileError, check_width
 from udfs.samples.shapes import Shape, merge_shapes, shape_of
 from udfs.samples.values import as_type
@@ -17,39 +18,43 @@ from udfs.samples.values import as_type
 CONTEXTS_ARE_TEXT = ("csv", "parquet")
 
 
-def index_batches(
+def read_batches(
     batches: Iterable[pa.RecordBatch], adapter: Adapter | None, required: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """First pass: a row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception.
+    """A row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception.
 
-    Columns: file, block, n, part (the place), sample_id, content, error; facts (JSON: columns, shapes, rows, problem).
+    Columns: file, block, n, part (the place; `n` is the 1-based row of the unit), content, error; the six known columns
+    of samples; rest, the other columns as `type_batches` takes them, null where there are none; facts, JSON of file,
+    columns, shapes, rows and problem.
     """
-    for unit in _units(batches):
-        yield from _chunks(_index_rows(unit, adapter, required), schema)
-
-
-def sample_batches(
-    batches: Iterable[pa.RecordBatch],
-    adapter: Adapter | None,
-    required: Sequence[str],
-    schema: pa.Schema,
-    sources: Mapping[str, str],
-) -> Iterator[pa.RecordBatch]:
-    """Second pass: a row a sample, as `sample` (a struct) and its place. `sources`: column -> its name in the file."""
-    for unit in _units(batches):
-        samples = _samples(unit, adapter, required)
-        yield from _chunks(_sample_rows(samples, schema.field("sample").type, sources), schema)
-
-
-def _units(batches: Iterable[pa.RecordBatch]) -> Iterator[Unit]:
     for batch in batches:
-        yield from (Unit(**row) for row in batch.to_pylist())
+        for row in batch.to_pylist():
+            yield from _chunks(_rows(Unit(**row), adapter, required), schema)
+
+
+def type_batches(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, sources: Mapping[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """The known columns of `read_batches` as they are, the others as `schema` types them.
+
+    `sources`: column -> its name in the file. What type a column has is known only after all files were read.
+    """
+    for batch in batches:
+        rest = [pickle.loads(packed) if packed else {} for packed in batch.column("rest").to_pylist()]
+        known = [batch.column(name) for name in KNOWN]
+        yield pa.RecordBatch.from_arrays([*known, *_typed(rest, schema, sources)], schema=schema)
+
+
+def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mapping[str, str]) -> Iterator[pa.Array]:
+    for field in list(schema)[len(KNOWN) :]:
+        source = sources[field.name]
+        yield pa.array([as_type(values.get(source), field.type) for values in rest], field.type)
 
 
 def _samples(
     unit: Unit, adapter: Adapter | None, required: Sequence[str]
 ) -> Iterator[tuple[dict[str, int], Record, Sample]]:
-    """Each sample with its place (`n` is the 1-based row of the unit) and the record that it was read from."""
+    """Each sample with its place and the record that it was read from."""
     for n, record in enumerate(READERS[unit.kind](unit), start=1):
         expanded = adapter.expand(record, unit.start + n - 1) if adapter else [record]
         for part, row in enumerate(expanded):
@@ -57,7 +62,7 @@ def _samples(
             yield place, record, to_sample(row, unit.kind in CONTEXTS_ARE_TEXT, required)
 
 
-def _index_rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) -> Iterator[dict[str, Any]]:
     types_are_known = unit.kind == "parquet" and adapter is None
     columns: set[str] = set()
     shapes: dict[str, Shape] = {}
@@ -70,22 +75,25 @@ def _index_rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) ->
             if not types_are_known:
                 for name, value in sample.rest.items():
                     shapes[name] = merge_shapes(shapes.get(name, "null"), shape_of(value))
-            yield {**place, "sample_id": sample.known["sample_id"], "content": sample.content, "error": sample.error}
+            yield {**place, "content": sample.content, "error": sample.error, **sample.known, "rest": _packed(sample)}
     except UnreadableFileError as error:
         problem = str(error)
     except READ_ERRORS as error:
         problem = f"cannot be read to its end ({type(error).__name__}); replace the file or check its rights"
-    facts = {"columns": sorted(columns), "shapes": shapes, "rows": n, "problem": problem}
+    facts = {
+        "file": unit.file,
+        "block": unit.start,
+        "columns": sorted(columns),
+        "shapes": shapes,
+        "rows": n,
+        "problem": problem,
+    }
     yield {"file": unit.file, "block": unit.start, "n": n, "facts": json.dumps(facts)}
 
 
-def _sample_rows(
-    samples: Iterable[tuple[dict[str, int], Record, Sample]], columns: pa.StructType, sources: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    types = {name: columns.field(name).type for name in sources}
-    for place, _, sample in samples:
-        others = {name: as_type(sample.rest.get(source), types[name]) for name, source in sources.items()}
-        yield {"sample": {**sample.known, **others}, **place}
+def _packed(sample: Sample) -> bytes | None:
+    """What is carried along, exactly as it was read: JSON has no dates, bytes and decimals, which Parquet has."""
+    return pickle.dumps(dict(sample.rest)) if sample.rest else None
 
 
 def _chunks(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

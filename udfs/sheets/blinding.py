@@ -5,7 +5,6 @@ An *item* is a drawn sample, a *method* one metric's output of it, numbered in a
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
+from udfs.errors import UserError
+from udfs.hints import did_you_mean, near_misses
 from udfs.sheets.spreadsheets import Cell
 from udfs.statistics.confusion import LABELS, match_label
 from udfs.statistics.intervals import clustered_bca_interval
@@ -49,7 +50,7 @@ Rows = Sequence[Sequence[str]]
 Found = TypeVar("Found")
 
 
-class AnnotationError(ValueError):
+class AnnotationError(UserError):
     """A sheet that cannot be made or read. The message says where, a line each, and what to do."""
 
 
@@ -237,8 +238,7 @@ def _read_score(cell: str) -> float | None:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {found[0]}?" if found else f"there are {', '.join(known)}"
+    return did_you_mean(near_misses(word, known), quote="") or f"there are {', '.join(known)}"
 
 
 def _shorten(word: str) -> str:

@@ -16,6 +16,8 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 from openpyxl.writer.excel import ExcelWriter
 
+from udfs.errors import UserError
+
 Cell = str | int | float | None
 Table = Sequence[Sequence[Cell]]
 
@@ -30,7 +32,7 @@ DELIMITERS = ",;\t"
 UNDATED = datetime(1980, 1, 1)
 
 
-class SpreadsheetError(ValueError):
+class SpreadsheetError(UserError):
     """A file that is no spreadsheet that can be read. The message says what to do."""
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+# What a stage's template is named after its own name, by the API whose form it has
+SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
 
 
 class Unparsable(ValueError):

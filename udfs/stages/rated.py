@@ -1,4 +1,4 @@
-"""What rated stages share: ratings in a text, and lines that answer for the inputs (Dejl et al. 2025; methods, 12)."""
+"""What rated stages share: ratings in a text, and lines that answer for the inputs (Dejl et al. 2025; methods, 9)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,11 @@ from udfs.statistics.intervals import SAME, FloatArray, IntArray, Interval, acce
 LABELS = ("Incorrect", "Partially correct", "Correct")
 UNDEFINED = "undefined"
 PREDICTIONS = (*LABELS, UNDEFINED)
-# What an undefined score is: a label of its own that matches none, or the score 0 as published
-CONVENTIONS = ("mismatch", "zero")
+FAILED = "failed"  # a score that could not be had: nothing is known of what it would say
+OUTCOMES = (*PREDICTIONS, FAILED)
+# An undefined score and a failed one: labels of their own that match none; the score 0 and left out; both the score 0,
+# as in the published code
+CONVENTIONS = ("mismatch", "zero", "published")
 OVERLAP_FIELDS = (("sample_id", pa.string()), ("query", pa.string()), ("label", pa.string()), ("overlap", pa.float64()))
 WORD = re.compile(r"\w+")
 
@@ -44,12 +47,16 @@ def match_label(score: float | None, label: str) -> bool:
 
 
 def under_convention(confusion: ArrayLike, convention: str) -> IntArray:
-    """The confusion table under a convention of `CONVENTIONS`: `zero` counts undefined scores as predicted Incorrect.
+    """The confusion table under a convention of `CONVENTIONS`, int64[..., 3, 4], labels by `PREDICTIONS`.
 
-    confusion: int64[..., 3, 4], labels by predictions in the order of `LABELS` and `PREDICTIONS`; so is the result.
+    confusion: int64[..., 3, 4 or 5], labels by `OUTCOMES`. `zero` and `published` count undefined scores as predicted
+    Incorrect; failed ones are undefined, and under `zero` in no table. Methods, section 6.
     """
-    table = np.array(confusion, dtype=np.int64)
-    if convention == "zero":
+    given = np.array(confusion, dtype=np.int64)
+    table, failed = given[..., : len(PREDICTIONS)].copy(), given[..., len(PREDICTIONS) :].sum(axis=-1)
+    if convention != "zero":
+        table[..., -1] += failed
+    if convention != "mismatch":
         table[..., 0] += table[..., -1]
         table[..., -1] = 0
     return table
@@ -99,14 +106,28 @@ def table_interval(
     Methods, section 7; `scipy.stats.bootstrap(method="BCa", paired=True)` over labels and predictions is the reference.
     """
     table = np.asarray(confusion, dtype=np.int64)
+    acceleration = None if np.isnan(measure(table)) else _table_acceleration(measure, table)
+
+    def draw() -> IntArray:
+        drawn = np.random.default_rng(seed).multinomial(table.sum(), table.ravel() / table.sum(), size=resamples)
+        return drawn.reshape(-1, *table.shape)
+
+    return resampled_interval(measure, table, draw, acceleration, confidence)
+
+
+def resampled_interval(
+    measure: Measure, table: IntArray, draw: Callable[[], IntArray], acceleration: float | None, confidence: float
+) -> Interval:
+    """A measure of a confusion table with its BCa interval, from resampled tables and the acceleration.
+
+    table: int64[3, 4]; `draw` gives int64[resamples, 3, 4], and is called where an acceleration is known.
+    """
     observed = float(measure(table))
     if np.isnan(observed):
         return Interval(None, None, None)
-    acceleration = _table_acceleration(measure, table)
     if acceleration is None:
         return Interval(observed, None, None)
-    drawn = np.random.default_rng(seed).multinomial(table.sum(), table.ravel() / table.sum(), size=resamples)
-    values = measure(drawn.reshape(-1, *table.shape))
+    values = measure(draw())
     shifts = values[~np.isnan(values)] - observed
     shifts[np.abs(shifts) <= SAME] = 0.0
     shares = bca_shares(shifts, acceleration, confidence)

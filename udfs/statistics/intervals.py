@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +142,52 @@ def clustered_bca_interval(
     shifts[np.abs(shifts) <= SAME * max(-clusters.lowest, clusters.highest)] = 0.0
     shares = bca_shares(shifts, _acceleration_of_clusters(clusters), confidence)
     return _limits(clusters.mean, shifts, shares, clusters.lowest, clusters.highest)
+
+
+def joint_bca_interval(
+    samples: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]],
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+) -> Interval:
+    """The average of the means of several independent samples (data sets), and its BCa interval over all of them.
+
+    samples: sums, sizes and counts of each, as `clustered_bca_interval` takes them. Each is resampled by itself, and
+    counts the same however many rows it has; the jackknife leaves out one cluster of one sample at a time. `mean` is
+    None where one of them has no rows, the limits where none of them varies.
+
+    Methods, section 6; `scipy.stats.bootstrap` of several samples with the average of their means is the reference.
+    """
+    _check_options(confidence, resamples)
+    found = [_clusters(*sample) for sample in samples]
+    clusters = [one for one in found if one is not None]
+    if not clusters or len(clusters) < len(found):
+        return Interval(None, None, None)
+    mean = math.fsum(one.mean for one in clusters) / len(clusters)
+    varying = [one for one in clusters if one.residuals.any()]
+    if not varying:
+        return Interval(mean, None, None)
+    generators = np.random.default_rng(seed).spawn(len(varying))
+    shifts = np.sum([_resampled_ratios(one, resamples, own) for one, own in zip(varying, generators, strict=True)], 0)
+    shifts /= len(clusters)
+    largest = max(max(-one.lowest, one.highest) for one in clusters)
+    shifts[np.abs(shifts) <= SAME * largest] = 0.0
+    shares = bca_shares(shifts, _joint_acceleration(varying), confidence)
+    lowest, highest = (math.fsum(getattr(one, end) for one in clusters) for end in ("lowest", "highest"))
+    return _limits(mean, shifts, shares, lowest / len(clusters), highest / len(clusters))
+
+
+def _joint_acceleration(clusters: Sequence[_Clusters]) -> float:
+    """The acceleration of a sum of means: Efron and Tibshirani 1993, equation 14.15, summed over the samples."""
+    cubes = squares = 0.0
+    for one in clusters:
+        number = int(one.counts.sum())
+        influence = one.residuals * (number - 1) / (float((one.sizes * one.counts).sum()) - one.sizes)
+        influence = (influence - np.average(influence, weights=one.counts)) / number
+        squares += float((one.counts * influence**2).sum())
+        cubes += float((one.counts * influence**3).sum())
+    return cubes / (6 * math.sqrt(squares) ** 3)
 
 
 def _check_options(confidence: float, resamples: int) -> None:

@@ -56,6 +56,24 @@ def paired_permutation_test(
     return PairedTest(n, difference, p_value)
 
 
+def clustered_permutation_test(
+    sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None = None, *, seed: int, resamples: int = 10_000
+) -> PairedTest:
+    """`paired_permutation_test` where the differences of one question flip together.
+
+    sums: float64[k], the sum of a question's differences; sizes: int[k], of how many samples; counts: int[k], how many
+    questions have this sum and size, one each where it is None. The difference is the mean over all samples, n their
+    number. Questions are as good as independent and the answers to one are not: flips of single answers reject too
+    often. Methods, section 7; SciPy's test of the sums is the reference.
+    """
+    lengths = np.asarray(sizes, dtype=np.int64)
+    alike = np.ones_like(lengths) if counts is None else np.asarray(counts, dtype=np.int64)
+    some = lengths > 0
+    test = paired_permutation_test(np.asarray(sums)[some], alike[some], seed=seed, resamples=resamples)
+    n = int((lengths * alike).sum())
+    return test if test.difference is None or n == test.n else PairedTest(n, test.difference * test.n / n, test.p_value)
+
+
 def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values of one family after Benjamini and Hochberg, in their order; None stays None and is no member.
 

@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.asking.snapshots import Whole, find_whole
 from jobs.tables import COMPLETIONS
-from udfs.llm.segments import rows_to_table, write_file
+from udfs.llm.segments import write_file
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 Row = dict[str, Any]
@@ -29,8 +30,7 @@ def failed(error_type: str, **fields: Any) -> Row:
 def write(folder: Path, name: str, rows: Sequence[Row]) -> Path:
     """A file of completions."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = rows_to_table([tuple(one.get(field.name) for field in COMPLETIONS) for one in rows], COMPLETIONS)
-    write_file(f"{folder}/{name}", table)
+    write_file(f"{folder}/{name}", pa.Table.from_pylist(list(rows), COMPLETIONS))
     return folder / name
 
 

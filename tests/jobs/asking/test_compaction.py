@@ -19,7 +19,7 @@ from jobs.asking.compaction import compact_folder
 from jobs.asking.snapshots import find_whole, list_folder
 from jobs.tables import COMPLETIONS
 from tests.jobs.asking.completions import break_pages, names_in, read_rows, row, segments_of, write
-from udfs.llm.segments import rows_to_table, write_file
+from udfs.llm.segments import write_file
 
 WEEK = 7 * 24 * 3600
 
@@ -123,9 +123,9 @@ def test_a_damaged_file_leaves_the_store_as_it_was(tmp_path: Path) -> None:
 def test_columns_and_types_of_other_versions_are_kept(tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 8)
     columns = [*COMPLETIONS, pa.field("added", pa.int64())]
-    newer = rows_to_table([("s", *[None] * (len(COMPLETIONS) - 1), 7)], pa.schema(columns))
+    newer = pa.Table.from_pylist([{"request_id": "s", "added": 7}], pa.schema(columns))
     write_file(f"{tmp_path}/newer.parquet", newer)
-    older = rows_to_table([("t", "text")], pa.schema([COMPLETIONS.field("request_id"), COMPLETIONS.field("text")]))
+    older = pa.table({"request_id": ["t"], "text": ["text"]})
     write_file(f"{tmp_path}/older.parquet", older)
     compact_folder(str(tmp_path))
     (merged,) = live_names(tmp_path)

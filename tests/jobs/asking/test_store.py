@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import time
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -28,9 +29,9 @@ from jobs.asking.store import (
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
 from tests.jobs.asking.completions import break_pages, failed, names_in, row, segments_of, write
-from udfs.llm.failures import is_passing
 from udfs.llm.keys import Stage
-from udfs.llm.segments import rows_to_table, write_file
+from udfs.llm.retrying import is_passing
+from udfs.llm.segments import write_file
 
 EARLIER = Path(__file__).parent / "earlier_store"
 
@@ -117,7 +118,7 @@ def test_rows_are_read_with_the_schema_of_completions(spark: SparkSession, tmp_p
 
 
 def test_files_of_an_older_version_lack_columns_and_are_read(spark: SparkSession, tmp_path: Path) -> None:
-    table = rows_to_table([("r", "text")], COMPLETIONS.empty_table().select(["request_id", "text"]).schema)
+    table = pa.table({"request_id": ["r"], "text": ["text"]})
     write_file(f"{tmp_path}/old.parquet", table)
     write(tmp_path, "new.parquet", [row("s", text="other")])
     assert best(spark, tmp_path) == {"r": ("text", None), "s": ("other", None)}

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from jobs.asking.prompts import find_template
-from jobs.cli.commands import COMMANDS, Command
+from jobs.cli.arguments import Command, Options
+from jobs.cli.commands import COMMANDS
 from jobs.cli.main import main
+from jobs.run.locks import LockedError
 from jobs.settings.model import SettingsError
 from jobs.tables import TABLES
+from udfs.errors import UserError
 from udfs.stages import STAGES
 
 SCORE = ["score", "--input", "in.jsonl", "--output", "out", "--metric", "e2e"]
@@ -92,10 +96,10 @@ def test_commands_that_run_or_plan_a_metric_take_settings(capsys: pytest.Capture
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Puts a command `fail` beside the others that ends with this error."""
 
-    def fail(_: argparse.Namespace) -> int:
+    def fail(_: Options) -> int:
         raise error
 
-    monkeypatch.setitem(COMMANDS, "fail", Command("fails", lambda _: None, fail))
+    monkeypatch.setitem(COMMANDS, "fail", Command("fails", fail))
 
 
 def test_a_user_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,3 +203,90 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         ["bash", "-c", command], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
     )
     assert (ended.stdout, ended.stderr) == ("samples\n", "")
+
+
+ENGINES = ("pyspark", "ray", "scipy", "openai", "aiohttp", "matplotlib", "networkx", "pandas", "jinja2")
+SETTINGS_READERS = ("pydantic", "yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        ("--help", (*ENGINES, *SETTINGS_READERS, "pyarrow", "numpy")),
+        ("schema", (*ENGINES, *SETTINGS_READERS)),
+        ("schema scores", (*ENGINES, *SETTINGS_READERS)),
+        ("prompts", (*ENGINES, *SETTINGS_READERS)),
+        ("score --inputt a", (*ENGINES, *SETTINGS_READERS, "pyarrow", "numpy")),
+    ],
+)
+def test_a_command_imports_no_engine_that_it_does_not_need(arguments: str, absent: tuple[str, ...]) -> None:
+    program = (
+        "import sys\nfrom jobs.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments.split()],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = ended.stderr.splitlines()[-1].split()
+    assert "click" in imported
+    assert sorted(set(absent) & set(imported)) == []
+
+
+def test_one_flag_takes_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--output", "absent-a", "absent-b", "--metric", "e2e"]) == 1
+    assert "absent-a" in capsys.readouterr().err
+    assert "unrecognized arguments: qa" in usage_error(capsys, "compare", "--output", "a", "--metric", "e2e", "qa")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["score", "--input", "--output", "out"], "untold score: argument --input: expected one argument"),
+        (["compare", "--output"], "untold compare: argument --output: expected one argument"),
+        (["score"], "untold score: the following arguments are required: --input, --output, --metric\n"),
+        (["score", "--metric", "e2e"], "untold score: the following arguments are required: --input, --output\n"),
+        (["scor"], "did you mean score?"),
+        (["schema", "score"], "did you mean scores?"),
+        (["prompts", "extract_atom"], "did you mean extract_atoms?"),
+        (["schema", "scores", "atoms"], "untold schema: unrecognized arguments: atoms"),
+        ([], "untold: the following arguments are required: COMMAND\n"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert told in usage_error(capsys, *arguments)
+
+
+def test_settings_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both of two wrong ones are told, so both were read."""
+    assert main([*SCORE, "--set", "llm.modle=m", "--set", "qa.question=all"]) == 1
+    shown = capsys.readouterr().err
+    assert "llm.modle" in shown
+    assert "qa.question" in shown
+
+
+def error_classes() -> list[type[BaseException]]:
+    """The classes of errors that the project defines."""
+    found = []
+    for folder in ("jobs", "udfs", "graph"):
+        for file in (Path(__file__).parents[3] / folder).rglob("*.py"):
+            module = ".".join(file.relative_to(Path(__file__).parents[3]).with_suffix("").parts)
+            for name in re.findall(r"^class (\w+Error)\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+                found.append(getattr(importlib.import_module(module), name))
+    return found
+
+
+# What these tell is turned into an error of their caller, which knows where the fault lies
+TURNED = {"UnreadableFileError", "CondensationError"}
+
+
+def test_every_error_that_a_user_can_mend_is_of_one_base() -> None:
+    classes = error_classes()
+    assert {SettingsError, LockedError} <= set(classes)
+    assert {one.__name__ for one in classes if not issubclass(one, UserError)} == TURNED

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.inputs.samples import SampleError, fingerprint, read_samples
+from jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 
 
@@ -334,7 +334,7 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", [CONFLICTBANK_ROW, {**CONFLICTBANK_ROW, "question": "p"}])
 
-    samples = read_samples(spark, path, format="conflictbank").samples.collect()
+    samples = read_samples(spark, path, format="conflictbank_alone").samples.collect()
 
     found = {sample["sample_id"]: sample.asDict(recursive=True) for sample in samples}
     assert len(found) == 20
@@ -358,7 +358,7 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
 def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**CONFLICTBANK_ROW, "temporal_conflict_evidence": None}])
 
-    invalid = read_samples(spark, path, format="conflictbank").invalid.collect()
+    invalid = read_samples(spark, path, format="conflictbank_alone").invalid.collect()
 
     assert sorted(row["sample_id"] for row in invalid) == [
         f"0-{claim}-{context_set}" for claim in ("counterfactual", "default") for context_set in ("C2", "all")
@@ -368,8 +368,32 @@ def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: Spa
 def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path) -> None:
     (path,) = (data / "conflictbank").glob("*.jsonl")
 
-    read = read_samples(spark, str(path), format="conflictbank")
+    read = read_samples(spark, str(path), format="conflictbank_alone")
 
     assert (read.row_count, read.invalid_count, read.duplicates) == (30, 0, 0)
     by_claim = read.samples.groupBy("row", "claim").agg({"response": "count", "context_set": "count"}).collect()
     assert len(by_claim) == 6
+
+
+def test_what_was_read_is_not_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    path = Path(write_lines(tmp_path / "a.jsonl", [{**ROW, "n": 1}, {**ROW, "query": "p"}]))
+
+    read = read_samples(spark, str(path))
+    path.write_text("no json at all\n")
+    before = fingerprint(read.samples)
+    written, while_written = write_samples(read, str(tmp_path / "out"))
+
+    assert set(by_query(written)) == {"q", "p"}
+    assert while_written == before == fingerprint(written)
+
+
+def test_a_start_reads_checks_hashes_and_writes_in_four_executions(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**ROW, "sample_id": f"s{n}", "n": n} for n in range(30)])
+    status = spark._jsparkSession.sharedState().statusStore()
+    before = status.executionsCount()
+
+    read = read_samples(spark, path)
+    fingerprint(read.samples)
+    write_samples(read, str(tmp_path / "out"))
+
+    assert status.executionsCount() - before <= 4

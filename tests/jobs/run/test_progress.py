@@ -7,7 +7,7 @@ import pytest
 
 from jobs.run import progress
 from jobs.run.progress import Display, describe
-from udfs.llm.accounts import CallSettings
+from udfs.llm.calls import CallSettings
 
 SETTINGS = CallSettings(base_url="http://127.0.0.1:9/v1")
 PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prompt_price=2.0, completion_price=8.0)
@@ -98,3 +98,29 @@ def test_a_stage_without_events_ends_without_a_line() -> None:
     display.start("s")
     display.end()
     assert stream.getvalue() == ""
+
+
+def test_a_long_wait_is_said_once_and_again_when_it_comes_again() -> None:
+    stream = StringIO()
+    display = Display(stream)
+    display.start("s")
+    for paused in (30.0, 3600.0, 3599.0, 0.0, 120.0):
+        display.show({**event(), "paused": paused, "unwritten": 0, "trouble": None}, SETTINGS)
+    lines = [line for line in stream.getvalue().splitlines() if "Retry-After" in line]
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["1:00:00", "2:00"]
+
+
+def test_the_line_of_a_stage_says_how_long_it_is_paused() -> None:
+    assert "paused by the endpoint for 1:01" in describe({**event(), "paused": 61.0}, SETTINGS, 1.0)
+    assert "paused" not in describe({**event(), "paused": 59.0}, SETTINGS, 1.0)
+
+
+def test_a_disk_that_cannot_be_written_is_said_once() -> None:
+    stream = StringIO()
+    display = Display(stream)
+    display.start("s")
+    for unwritten in (5, 90, 0):
+        trouble = "No space left on device" if unwritten else None
+        display.show({**event(), "paused": 0.0, "unwritten": unwritten, "trouble": trouble}, SETTINGS)
+    (line,) = [line for line in stream.getvalue().splitlines() if "No space left on device" in line]
+    assert line.startswith("5 answers cannot be written")

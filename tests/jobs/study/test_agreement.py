@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.meta_evaluate import add_overlap
-from jobs.study import agreement
-from udfs.statistics.confusion import LABELS, match_label
+from jobs.study import agreement, points
+from udfs.statistics.confusion import FAILED as FAILED_OUTCOME
+from udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
 from udfs.statistics.intervals import Interval
+from udfs.statistics.permutation import clustered_permutation_test
+from udfs.statistics.questions import resample_questions
 
 Rows = list[dict[str, Any]]
 Scores = Mapping[str, float | None]
-SCORES = "model string, metric string, sample_id string, score double"
+SCORES = "model string, metric string, sample_id string, score double, failed boolean"
 VALUES = (0.0, 0.25, 0.5, 1.0, None)
 SETS = ("all", "D", "C1", "C2", "C3")
 
@@ -33,33 +38,89 @@ def test_every_label_and_score_earns_what_it_matches(spark: SparkSession) -> Non
     samples = spark.createDataFrame(
         [(name, "q", label) for name, label, _ in cases], "sample_id string, query string, label string"
     )
-    scores = spark.createDataFrame([("m", "e2e", name, score) for name, _, score in cases], SCORES)
-    earned = {
-        (row["unit"], row["undefined"]): row["points"] for row in collected(agreement.label_points(scores, samples))
-    }
+    scores = spark.createDataFrame([("m", "e2e", name, score, False) for name, _, score in cases], SCORES)
+    earned = {(row["unit"], row["undefined"]): row["points"] for row in collected(points.label_points(scores, samples))}
     for name, label, score in cases:
         assert earned.pop((name, "mismatch")) == match_label(score, label)
-        assert earned.pop((name, "zero")) == match_label(0.0 if score is None else score, label)
+        for convention in ("zero", "published"):
+            assert earned.pop((name, convention)) == match_label(0.0 if score is None else score, label)
     assert not earned
 
 
-def conflictbank(spark: SparkSession, groups: Mapping[tuple[int, str], Scores]) -> dict[tuple[str, str, str], int]:
-    """By unit, undefined and measure: the points of (row, claim) groups whose scores are given by context set."""
+def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published(spark: SparkSession) -> None:
+    samples = spark.createDataFrame([("s", "q", LABELS[0])], "sample_id string, query string, label string")
+    scores = spark.createDataFrame([("m", "e2e", "s", None, True)], SCORES)
+    earned = {
+        row["undefined"]: (row["points"], row["left_out"]) for row in collected(points.label_points(scores, samples))
+    }
+    assert earned == {"mismatch": (0, 0), "zero": (None, 1), "published": (1, 0)}
+    counted = agreement.read_rows(agreement.count_units(points.label_points(scores, samples), clustered=False))
+    zero = agreement.point_intervals(counted, {"lmr": 1}, seed=0)["m", "e2e", "zero", "lmr"]
+    assert (zero.interval.mean, zero.n, zero.left_out) == (None, 0, 1)
+
+
+FAILED = -1.0  # stands for a score that could not be had
+Earned = dict[tuple[str, str, str], tuple[int | None, int]]
+
+
+def of_points(frame: DataFrame) -> Earned:
+    """By unit, undefined and measure: points and what is left out."""
+    return {
+        (row["unit"], row["undefined"], row["measure"]): (row["points"], row["left_out"]) for row in collected(frame)
+    }
+
+
+def conflictbank(spark: SparkSession, groups: Mapping[tuple[int, str], Scores]) -> Earned:
+    """What (row, claim) groups earn whose scores are given by context set, each set evaluated by itself."""
     named = [(f"{row}-{claim}-{name}", row, claim, name) for row, claim in groups for name in SETS]
     samples = spark.createDataFrame(named, "sample_id string, row long, claim string, context_set string")
-    given = [("m", "e2e", name, groups[row, claim][context_set]) for name, row, claim, context_set in named]
-    points = agreement.conflictbank_points(spark.createDataFrame(given, SCORES), samples)
-    return {(row["unit"], row["undefined"], row["measure"]): row["points"] for row in collected(points)}
+    given = [("m", "e2e", name, *score_of(groups[row, claim][context_set])) for name, row, claim, context_set in named]
+    return of_points(points.alone_points(spark.createDataFrame(given, SCORES), samples))
+
+
+def score_of(value: float | None) -> tuple[float | None, bool]:
+    return (None, True) if value == FAILED else (value, False)
+
+
+def by_source(spark: SparkSession, groups: Mapping[tuple[int, str], Scores]) -> Earned:
+    """What groups earn whose score with all contexts is given, and the share of each source, None where it has none."""
+    samples = spark.createDataFrame(
+        [(f"{row}-{claim}-all", row, claim) for row, claim in groups], "sample_id string, row long, claim string"
+    )
+    given = [("m", "e2e", f"{row}-{claim}-all", *score_of(scores["all"])) for (row, claim), scores in groups.items()]
+    shares = [
+        ("m", "e2e", f"{row}-{claim}-all", name, scores[name])
+        for (row, claim), scores in groups.items()
+        for name in SETS[1:]
+        if scores[name] is not None
+    ]
+    schema = "model string, metric string, sample_id string, source string, share double"
+    found = points.source_points(spark.createDataFrame(given, SCORES), samples, spark.createDataFrame(shares, schema))
+    return of_points(found)
 
 
 def of_sets(*scores: float | None) -> Scores:
     return dict(zip(SETS, scores, strict=True))
 
 
+def parts(strict: tuple[int, int], lax: tuple[int, int]) -> dict[str, tuple[int | None, int]]:
+    """Points and what is left out, of (comparisons that hold, that count) of five and of three."""
+    of_strict = strict[0] * 60 // strict[1] if strict[1] else None
+    of_lax = lax[0] * 6 // lax[1] if lax[1] else None
+    both = None if of_strict is None or of_lax is None else of_strict + 10 * of_lax
+    missing = 5 - strict[1], 3 - lax[1]
+    return {"lmr_strict": (of_strict, missing[0]), "lmr_lax": (of_lax, missing[1]), "lmr": (both, sum(missing))}
+
+
+def check(earned: Earned, claim: str, undefined: str, strict: tuple[int, int], lax: tuple[int, int]) -> None:
+    for measure, expected in parts(strict, lax).items():
+        assert earned[f"7-{claim}", undefined, measure] == expected
+
+
 @pytest.mark.parametrize(
     ("claim", "scores", "strict", "lax"),
     [
-        # all, D, C1, C2, C3: (points under mismatch, under zero)
+        # all, D, C1, C2, C3: (comparisons that hold under mismatch, under zero)
         ("default", of_sets(0.5, 1.0, 0.0, 0.0, 0.0), (5, 5), (3, 3)),
         ("counterfactual", of_sets(0.5, 0.0, 1.0, 1.0, 1.0), (5, 5), (3, 3)),
         ("default", of_sets(0.5, 0.0, 1.0, 1.0, 1.0), (1, 1), (0, 0)),
@@ -74,11 +135,43 @@ def test_strict_and_lax_points_of_hand_computed_groups(
     spark: SparkSession, claim: str, scores: Scores, strict: tuple[int, int], lax: tuple[int, int]
 ) -> None:
     earned = conflictbank(spark, {(7, claim): scores})
-    for convention, of_strict, of_lax in zip(("mismatch", "zero"), strict, lax, strict=True):
-        assert earned[f"7-{claim}", convention, "lmr_strict"] == of_strict
-        assert earned[f"7-{claim}", convention, "lmr_lax"] == of_lax
-        assert earned[f"7-{claim}", convention, "lmr"] == 3 * of_strict + 5 * of_lax
-    assert len(earned) == 6
+    for convention, place in (("mismatch", 0), ("zero", 1), ("published", 1)):
+        check(earned, claim, convention, (strict[place], 5), (lax[place], 3))
+    assert len(earned) == 9
+
+
+def test_a_failed_context_is_left_out_under_zero_alone(spark: SparkSession) -> None:
+    earned = conflictbank(spark, {(7, "default"): of_sets(0.5, FAILED, 0.0, 0.0, 0.0)})
+    check(earned, "default", "mismatch", (4, 5), (0, 3))
+    check(earned, "default", "zero", (4, 4), (0, 0))
+    check(earned, "default", "published", (4, 5), (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("claim", "shares", "strict", "lax"),
+    [
+        ("default", of_sets(0.5, 1.0, 0.0, 0.0, 0.0), (5, 5), (3, 3)),
+        ("default", of_sets(0.5, 1.0, 0.0, None, 0.5), (3, 4), (2, 2)),
+        ("counterfactual", of_sets(1.0, None, 1.0, 1.0, 1.0), (3, 4), (0, 0)),
+        ("default", of_sets(1.0, 1.0, None, None, None), (1, 2), (0, 0)),
+        ("counterfactual", of_sets(0.75, 0.5, 1.0, None, None), (2, 3), (1, 1)),
+        ("default", of_sets(None, None, None, None, None), (0, 1), (0, 0)),
+    ],
+)
+def test_a_source_that_states_nothing_is_left_out_and_counted(
+    spark: SparkSession, claim: str, shares: Scores, strict: tuple[int, int], lax: tuple[int, int]
+) -> None:
+    earned = by_source(spark, {(7, claim): shares, (8, claim): of_sets(0.5, 1.0, 0.0, 0.0, 0.0)})
+    for convention in ("mismatch", "zero", "published"):
+        check(earned, claim, convention, strict, lax)
+
+
+def test_nothing_counts_of_an_evaluation_that_failed_under_zero(spark: SparkSession) -> None:
+    groups = {(7, "default"): of_sets(FAILED, None, None, None, None), (8, "default"): of_sets(1.0, 1.0, 1.0, 1.0, 1.0)}
+    earned = by_source(spark, groups)
+    check(earned, "default", "mismatch", (0, 1), (0, 0))
+    check(earned, "default", "zero", (0, 0), (0, 0))
+    check(earned, "default", "published", (0, 1), (0, 0))
 
 
 def strict_and_lax(claim: str, scores: Scores) -> tuple[float, float]:
@@ -94,17 +187,77 @@ def strict_and_lax(claim: str, scores: Scores) -> tuple[float, float]:
     return sum(strict) / 5, sum(lax) / 3
 
 
-def test_points_of_random_groups_are_those_of_the_formula(spark: SparkSession) -> None:
+@pytest.mark.parametrize("count", [conflictbank, by_source])
+def test_points_of_random_groups_are_those_of_the_formula(spark: SparkSession, count: Any) -> None:
     draw = random.Random(5)
+    values = VALUES if count is conflictbank else VALUES[:-1]
     claims = ("default", "counterfactual")
-    groups = {(row, claim): of_sets(*draw.choices(VALUES, k=5)) for row in range(60) for claim in claims}
-    earned = conflictbank(spark, groups)
+    groups = {(row, claim): of_sets(*draw.choices(values, k=5)) for row in range(60) for claim in claims}
+    earned = count(spark, groups)
     for (row, claim), scores in groups.items():
         filled = {name: score or 0.0 for name, score in scores.items()}
-        for convention, known in (("mismatch", scores), ("zero", filled)):
+        for convention, known in (("mismatch", scores), ("zero", filled), ("published", filled)):
             strict, lax = strict_and_lax(claim, known)
-            got = [earned[f"{row}-{claim}", convention, name] for name in ("lmr_strict", "lmr_lax", "lmr")]
-            assert [got[0] / 5, got[1] / 3, got[2] / 30] == pytest.approx([strict, lax, (strict + lax) / 2])
+            got = [earned[f"{row}-{claim}", convention, name][0] for name in ("lmr_strict", "lmr_lax", "lmr")]
+            assert [got[0] / 60, got[1] / 6, got[2] / 120] == pytest.approx([strict, lax, (strict + lax) / 2])
+
+
+# Questions
+
+
+def wiki_scores(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
+    """Scores of two metrics, and samples of four answers to each of nine questions."""
+    draw = random.Random(9)
+    samples = [(f"{n}", f"q{n // 4}", draw.choice(LABELS)) for n in range(36)]
+    scores = [
+        ("m", metric, name, *score_of(draw.choice((*VALUES, FAILED))))
+        for name, _, _ in samples
+        for metric in ("a", "b")
+    ]
+    frame = spark.createDataFrame(samples, "sample_id string, query string, label string")
+    return spark.createDataFrame(scores, SCORES), frame
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_tables_of_questions_are_counted_and_resampled(spark: SparkSession, clustered: bool) -> None:
+    scores, samples = wiki_scores(spark)
+    labels = {row["sample_id"]: (row["query"], row["label"]) for row in collected(samples)}
+    tables: dict[str, Any] = defaultdict(lambda: np.zeros((3, 5), dtype=np.int64))
+    for row in collected(scores.where("metric = 'a'")):
+        question, label = labels[row["sample_id"]]
+        said = FAILED_OUTCOME if row["failed"] else predict_label(row["score"])
+        tables[question if clustered else row["sample_id"]][LABELS.index(label), OUTCOMES.index(said)] += 1
+    expected = resample_questions(np.stack(list(tables.values())), [1] * len(tables), seed=4)
+    counted = agreement.count_tables(scores, samples, clustered=clustered)
+    found = agreement.resample_tables(counted, seed=4)["m", "a"]
+    assert found.accelerations == expected.accelerations
+    assert (found.drawn == expected.drawn).all()
+
+
+def test_spark_resamples_more_questions_than_the_driver_takes(spark: SparkSession) -> None:
+    scores, samples = wiki_scores(spark)
+    counted = agreement.count_tables(scores, samples, clustered=True)
+    here, there = (agreement.resample_tables(counted, seed=4, max_tables=most)["m", "b"] for most in (100, 0))
+    again = agreement.resample_tables(counted.repartition(5), seed=4, max_tables=0)["m", "b"]
+    assert (there.table == here.table).all()
+    assert (there.drawn == again.drawn).all()
+    assert there.accelerations == again.accelerations
+    for form, expected in here.accelerations.items():
+        assert there.accelerations[form] == pytest.approx(expected)
+    assert there.drawn.mean(axis=0) == pytest.approx(here.drawn.mean(axis=0), abs=0.2)
+
+
+def test_metrics_are_compared_by_whole_questions(spark: SparkSession) -> None:
+    scores, samples = wiki_scores(spark)
+    earned = points.label_points(scores, samples)
+    by_question: dict[str, int] = Counter()
+    for row in collected(earned.where("undefined = 'mismatch'")):
+        by_question[row["cluster"]] += row["points"] * (1 if row["metric"] == "a" else -1)
+    counted = agreement.read_rows(agreement.count_differences(earned, ("a", "b"), clustered=True))
+    (got,) = agreement.compare_metrics(counted, "wikicontradict", 1, seed=2)
+    expected = clustered_permutation_test(list(by_question.values()), [4] * 9, seed=2)
+    assert (got["p_value"], got["n"], got["undefined"]) == (expected.p_value, 36, "mismatch")
+    assert got["difference"] == expected.difference
 
 
 def test_floors_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
@@ -119,20 +272,20 @@ def test_floors_are_of_the_constant_label_and_of_the_words(spark: SparkSession) 
     contexts_type = "array<struct<id: string, text: string>>"
     schema = f"sample_id string, query string, response string, contexts {contexts_type}, label string"
     samples = add_overlap(spark.createDataFrame(rows, schema))
-    points = agreement.floor_points(samples, "Partially correct")
-    earned = {(row["measure"], row["undefined"]): "" for row in collected(points)}
-    for row in sorted(collected(points), key=lambda row: row["unit"]):
+    floors = points.floor_points(samples, "Partially correct")
+    earned = {(row["measure"], row["undefined"]): "" for row in collected(floors)}
+    for row in sorted(collected(floors), key=lambda row: row["unit"]):
         earned[row["measure"], row["undefined"]] += str(row["points"])
     assert earned == {
-        ("floor_constant", "mismatch"): "01100",
-        ("floor_constant", "zero"): "01100",
+        **{("floor_constant", convention): "01100" for convention in ("mismatch", "zero", "published")},
         ("floor_overlap", "mismatch"): "11000",  # nothing is known of d and e
         ("floor_overlap", "zero"): "11011",
+        ("floor_overlap", "published"): "11011",
     }
 
 
 def test_floors_stand_beside_every_metric_that_a_model_has() -> None:
-    one, floor = (Interval(0.5, 0.4, 0.6), 20), (Interval(0.75, None, None), 20)
+    one, floor = agreement.Found(Interval(0.5, 0.4, 0.6), 20), agreement.Found(Interval(0.75, None, None), 20)
     found: dict[agreement.Key, agreement.Found] = {(None, None, "zero", "floor_constant"): floor}
     judged = (("a", "e2e", "zero", "lmr"), ("b", "qa", "zero", "lmr"), ("b", "qa", "zero", "kappa"))
     found |= dict.fromkeys(judged, one)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs.cli.main import main
 from jobs.results import UnreadableRunError, open_run
 from jobs.study.annotations import (
     HUMAN_STUDY,
     SheetCounts,
-    add_annotation_arguments,
-    reads_annotations,
-    report_annotations,
+    report_study,
     write_sheet,
 )
 from jobs.tables import ATOMS, SAMPLES, SCORES, STATEMENTS
@@ -271,14 +269,6 @@ def test_scores_alone_have_no_sheet(spark: SparkSession, tmp_path: Path) -> None
 # The report
 
 
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_annotation_arguments(parser)
-    parser.add_argument("--output", required=True)
-    parser.set_defaults(parser=parser)
-    return parser.parse_args(arguments)
-
-
 def fill(whole: Path, target: Path) -> None:
     """As a person may: every output of e2e is right, of the others those of the first six items."""
     key = read_rows("key.csv", (whole / FILES[0]).read_bytes())[1:]
@@ -296,9 +286,8 @@ def test_a_filled_sheet_is_reported(
 ) -> None:
     filled, output = tmp_path / f"filled.{ending}", tmp_path / "study"
     fill(whole, filled)
-    options = parse("--annotations", str(filled), "--key", str(whole / FILES[0]), "--output", str(output))
-    assert reads_annotations(options)
-    assert report_annotations(options) == 0
+    arguments = ["--annotations", str(filled), "--key", str(whole / FILES[0]), "--output", str(output)]
+    assert main(["meta-evaluate", *arguments]) == 0
     shown = capsys.readouterr().out
     assert shown == (output / "human_study.md").read_text()
     assert "| fully_correct, published | 0.88 | 0.48 | 0.66 |  |" in shown.splitlines()
@@ -323,10 +312,9 @@ def test_a_report_again_is_the_same_and_leaves_a_manifest_alone(whole: Path, tmp
     fill(whole, filled)
     output.mkdir()
     (output / "manifest.json").write_text('{"status": "finished", "of": "another command"}')
-    options = parse("--annotations", str(filled), "--key", str(whole / FILES[0]), "--output", str(output))
-    report_annotations(options)
+    report_study(str(filled), str(whole / FILES[0]), str(output), seed=0)
     first = {path: path.read_bytes() for path in output.rglob("*.*")}
-    report_annotations(options)
+    report_study(str(filled), str(whole / FILES[0]), str(output), seed=0)
     assert {path: path.read_bytes() for path in output.rglob("*.*")} == first
     assert "another command" in (output / "manifest.json").read_text()
 
@@ -338,11 +326,8 @@ def test_files_that_cannot_be_read_are_one_line_and_write_nothing(whole: Path, t
     ):
         if error is SpreadsheetError:
             (tmp_path / name).write_bytes(b"")
-        options = parse(
-            "--annotations", str(tmp_path / name), "--key", str(whole / FILES[0]), "--output", str(tmp_path)
-        )
         with pytest.raises(error, match=message):
-            report_annotations(options)
+            report_study(str(tmp_path / name), str(whole / FILES[0]), str(tmp_path), seed=0)
     assert not (tmp_path / "human_study.md").exists()
 
 
@@ -357,10 +342,12 @@ def test_files_that_cannot_be_read_are_one_line_and_write_nothing(whole: Path, t
 )
 def test_arguments_that_do_not_go_together_are_usage_errors(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as ended:
-        reads_annotations(parse(*arguments, "--output", "out"))
+        main(["meta-evaluate", *arguments, "--output", "out"])
     assert ended.value.code == 2
 
 
-def test_a_sheet_to_write_is_none_to_read() -> None:
-    options = parse("--annotation-sheet", "50", "--seed", "-3", "--output", "out")
-    assert (options.annotation_sheet, options.seed, reads_annotations(options)) == (50, -3, False)
+def test_a_sheet_to_write_is_none_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes on to what a sheet is drawn from; a seed may be negative."""
+    with pytest.raises(SystemExit):
+        main(["meta-evaluate", "--annotation-sheet", "50", "--seed", "-3", "--output", "out"])
+    assert "arguments are required: --dataset, --input, --metric" in capsys.readouterr().err

@@ -23,7 +23,7 @@ def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
 
 
 def test_the_figure_marks_published_values_under_their_convention() -> None:
-    published, other = (draw([lmr_row("e2e", "m", name, 0.5)]) for name in ("zero", "mismatch"))
+    published, other = (draw([lmr_row("e2e", "m", name, 0.5)]) for name in ("published", "mismatch"))
     assert b">published<" in published
     assert b">published<" not in other
 

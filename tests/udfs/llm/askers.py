@@ -11,10 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.tables import COMPLETIONS
 from tests.fakes.model_server import ModelServer
-from udfs.llm.accounts import CallSettings, Progress
 from udfs.llm.asking import Asker
+from udfs.llm.calls import CallSettings, Progress, Work
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Lease, Limiter, Limits, Report
@@ -34,6 +33,10 @@ def never_unparsable(text: str, _: Any) -> None:
     """A parser that reads anything."""
 
 
+def requests(count: int, *, text: str = "Text number {}.") -> list[tuple[str, dict[str, str]]]:
+    return [(f"r{number:04d}", {"query": "Who?", "text": text.format(number)}) for number in range(count)]
+
+
 class Run:
     """One asker over a real server, with a limiter of its own in this process."""
 
@@ -45,25 +48,27 @@ class Run:
         *,
         parse: Callable[[str, Any], Any] = never_unparsable,
         stage: Stage = STAGE,
+        answered_before: bool = False,
     ) -> None:
         self.settings = replace(settings, base_url=server.base_url)
         endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
-        writer = SegmentWriter(str(folder), "run-a", COMPLETIONS, self.settings.flush)
+        writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
-        self.asker = Asker("a", "run", stage, parse, self.settings, endpoint, self._lease, writer)
+        work = Work("a", "run", stage, self.settings, answered_before=answered_before)
+        self.asker = Asker(work, parse, endpoint, self._lease, writer)
 
     async def _lease(self, report: Report) -> Lease:
         await asyncio.sleep(0)
         return self.limiter.lease(report)
 
-    async def until(self, done: Callable[[Progress], bool], seconds: float = 20.0) -> Progress:
+    async def until(self, done: Callable[[Progress], bool], seconds: float = 120.0) -> Progress:
         """Waits until this holds. Raises TimeoutError where it does not in time."""
         async with asyncio.timeout(seconds):
             while not done(progress := self.asker.progress()):
                 await asyncio.sleep(0.01)
         return progress
 
-    async def ask(self, units: dict[str, Sequence[tuple[str, Any]]], seconds: float = 20.0) -> Progress:
+    async def ask(self, units: dict[str, Sequence[tuple[str, Any]]], seconds: float = 120.0) -> Progress:
         """Asks all of these units and stops."""
         self.asker.start()
         for unit, rows in units.items():
@@ -77,7 +82,7 @@ def ask(
     folder: Path,
     rows: Sequence[tuple[str, Any]],
     settings: CallSettings = SETTINGS,
-    seconds: float = 20.0,
+    seconds: float = 120.0,
     **kinds: Any,
 ) -> Progress:
     """Asks these requests to their end. Raises TimeoutError where that does not come in time."""

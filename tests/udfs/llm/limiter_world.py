@@ -53,7 +53,7 @@ class Client:
     unused: int = 0
     calls: int = 0
     tokens: int = 0
-    until: float = 0.0
+    until: float = float("-inf")
     awake: bool = True
     refusal: str | None = None
 
@@ -144,7 +144,7 @@ class World:
             spent=Spent(client.calls, tokens, tokens * self.price),
             cost_per_token=self.price,
             unused_tokens=client.unused,
-            until=client.until,
+            ahead=client.until - self.clock.now,
             limits=self.limits,
             budget=self.budget,
         )

@@ -3,24 +3,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs.tables import COMPLETIONS
 from tests.fakes.model_server import ModelServer
-from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, rows_in
-from udfs.llm import segments
-from udfs.llm.accounts import Progress
+from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, requests, rows_in
+from udfs.llm.calls import Progress
 from udfs.llm.limiter import Budget, Limits
 from udfs.stages.definitions import Unparsable
-
-
-def requests(count: int, *, text: str = "Text number {}.") -> list[tuple[str, dict[str, str]]]:
-    return [(f"r{number:04d}", {"query": "Who?", "text": text.format(number)}) for number in range(count)]
 
 
 def reject(text: str, _: Any) -> None:
@@ -114,12 +107,14 @@ def test_what_lasts_is_asked_once(server: ModelServer, tmp_path: Path, deed: Any
 @pytest.mark.parametrize(("deed", "error_type"), [({"status": 500}, "http_500"), ("refuse", "connection")])
 def test_faults_are_asked_again_after_a_wait(server: ModelServer, tmp_path: Path, deed: Any, error_type: str) -> None:
     server.configure(rules=[{"when": {"contains": "number 1."}, "do": deed}])
-    began = monotonic()
-    ask(server, tmp_path, requests(3), replace(SETTINGS, max_attempts=2))
+    one_at_a_time = replace(SETTINGS, max_attempts=2, limits=Limits(max_in_flight=1))
+    ask(server, tmp_path, requests(20), one_at_a_time)
     rows = rows_in(tmp_path)
     assert (rows["r0001"]["error_type"], rows["r0001"]["attempts"]) == (error_type, 2)
-    assert rows["r0000"]["error_type"] is rows["r0002"]["error_type"] is None
-    assert monotonic() - began >= 0.25
+    assert {row["error_type"] for name, row in rows.items() if name != "r0001"} == {None}
+    # Others are asked while it waits
+    first, again = (at for at, arrival in enumerate(server.arrivals()) if arrival.status not in (200,))
+    assert again - first > 1
 
 
 def test_being_limited_uses_no_attempts(server: ModelServer, tmp_path: Path) -> None:
@@ -132,42 +127,42 @@ def test_being_limited_uses_no_attempts(server: ModelServer, tmp_path: Path) -> 
 
 
 def test_the_deadline_ends_waits(server: ModelServer, tmp_path: Path) -> None:
-    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "0.2"}}}])
-    began = monotonic()
-    ask(server, tmp_path, requests(2), replace(SETTINGS, deadline=0.7))
+    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "0.8"}}}])
+    ask(server, tmp_path, requests(2), replace(SETTINGS, deadline=2.0))
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"http_429"}
-    assert monotonic() - began < 2.5
+    assert server.count() <= 2 * 3
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": {"status": 503, "headers": {"Retry-After": "600"}}}])
-    began = monotonic()
+    # The wait would be ten minutes: `ask` would raise long before
     ask(server, tmp_path, requests(1))
-    assert monotonic() - began < 3
     assert server.count() == 1
 
 
 def test_the_deadline_ends_calls(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": "hang"}])
-    ask(server, tmp_path, requests(1), replace(SETTINGS, timeout=3.0, deadline=0.5))
+    # Without it the call would last ten minutes, and `ask` would raise long before
+    ask(server, tmp_path, requests(1), replace(SETTINGS, timeout=600.0, deadline=0.5))
     (row,) = rows_in(tmp_path).values()
-    assert row["seconds"] < 1.5
+    assert row["error_type"] == "timeout"
 
 
 def test_a_hanging_request_does_not_hold_up_the_rest(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"contains": "number 3."}, "do": "hang"}])
 
     async def run() -> Progress:
-        one = Run(server, tmp_path, replace(SETTINGS, timeout=2.0, max_attempts=1))
+        one = Run(server, tmp_path, replace(SETTINGS, timeout=600.0, max_attempts=1))
         one.asker.start()
         one.asker.feed("unit", requests(100))
-        await one.until(lambda progress: progress.tally.done == 99, 1.8)
-        await one.until(lambda progress: bool(progress.finished_units), 5)
-        return await one.asker.stop(1.0)
+        waiting = await one.until(lambda progress: progress.tally.done == 99)
+        await one.asker.stop(0.1)
+        return waiting
 
-    asyncio.run(run())
+    assert asyncio.run(run()).in_flight == 1
     rows = rows_in(tmp_path)
-    assert rows.pop("r0003")["error_type"] == "timeout"
+    assert len(rows) == 99
+    assert "r0003" not in rows
     assert {row["error_type"] for row in rows.values()} == {None}
 
 
@@ -263,62 +258,16 @@ def test_stop_writes_what_is_known_and_waits_for_what_is_in_flight(server: Model
 def test_stop_does_not_wait_longer_than_its_grace(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"contains": "number 0."}, "do": "hang"}])
 
-    async def run() -> float:
-        one = Run(server, tmp_path, replace(SETTINGS, timeout=30.0))
+    async def run() -> None:
+        one = Run(server, tmp_path, replace(SETTINGS, timeout=600.0))
         one.asker.start()
         one.asker.feed("unit", requests(5))
         await one.until(lambda progress: progress.tally.done == 4)
-        began = monotonic()
         await one.asker.stop(0.3)
-        return monotonic() - began
 
-    assert asyncio.run(run()) < 1.5
-    assert len(rows_in(tmp_path)) == 4
-
-
-def test_stop_waits_for_a_flush_that_is_going_on(
-    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = segments.write_file
-
-    def write_slowly(uri: str, table: pa.Table) -> None:
-        sleep(1.0)
-        write(uri, table)
-
-    monkeypatch.setattr(segments, "write_file", write_slowly)
-
-    async def run() -> int:
-        one = Run(server, tmp_path)
-        one.asker.start()
-        one.asker.feed("unit", requests(5))
-        await one.until(lambda progress: progress.tally.done == 5)
-        await asyncio.sleep(0.5)
-        await one.asker.stop(1.0)
-        return len(rows_in(tmp_path))
-
-    assert asyncio.run(run()) == 5
-
-
-def test_a_disk_that_cannot_be_written_is_told(
-    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(uri: str, table: pa.Table) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(segments, "write_file", fail)
-
-    async def run() -> None:
-        one = Run(server, tmp_path)
-        one.asker.start()
-        one.asker.feed("unit", requests(5))
-        try:
-            await one.until(lambda progress: False, 5)
-        finally:
-            monkeypatch.undo()
-            await one.asker.stop(0.1)
-
-    with pytest.raises(OSError, match="no space left"):
-        asyncio.run(run())
+    asyncio.run(run())
+    # Neither the answer nor the timeout of the one that hangs was waited for
+    assert (server.count(), len(rows_in(tmp_path))) == (5, 4)
 
 
 def test_a_template_that_cannot_be_filled_in_fails_its_request_alone(server: ModelServer, tmp_path: Path) -> None:

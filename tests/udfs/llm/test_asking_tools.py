@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
-from udfs.llm.accounts import Progress
+from udfs.llm.calls import Progress
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget
 from udfs.llm.tools import COMPARE_QUANTITIES, MAX_ROUNDS
@@ -65,6 +65,7 @@ def test_the_tool_is_run_and_its_answer_decides(server: ModelServer, tmp_path: P
     assert relation(larger, NEAR, FAR) == "contradictory"
     assert (progress.tally.calls, server.count()) == (4, 4)
     assert (progress.tally.asked, progress.tally.done, progress.tally.failed) == (2, 2, 0)
+    assert progress.tally.tool_turns == 2
 
 
 def test_what_the_tool_said_is_kept_with_the_answer(server: ModelServer, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_an_endpoint_without_tools_ends_the_run_with_what_to_set(server: ModelSe
 def test_a_fault_between_the_turns_loses_no_turn(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"every": 2, "attempt_below": 2}, "do": {"status": 503}}])
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
-    assert (row["error_type"], progress.tally.calls) == (None, 3)
+    assert (row["error_type"], progress.tally.calls, progress.tally.tool_turns) == (None, 3, 1)
     assert len(json.loads(row["tool_trace"])) == 1
 
 

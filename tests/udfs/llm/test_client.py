@@ -8,13 +8,14 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.fakes.model_server import ModelServer
-from udfs.llm.client import Answer, Endpoint, Usage, estimate_tokens, read_completion, request_body
+from tests.udfs.llm.test_reading import BAD_BODIES, completion, error_body
+from udfs.llm.calls import Answer
+from udfs.llm.client import Endpoint, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
+from udfs.llm.tokens import estimate_tokens
 
 KEY = "sk-proj-0123456789abcdefghijklmnop"
 PROMPT_TEXT = "confidential-prompt-text"
@@ -70,20 +71,6 @@ def http(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> 
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     length = f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return f"HTTP/1.1 {status} Status\r\n{length}{lines}\r\n".encode() + body
-
-
-def completion(**changes: Any) -> bytes:
-    """The body of a good chat completion with some fields replaced."""
-    body = {
-        "model": "m",
-        "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "text"}}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-    }
-    return json.dumps(body | changes).encode()
-
-
-def error_body(**error: Any) -> bytes:
-    return json.dumps({"error": error}).encode()
 
 
 def test_a_completion_is_read(server: ModelServer) -> None:
@@ -183,7 +170,7 @@ def test_a_broken_connection_was_connected(server: ModelServer) -> None:
     assert not call(server.base_url).unconnected
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
 def test_what_no_call_can_get_past_is_refused(server: ModelServer, status: int) -> None:
     server.configure(rules=[{"do": {"status": status}}])
     assert call(server.base_url).refused
@@ -331,130 +318,12 @@ def test_errors_of_completions_do_not_repeat_them(server: ModelServer, deed: str
     assert PROMPT_TEXT not in error
 
 
-def test_what_was_cut_or_filtered_was_paid_for() -> None:
-    choice = {"finish_reason": "length", "message": {"content": "half"}}
-    answer = read_completion(completion(choices=[choice]), "chat", 100)
-    assert (answer.error_type, answer.text, answer.usage) == ("truncated", "half", Usage(3, 0, 2))
-
-
-def test_a_refusal_without_text_is_filtered() -> None:
-    choice = {"finish_reason": "stop", "message": {"content": None, "refusal": "I cannot"}}
-    assert read_completion(completion(choices=[choice]), "chat", 100).error_type == "filtered"
-
-
-def test_usage_is_read_with_what_the_endpoint_had_cached() -> None:
-    usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
-    assert read_completion(completion(usage=usage), "chat", 1).usage == Usage(100, 64, 5)
-
-
 def test_missing_usage_is_estimated(server: ModelServer) -> None:
     server.configure(rules=[{"do": {"no_usage": True, "text": "x" * 400}}])
     usage = call(server.base_url).usage
     assert usage.estimated
     assert usage.completion_tokens == estimate_tokens(400)
     assert usage.prompt_tokens > 0
-
-
-HUGE = 10**30
-ODD = [None, True, -1, 1.5, HUGE, "3", [], {}, [1], {"a": 1}]
-
-
-@pytest.mark.parametrize("odd", [value for value in ODD if value != {}], ids=repr)
-@pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens"])
-def test_usage_that_is_no_count_is_estimated(field: str, odd: Any) -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, field: odd}
-    assert read_completion(completion(usage=usage), "chat", 40).usage == Usage(11, 0, 2, estimated=True)
-
-
-@pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_cached_tokens_that_are_no_count_are_none(odd: Any) -> None:
-    for details in (odd, {"cached_tokens": odd}):
-        usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": details}
-        assert read_completion(completion(usage=usage), "chat", 40).usage == Usage(3, 0, 2)
-
-
-BAD_BODIES = {
-    "nothing": b"",
-    "html": b"<html></html>",
-    "null": b"null",
-    "a number": b"7",
-    "a list": b"[]",
-    "no choices": b"{}",
-    "null choices": completion(choices=None),
-    "empty choices": completion(choices=[]),
-    "choices of null": completion(choices=[None]),
-    "choices as an object": completion(choices={"0": {}}),
-    "choices as text": completion(choices="text"),
-    "no message": completion(choices=[{"finish_reason": "stop"}]),
-    "message as text": completion(choices=[{"message": "text"}]),
-    "null message": completion(choices=[{"message": None}]),
-    "no content": completion(choices=[{"message": {}}]),
-    "content as a number": completion(choices=[{"message": {"content": 7}}]),
-    "content in parts": completion(choices=[{"message": {"content": [{"type": "text", "text": "t"}]}}]),
-    "finish reason as a number": completion(choices=[{"message": {"content": "t"}, "finish_reason": 7}]),
-    "deep nesting": b'{"choices":' * 100_000 + b"1" + b"}" * 100_000,
-    "deep lists": b"[" * 200_000 + b"]" * 200_000,
-    "a number of 5000 digits": b'{"choices": ' + b"9" * 5000 + b"}",
-    "no UTF-8": b'{"choices": "\xff\xfe"}',
-    "an error with status 200": error_body(message="overloaded"),
-}
-
-
-@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
-@pytest.mark.parametrize("api", ["chat", "completions"])
-def test_what_is_no_completion_is_a_bad_body(api: str, body: bytes) -> None:
-    answer = read_completion(body, api, 40)
-    assert (answer.error_type, answer.text) == ("bad_body", None)
-    assert answer.usage.estimated
-
-
-@pytest.mark.parametrize("odd", [*ODD, float("nan"), float("inf")], ids=repr)
-@pytest.mark.parametrize("field", ["model", "usage", "id", "created", "object"])
-def test_odd_fields_beside_the_text_do_no_harm(field: str, odd: Any) -> None:
-    answer = read_completion(completion(**{field: odd}), "chat", 40)
-    assert (answer.text, answer.error_type) == ("text", None)
-    assert isinstance(answer.model, str | None)
-
-
-def test_lone_surrogates_become_valid_text() -> None:
-    choice = {"finish_reason": "stop", "message": {"content": "a\ud800b \ude00"}}
-    answer = read_completion(completion(choices=[choice], model="m\udfff"), "chat", 40)
-    assert answer.text == "a?b ?"
-    assert (answer.model or "").encode("utf-8") == b"m?"
-
-
-def test_a_finish_reason_becomes_valid_text() -> None:
-    choice = {"finish_reason": "\ud800", "message": {"content": "a"}}
-    answer = read_completion(completion(choices=[choice]), "chat", 40)
-    assert (answer.finish_reason or "").encode("utf-8")
-
-
-def test_pairs_of_surrogates_are_one_character() -> None:
-    choice = {"finish_reason": "stop", "message": {"content": "\U0001f600"}}
-    assert read_completion(completion(choices=[choice]), "chat", 40).text == "\U0001f600"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["choices", "message", "content", "text", "usage", "refusal"]), inner, max_size=4
-        )
-    ),
-    max_leaves=15,
-)
-
-
-@given(JSON, st.sampled_from(["chat", "completions"]))
-def test_no_json_breaks_the_reading(body: Any, api: str) -> None:
-    answer = read_completion(json.dumps(body).encode("utf-8", "surrogatepass"), api, 40)
-    assert answer.error_type in ("bad_body", "empty", "filtered", None)
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_break_the_reading(body: bytes) -> None:
-    assert read_completion(body, "chat", 40).error_type == "bad_body"
 
 
 @pytest.mark.parametrize("status", [400, 429, 500])

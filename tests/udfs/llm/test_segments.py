@@ -12,13 +12,25 @@ import pytest
 from pyarrow import fs
 
 from jobs.tables import COMPLETIONS
-from udfs.llm.segments import SegmentWriter, is_local, open_filesystem, read_ids, rows_to_table, write_file
-
-SCHEMA = pa.schema([("request_id", pa.string()), ("text", pa.string()), ("tokens", pa.int64())])
+from udfs.llm.records import Completion, completions_table
+from udfs.llm.segments import (
+    FLUSH_ROWS,
+    MOST_BYTES,
+    MOST_ROWS,
+    SegmentWriter,
+    is_local,
+    open_filesystem,
+    read_ids,
+    write_file,
+)
 
 
 def table(count: int = 1) -> pa.Table:
-    return rows_to_table([(f"r{number}", None, number) for number in range(count)], SCHEMA)
+    return completions_table([Completion(f"r{number}", prompt_tokens=number) for number in range(count)])
+
+
+def writer_of(folder: Path, seconds: float = 1.0) -> SegmentWriter:
+    return SegmentWriter(str(folder), "run-a", seconds)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -84,37 +96,31 @@ def test_no_reader_ever_sees_a_part_of_a_file(tmp_path: Path) -> None:
 
 
 def test_columns_without_a_value_keep_their_types(tmp_path: Path) -> None:
-    row = ("r", *[None] * (len(COMPLETIONS) - 1))
-    write_file(f"{tmp_path}/a.parquet", rows_to_table([row], COMPLETIONS))
+    write_file(f"{tmp_path}/a.parquet", completions_table([Completion("r")]))
     assert pq.read_schema(tmp_path / "a.parquet").equals(COMPLETIONS)
 
 
-def test_rows_of_another_width_are_an_error() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        rows_to_table([("r", "text")], SCHEMA)
-
-
 def test_a_writer_is_due_after_its_seconds(tmp_path: Path) -> None:
-    writer = SegmentWriter(str(tmp_path), "run-a", SCHEMA, 0.05)
+    writer = writer_of(tmp_path, 0.05)
     assert not writer.due
-    writer.add(("r", "t", 1), 10)
+    writer.add(Completion("r"), 10)
     sleep(0.06)
     assert writer.due
 
 
 def test_a_writer_is_due_at_eight_megabytes(tmp_path: Path) -> None:
-    writer = SegmentWriter(str(tmp_path), "run-a", SCHEMA, 1000)
-    writer.add(("r", "t", 1), 8 * 2**20 - 1)
+    writer = writer_of(tmp_path, 1000)
+    writer.add(Completion("r"), 8 * 2**20 - 1)
     assert not writer.due
-    writer.add(("s", "t", 1), 1)
+    writer.add(Completion("s"), 1)
     assert writer.due
 
 
 def test_a_writer_writes_numbered_segments(tmp_path: Path) -> None:
     async def write() -> None:
-        writer = SegmentWriter(str(tmp_path), "run-a", SCHEMA, 1)
+        writer = writer_of(tmp_path, 1)
         for number in range(3):
-            writer.add((f"r{number}", None, number), 10)
+            writer.add(Completion(f"r{number}"), 10)
             await writer.flush()
         await writer.flush()
 
@@ -125,11 +131,11 @@ def test_a_writer_writes_numbered_segments(tmp_path: Path) -> None:
 
 def test_rows_added_during_a_flush_are_in_the_next(tmp_path: Path) -> None:
     async def write() -> None:
-        writer = SegmentWriter(str(tmp_path), "run-a", SCHEMA, 1)
-        writer.add(("r1", None, 1), 10)
+        writer = writer_of(tmp_path, 1)
+        writer.add(Completion("r1"), 10)
         flush = asyncio.create_task(writer.flush())
         await asyncio.sleep(0)
-        writer.add(("r2", None, 2), 10)
+        writer.add(Completion("r2"), 10)
         await flush
         await writer.flush()
 
@@ -138,14 +144,69 @@ def test_rows_added_during_a_flush_are_in_the_next(tmp_path: Path) -> None:
 
 
 def test_ids_are_read_of_one_writer_alone(tmp_path: Path) -> None:
-    write_file(f"{tmp_path}/run-a-000001.parquet", rows_to_table([("mine", None, 1)], SCHEMA))
-    write_file(f"{tmp_path}/run-b-000001.parquet", rows_to_table([("theirs", None, 1)], SCHEMA))
+    write_file(f"{tmp_path}/run-a-000001.parquet", completions_table([Completion("mine")]))
+    write_file(f"{tmp_path}/run-b-000001.parquet", completions_table([Completion("theirs")]))
     (tmp_path / ".run-a-000002.parquet.tmp").write_bytes(b"cut")
     assert read_ids(str(tmp_path), "run-a") == {"mine"}
     assert read_ids(str(tmp_path / "nowhere"), "run-a") == set()
 
 
 def test_a_damaged_segment_holds_no_ids(tmp_path: Path) -> None:
-    write_file(f"{tmp_path}/run-a-000001.parquet", rows_to_table([("mine", None, 1)], SCHEMA))
+    write_file(f"{tmp_path}/run-a-000001.parquet", pa.table({"request_id": ["mine"]}))
     (tmp_path / "run-a-000002.parquet").write_bytes(b"")
     assert read_ids(str(tmp_path), "run-a") == {"mine"}
+
+
+def test_rows_are_due_before_nothing_more_may_be_asked(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, 1000)
+    for _ in range(FLUSH_ROWS):
+        assert not writer.due
+        writer.add(Completion("r"), 10)
+    assert writer.due
+    assert not writer.full
+
+
+@pytest.mark.parametrize(("rows", "size"), [(MOST_ROWS, 10), (64, MOST_BYTES // 64)])
+def test_a_writer_is_full_by_rows_and_by_bytes(tmp_path: Path, rows: int, size: int) -> None:
+    writer = writer_of(tmp_path)
+    for _ in range(rows):
+        assert not writer.full
+        writer.add(Completion("r"), size)
+    assert writer.full
+
+
+def test_rows_of_a_write_that_failed_are_written_with_later_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+
+    async def write() -> SegmentWriter:
+        writer = writer_of(folder)
+        writer.add(Completion("r1"), 10)
+        with pytest.raises(OSError, match="No such file"):
+            await writer.flush()
+        assert (writer.unwritten, writer.trouble) == (1, "No such file or directory")
+        assert writer.failing_for > 0
+        assert not writer.may_write
+        folder.mkdir()
+        writer.add(Completion("r2"), 10)
+        await writer.flush()
+        return writer
+
+    writer = asyncio.run(write())
+    assert (writer.unwritten, writer.trouble, writer.failing_for) == (0, None, 0.0)
+    assert read_ids(str(folder), "run-a") == {"r1", "r2"}
+    assert names_in(folder) == ["run-a-000001.parquet"]
+
+
+def test_a_write_goes_on_where_its_caller_is_cancelled(tmp_path: Path) -> None:
+    async def write() -> None:
+        writer = writer_of(tmp_path)
+        writer.add(Completion("r1"), 10)
+        flush = asyncio.create_task(writer.flush())
+        await asyncio.sleep(0)
+        flush.cancel()
+        await asyncio.wait([flush])
+        await writer.flush()
+        assert writer.unwritten == 0
+
+    asyncio.run(write())
+    assert read_ids(str(tmp_path), "run-a") == {"r1"}

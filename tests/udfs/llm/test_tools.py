@@ -43,7 +43,7 @@ def call(name: Any = "compare_quantities", arguments: Any = "{}", **more: Any) -
     [
         ("8,000 nmi", "14,800 km", "equal"),
         ("829.8 m", "2,722 ft", "equal"),
-        ("20 °C", "68 °F", "equal"),
+        ("2 °C", "3.6 °F", "incomparable"),
         ("2 km", "900 m", "first_larger"),
         ("5 kg", "5 km", "incomparable"),
         ("over 23 %", "25.4 %", "incomparable"),

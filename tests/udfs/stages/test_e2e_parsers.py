@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.linear import assert_linear
 from udfs.stages.definitions import Unparsable
 from udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
 from udfs.stages.reading import is_none, letters, split_marker, strip_thinking, without_emphasis
@@ -396,22 +397,27 @@ HOSTILE = [
     *(" ", "1-", "1 ", "1, ", "#", "-", "None", "İ", "- a:\n  - b\n", "and ", "context ", "Summary: ", "Note: "),
     *("[Covered statements", "[Covered statements]\n", "<think>", "</think>", "<think></think>", "</think> "),
 ]
-LENGTH, SECONDS = 100_000, 3
+LENGTH = 32_000
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_long_hostile_text_is_read_in_linear_time(piece: str) -> None:
-    text = piece * (LENGTH // len(piece))
-    stairs = "\n".join(" " * depth + "a" for depth in range(300))
-    for hostile in (text, lists(text, f"- x {text}]"), lists(f"- [{text}]", f"[1{text}"), lists(stairs, f"```{text}")):
-        for stage in (SUMMARISE_CONTEXT, EVALUATE_COVERAGE):
-            started = time.process_time()
-            try:
-                row = stage.parse(hostile, {"contexts": ["a", "b"]})
-            except Unparsable:
-                row = {}
-            assert set(row) <= set(stage.output.names)
-            assert time.process_time() - started < SECONDS
+    # As long as the text: stairs of n steps are n² / 2 characters
+    def hostile_texts(length: int) -> list[str]:
+        text = piece * (length // len(piece))
+        stairs = "\n".join(" " * depth + "a" for depth in range(isqrt(2 * length)))
+        return [text, lists(text, f"- x {text}]"), lists(f"- [{text}]", f"[1{text}"), lists(stairs, f"```{text}")]
+
+    def read(length: int) -> None:
+        for hostile in hostile_texts(length):
+            for stage in (SUMMARISE_CONTEXT, EVALUATE_COVERAGE):
+                try:
+                    row = stage.parse(hostile, {"contexts": ["a", "b"]})
+                except Unparsable:
+                    row = {}
+                assert set(row) <= set(stage.output.names)
+
+    assert_linear(read, LENGTH)
 
 
 def recorded_rows() -> Iterator[dict[str, Any]]:

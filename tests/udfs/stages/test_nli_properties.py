@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.linear import assert_linear
 from tests.udfs.stages.test_nli_parsers import NLI, Units, ratings, revised, units
 from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.nli import CLASSIFY_RELATION, EXTRACT_ATOMS, RATE_RELEVANCE, RELATIONS, REVISE_ATOMS, UNIT_TYPES
@@ -116,18 +116,19 @@ HOSTILE = {
         *("relation between ", "Premise: \n", "_", " "),
     ],
 }
-LENGTH, SECONDS = 100_000, 3
+LENGTH = 32_000
 
 
 @pytest.mark.parametrize(("stage", "piece"), [(stage, piece) for stage, all_of in HOSTILE.items() for piece in all_of])
 def test_long_hostile_text_is_read_in_linear_time(stage: StageDefinition, piece: str) -> None:
-    text = piece * (LENGTH // len(piece))
-    variables: dict[str, Any] = {"statements": ["A", text], "premise": "A", "hypothesis": text}
-    for hostile in (text, f"* answer: {text} [Relevance: {text}: Fact"):
-        started = time.process_time()
-        try:
-            row = stage.parse(hostile, variables)
-        except Unparsable:
-            row = {}
-        assert set(row) <= set(stage.output.names)
-        assert time.process_time() - started < SECONDS
+    def read(length: int) -> None:
+        text = piece * (length // len(piece))
+        variables: dict[str, Any] = {"statements": ["A", text], "premise": "A", "hypothesis": text}
+        for hostile in (text, f"* answer: {text} [Relevance: {text}: Fact"):
+            try:
+                row = stage.parse(hostile, variables)
+            except Unparsable:
+                row = {}
+            assert set(row) <= set(stage.output.names)
+
+    assert_linear(read, LENGTH)

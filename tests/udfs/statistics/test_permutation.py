@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from udfs.statistics.intervals import MAX_CELLS, FloatArray
-from udfs.statistics.permutation import PairedTest, adjust_p_values, paired_permutation_test
+from udfs.statistics.permutation import (
+    PairedTest,
+    adjust_p_values,
+    clustered_permutation_test,
+    paired_permutation_test,
+)
 
 eighths = st.integers(-8, 8).map(lambda number: number / 8)  # exact in binary: SciPy's sums tie as ours
 
@@ -181,3 +186,64 @@ def test_nulls_are_no_members_of_the_family() -> None:
 def test_p_values_out_of_range_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         adjust_p_values([0.5, wrong])
+
+
+# Differences of whole questions
+
+
+@pytest.mark.parametrize("questions", [7, 300])
+def test_questions_flip_as_scipys_sums_do(questions: int) -> None:
+    random = np.random.default_rng(questions)
+    sizes = random.integers(1, 6, questions)
+    sums = np.array([random.integers(-4, 6, size).sum() for size in sizes]) / 8
+    _, p_value = scipys(sums, resamples=4_000)
+    got = clustered_permutation_test(sums, sizes, seed=2)
+    assert got.n == sizes.sum()
+    assert got.difference == pytest.approx(sums.sum() / sizes.sum())
+    assert p_of(got) == pytest.approx(p_value, abs=noise_of(p_value, 4_000))
+
+
+def test_questions_of_one_answer_flip_as_answers_do() -> None:
+    rows = SHAPES["matches"](np.random.default_rng(3), 400)
+    values, counts = np.unique(rows, return_counts=True)
+    assert clustered_permutation_test(values, np.ones_like(counts), counts, seed=1) == flipped(rows, seed=1)
+
+
+def test_questions_without_answers_count_for_nothing() -> None:
+    assert clustered_permutation_test([0.0], [0], seed=0) == PairedTest(0, None, None)
+    assert clustered_permutation_test([0.5, 0.0], [2, 0], seed=0) == PairedTest(2, 0.25, 1.0)
+
+
+def matches_of(questions: int, answers: int, correlation: float, random: np.random.Generator) -> FloatArray:
+    """Differences of two equally good systems that match or do not: float64[questions, answers].
+
+    A share of `correlation` of the pairs of answers to one question have one difference: each answer copies the
+    question's own with the root of that probability.
+    """
+    shape = (questions, answers)
+    values = [-1.0, 0.0, 1.0]
+    own = random.choice(values, questions, p=[0.25, 0.5, 0.25])[:, None]
+    alone = random.choice(values, shape, p=[0.25, 0.5, 0.25])
+    return np.where(random.random(shape) < math.sqrt(correlation), own, alone)
+
+
+def sizes_of_tests(correlation: float, *, replications: int = 2_500) -> tuple[float, float]:
+    """How often tests that heed questions, and tests that do not, reject at 5 % what is not there."""
+    random = np.random.default_rng(11)
+    rejected = np.zeros(2)
+    for seed in range(replications):
+        rows = matches_of(60, 5, correlation, random)
+        sums, counts = np.unique(rows.sum(axis=1), return_counts=True)
+        values, alike = np.unique(rows, return_counts=True)
+        heeding = clustered_permutation_test(sums, np.full_like(counts, 5), counts, seed=seed, resamples=999)
+        ignoring = paired_permutation_test(values, alike, seed=seed, resamples=999)
+        rejected += p_of(heeding) <= 0.05, p_of(ignoring) <= 0.05
+    heeding_size, ignoring_size = rejected / replications
+    return float(heeding_size), float(ignoring_size)
+
+
+@pytest.mark.parametrize(("correlation", "ignored"), [(0.0, 0.035), (0.3, 0.14), (0.5, 0.2)])
+def test_the_size_of_the_test_at_5_per_cent(correlation: float, ignored: float) -> None:
+    heeding, ignoring = sizes_of_tests(correlation)
+    assert 0.035 <= heeding <= 0.065
+    assert ignoring >= ignored

@@ -1,0 +1,42 @@
+"""What the Spark session is told: by our defaults, by the size of what is read, and by the user, who wins."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+from jobs.inputs.files import COMPRESSED, count_bytes
+from jobs.run.session import SMALL, session_options
+from jobs.settings.model import Settings, SparkSettings
+
+JVM = "spark.driver.extraJavaOptions"
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def test_little_to_read_on_one_machine_starts_quickly() -> None:
+    options = session_options(Settings(spark=SparkSettings(master="local[2]")), small=True)
+
+    assert SMALL.items() <= options.items()
+    assert 1 <= int(options[PARTITIONS]) <= 4
+
+
+def test_much_to_read_and_clusters_keep_what_spark_chooses() -> None:
+    for master, small in (("local[*]", False), ("spark://host:7077", True), (None, True)):
+        options = session_options(Settings(spark=SparkSettings(master=master)), small=small)
+        assert not {*SMALL, PARTITIONS}.intersection(options)
+
+
+def test_what_the_user_says_wins() -> None:
+    said = {JVM: "-Xss8m", PARTITIONS: "7", "spark.driver.memory": "3g", "spark.sql.adaptive.enabled": "true"}
+
+    options = session_options(Settings(spark=SparkSettings(conf=said)), small=True)
+
+    assert said.items() <= options.items()
+
+
+def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"x" * 100)
+    packed = gzip.compress(b"x" * 1000)
+    (tmp_path / "b.jsonl.gz").write_bytes(packed)
+
+    assert count_bytes(str(tmp_path), str(tmp_path / "absent")) == 100 + COMPRESSED * len(packed)

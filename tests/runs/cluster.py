@@ -1,0 +1,82 @@
+"""A small Ray cluster that many runs of a test session share: a process that starts it and ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_ROOT = Path(__file__).resolve().parents[2]
+END_SECONDS = 30.0
+
+
+class SharedCluster:
+    """Holds the process behind a cluster; `address` is what `ray.address` names."""
+
+    def __init__(self) -> None:
+        # A Spark session of this process keeps modules of the working folder out; this one must be found there.
+        # A Ray that was started here asks others for a token that they do not have, unless it is told not to.
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+        environment = {**kept, "RAY_AUTH_MODE": "disabled"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.runs.cluster"],
+            cwd=_ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.address = self._read()
+
+    def forget(self) -> None:
+        """Ends the limiters of runs that are over: each is a process that would stay for ten minutes."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("forget\n")
+        self._process.stdin.flush()
+        self._read()
+
+    def close(self) -> None:
+        """Ends the cluster and everything in it."""
+        below = psutil.Process(self._process.pid).children(recursive=True)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise RuntimeError("the Ray cluster of the tests ended; its error stands above")
+        return line
+
+
+def main() -> None:
+    """Starts a cluster, prints its address, and ends all named actors for each line of standard input."""
+    # Here, so that tests which ask nothing do not wait for Ray to be imported
+    import ray
+
+    from jobs.answer import start_ray
+    from udfs.llm.actors import NAMESPACE
+
+    start_ray(None)
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    for _ in sys.stdin:
+        for name in ray.util.list_named_actors():
+            with suppress(ValueError):
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        print("forgotten", flush=True)
+
+
+if __name__ == "__main__":
+    main()

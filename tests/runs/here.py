@@ -1,0 +1,120 @@
+"""Whole commands of `untold` in this process: one Spark session, one Ray and one answering process for many runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from time import monotonic
+from typing import Any
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
+
+from jobs.asking import process
+from jobs.asking.process import AnsweringProcess
+from jobs.cli.main import main
+from jobs.run.interrupts import Interrupts
+from jobs.run.session import SHOW_JVM
+from tests.runs.cluster import SharedCluster
+from tests.runs.harness import Ended, clean_environment, words_of
+
+
+class RunHere:
+    """`untold` in this process: gives what `harness.score` gives, without what a JVM and a Ray of its own cost.
+
+    Not for what only a process of its own can show: kills, signals, how the command itself ends, locks between
+    processes, limits over jobs.
+    """
+
+    def __init__(self, spark: SparkSession, cluster: SharedCluster) -> None:
+        self._spark, self._cluster = spark, cluster
+        self._kept: _KeptProcess | None = None
+
+    def __call__(self, *given: Any, environment: Mapping[str, str] | None = None, **options: Any) -> Ended:
+        """Runs `untold score`, or another command, to its end; takes what `words_of` takes."""
+        return self.command(words_of(*given, **options), environment)
+
+    def command(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
+        """Runs these words of a command line. It reads the `environment`; its actors have that of the cluster."""
+        out, err, began = StringIO(), StringIO(), monotonic()
+        known = {**clean_environment(), "UNTOLD_RAY__ADDRESS": self._cluster.address, **(environment or {})}
+        with _signals_kept(), self._conf_kept(), patch.dict(os.environ, known, clear=True):
+            with patch.object(process, "AnsweringProcess", self._process), redirect_stdout(out), redirect_stderr(err):
+                code = _exit_code(words)
+        SHOW_JVM.clear()
+        self._cluster.forget()
+        return Ended(code, out.getvalue(), err.getvalue(), monotonic() - began)
+
+    def close(self) -> None:
+        """Ends the answering process and its actors; the next run starts another."""
+        if self._kept is not None:
+            self._kept.end()
+        self._kept = None
+
+    def _process(self, ray_address: str | None, interrupts: Interrupts) -> AnsweringProcess:
+        """The process of the run before, where that ended well; it begins each job with settings of its own."""
+        if self._kept is None or not self._kept.usable:
+            self.close()
+            self._kept = _KeptProcess(ray_address, interrupts)
+        self._kept.serve(interrupts)
+        return self._kept
+
+    @contextmanager
+    def _conf_kept(self) -> Iterator[None]:
+        """A run sets its Spark settings on the session that there is; the next test finds its own again."""
+        before = dict(self._spark.conf.getAll)
+        try:
+            yield
+        finally:
+            for name in {name for name, _ in dict(self._spark.conf.getAll).items() ^ before.items()}:
+                if name not in before:
+                    self._spark.conf.unset(name)
+                elif self._spark.conf.isModifiable(name):
+                    self._spark.conf.set(name, before[name])
+
+
+class _KeptProcess(AnsweringProcess):
+    """An answering process that outlives the run which started it; one that broke or was told to stop does not."""
+
+    usable = True
+
+    def serve(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def answer(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        self.usable = False
+        outcome = super().answer(*arguments, **options)
+        self.usable = outcome["outcome"] != "interrupted"
+        return outcome
+
+    def leave(self) -> None:
+        """The next run has more for it."""
+
+    def close(self) -> None:
+        """The next run has more for it."""
+
+    def end(self) -> None:
+        """Ends it, as its run would have."""
+        super().leave()
+        super().close()
+
+
+def _exit_code(words: Sequence[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Gives SIGINT and SIGTERM back to who had them: a run takes them over for its process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

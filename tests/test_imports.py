@@ -1,0 +1,128 @@
+"""Which part may import which, by reading the imports: those within functions count like any other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("jobs", "udfs", "graph", "conf")
+# Higher parts may import lower ones, never the reverse; parts of one rank may import each other without a circle
+RANKS = {
+    "jobs.cli": 0,
+    "jobs.run": 2,
+    "jobs.asking": 2,
+    "jobs.metrics": 2,
+    "jobs.study": 2,
+    "jobs.inputs": 2,
+    "jobs.settings": 3,
+    "jobs.tables": 3,
+    "jobs.results": 3,
+}
+COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
+# The command line imports the jobs within functions, when a command needs them
+LAZY = "jobs.cli"
+# What runs in actors, or starts them, shares no process with Spark
+WITHOUT_SPARK = ("udfs.llm", "jobs.answer", "jobs.asking.job")
+# Pairs that break a rule and are to be mended; the list only gets shorter
+KNOWN = {
+    ("jobs.study.restating", "jobs.score"),
+    ("jobs.generate", "jobs.score"),
+    ("jobs.meta_evaluate", "jobs.score"),
+    ("jobs.plan", "jobs.score"),
+}
+
+
+def modules() -> dict[str, Path]:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+MODULES = modules()
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """The modules that a piece of code imports, ours by their full names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for name in node.names:
+                full = f"{node.module}.{name.name}"
+                yield full if full in MODULES else str(node.module)
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    for name, file in MODULES.items():
+        for imported in imports_of(ast.parse(file.read_text(encoding="utf-8"))):
+            yield name, imported
+
+
+EDGES = sorted(set(edges()))
+OURS = [(name, imported) for name, imported in EDGES if imported in MODULES]
+
+
+def within(name: str, parts: str | Iterable[str]) -> bool:
+    wanted = [parts] if isinstance(parts, str) else parts
+    return any(name == part or name.startswith(f"{part}.") for part in wanted)
+
+
+def rank(name: str) -> int:
+    return next((number for part, number in RANKS.items() if within(name, part)), COMMAND)
+
+
+def is_command(name: str) -> bool:
+    return within(name, "jobs") and name != "jobs" and rank(name) == COMMAND
+
+
+@pytest.mark.parametrize(
+    ("importing", "imported"), [("udfs", ("jobs", "graph")), ("graph", ("jobs", "udfs")), ("conf", PACKAGES[:3])]
+)
+def test_packages_import_one_way(importing: str, imported: tuple[str, ...]) -> None:
+    assert [pair for pair in OURS if within(pair[0], importing) and within(pair[1], imported)] == []
+
+
+def test_within_jobs_imports_point_down() -> None:
+    jobs = [pair for pair in OURS if all(within(name, "jobs") and name != "jobs" for name in pair)]
+    assert {pair for pair in jobs if rank(pair[0]) > rank(pair[1])} <= KNOWN
+
+
+# doctor probes the very Ray that answer starts
+PARTS_OF_OTHERS = {("jobs.doctor", "jobs.answer")}
+
+
+def test_a_command_imports_no_other() -> None:
+    found = {pair for pair in OURS if all(map(is_command, pair))}
+    assert found - PARTS_OF_OTHERS <= KNOWN
+
+
+def test_there_is_no_circle() -> None:
+    circles = [sorted(part) for part in nx.strongly_connected_components(nx.DiGraph(OURS)) if len(part) > 1]
+    assert circles == []
+
+
+def test_only_the_command_line_reaches_up_lazily() -> None:
+    """The command line's own modules import no job at their top, so that nothing is loaded before it is needed."""
+    for name, file in MODULES.items():
+        if within(name, LAZY):
+            top = ast.Module([node for node in ast.parse(file.read_text("utf-8")).body if is_import(node)], [])
+            assert [one for one in imports_of(top) if one in MODULES and not within(one, (LAZY, "udfs"))] == []
+
+
+def is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def test_actors_import_no_spark() -> None:
+    graph = nx.DiGraph(EDGES)
+    for name in MODULES:
+        if within(name, WITHOUT_SPARK) and name in graph:
+            reached = {name, *nx.descendants(graph, name)}
+            parents = {".".join(one.split(".")[:size]) for one in reached for size in range(1, one.count(".") + 1)}
+            reached |= {more for one in parents & set(graph) for more in nx.descendants(graph, one)}
+            assert [one for one in reached if within(one, "pyspark")] == [], name

@@ -1,0 +1,192 @@
+"""Errors about the run, the bill and the clock: what ends a run, what a row alone has to bear, what is booked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.udfs.llm.askers import SETTINGS, Run, ask, requests, rows_in
+from udfs.llm.calls import CallSettings, Progress
+from udfs.llm.limiter import Budget, Lease, Limits, Report
+from udfs.llm.tokens import estimate_tokens
+
+NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
+NO_QUOTA = {"status": 429, "error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+FLAGGED = {"status": 403, "error": {"message": "Your chosen model requires moderation: flagged", "code": 403}}
+ECHO = {"status": 400, "error": {"message": "cannot parse: 'which model was not found by him?'"}}
+
+
+def ask_until(
+    server: ModelServer,
+    folder: Path,
+    count: int,
+    done: Callable[[Progress], bool],
+    settings: CallSettings = SETTINGS,
+    **kinds: Any,
+) -> Progress:
+    """Asks so many requests until this holds, or all are written, and stops."""
+
+    async def run() -> Progress:
+        one = Run(server, folder, settings, **kinds)
+        one.asker.start()
+        one.asker.feed("unit", requests(count))
+        await one.until(lambda progress: done(progress) or bool(progress.finished_units))
+        return await one.asker.stop(1.0)
+
+    return asyncio.run(run())
+
+
+def is_refused(progress: Progress) -> bool:
+    return progress.refused is not None
+
+
+@pytest.mark.parametrize("deed", [NO_CREDIT, NO_QUOTA], ids=["402", "quota"])
+def test_an_exhausted_credit_ends_the_run_and_is_no_row_s_failure(
+    server: ModelServer, tmp_path: Path, deed: Any
+) -> None:
+    server.configure(rules=[{"when": {"after": 50}, "do": deed}])
+    progress = ask_until(server, tmp_path, 400, is_refused)
+    assert "add credit" in (progress.refused or "")
+    assert {row["error_type"] for row in rows_in(tmp_path).values()} == {None}
+    assert len(rows_in(tmp_path)) == progress.tally.done == 50
+    assert server.count() <= 50 + SETTINGS.limits.max_in_flight
+
+
+@pytest.mark.parametrize("deed", [FLAGGED, ECHO, {"status": 404}], ids=["403", "echo", "404"])
+@pytest.mark.parametrize("number", [0, 150])
+def test_one_row_that_the_endpoint_refuses_fails_alone(
+    server: ModelServer, tmp_path: Path, deed: Any, number: int
+) -> None:
+    server.configure(rules=[{"when": {"contains": f"number {number}."}, "do": deed}], latency=0.02)
+    progress = ask_until(server, tmp_path, 200, is_refused)
+    rows = rows_in(tmp_path)
+    assert progress.refused is None
+    assert rows.pop(f"r{number:04d}")["error_type"] == f"http_{deed['status']}"
+    assert {row["error_type"] for row in rows.values()} == {None}
+    assert server.count() == len(rows) + 1 == 200
+
+
+def test_the_last_row_may_be_refused_too(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"do": FLAGGED}])
+    progress = ask_until(server, tmp_path, 3, is_refused, answered_before=True)
+    assert progress.refused is None
+    assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"http_403"}
+
+
+@pytest.mark.parametrize("status", [302, 403, 404])
+def test_a_run_of_which_nothing_succeeds_is_refused(server: ModelServer, tmp_path: Path, status: int) -> None:
+    server.configure(rules=[{"do": {"status": status}}])
+    progress = ask_until(server, tmp_path, 100, is_refused)
+    assert (progress.refused or "").startswith(f"HTTP {status}")
+    assert server.count() <= SETTINGS.limits.max_in_flight
+    assert rows_in(tmp_path) == {}
+
+
+def test_twenty_refusals_in_a_row_end_a_run_that_had_succeeded(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"when": {"after": 50}, "do": FLAGGED}])
+    progress = ask_until(server, tmp_path, 400, is_refused)
+    assert (progress.refused or "").startswith("HTTP 403")
+    assert len(rows_in(tmp_path)) == 50
+    assert 70 <= server.count() <= 70 + SETTINGS.limits.max_in_flight
+
+
+def test_a_wrong_key_always_refuses(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"when": {"contains": "number 9."}, "do": {"status": 401}}])
+    progress = ask_until(server, tmp_path, 100, is_refused)
+    assert (progress.refused or "").startswith("HTTP 401")
+
+
+def test_a_429_without_end_is_an_outage(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"do": {"status": 429}}])
+    settings = replace(SETTINGS, outage=1.5)
+    progress = ask_until(server, tmp_path, 100, lambda progress: progress.refusal == "outage", settings)
+    assert progress.refusal == "outage"
+    assert (progress.tally.failed, rows_in(tmp_path)) == (0, {})
+
+
+@pytest.mark.parametrize("status", [408, 409, 425])
+def test_a_passing_client_error_is_its_row_s(server: ModelServer, tmp_path: Path, status: int) -> None:
+    server.configure(rules=[{"when": {"contains": "number 1."}, "do": {"status": status}}])
+    ask(server, tmp_path, requests(3))
+    assert rows_in(tmp_path)["r0001"]["error_type"] == f"http_{status}"
+    assert server.count() == 3
+
+
+def test_an_odd_end_is_asked_again(server: ModelServer, tmp_path: Path) -> None:
+    body = '{"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}'
+    server.configure(rules=[{"when": {"attempt_below": 2}, "do": {"status": 200, "body": body}}])
+    ask(server, tmp_path, requests(3))
+    assert {(row["error_type"], row["attempts"]) for row in rows_in(tmp_path).values()} == {(None, 2)}
+
+
+def test_an_error_with_status_200_is_limited_as_its_code_says(server: ModelServer, tmp_path: Path) -> None:
+    limited = {"status": 200, "body": '{"error": {"code": 429}}', "headers": {"Retry-After": "0.1"}}
+    server.configure(rules=[{"when": {"attempt_below": 2}, "do": limited}])
+    progress = ask(server, tmp_path, requests(3), replace(SETTINGS, max_attempts=1))
+    assert (progress.tally.rate_limited, progress.tally.failed, progress.tally.done) == (3, 0, 3)
+
+
+def test_a_long_wait_is_shown(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": "1800"}}}])
+    settings = replace(SETTINGS, deadline=3600.0)
+    progress = ask_until(server, tmp_path, 3, lambda progress: progress.paused > 0, settings)
+    assert 1700 < progress.paused <= 1800
+
+
+def test_calls_that_time_out_are_booked_as_estimated(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"do": "hang"}])
+    settings = replace(SETTINGS, timeout=0.2, max_attempts=2, prompt_price=1e6)
+    progress = ask_until(server, tmp_path, 4, lambda progress: False, settings)
+    rows = rows_in(tmp_path).values()
+    assert {(row["error_type"], row["tokens_estimated"]) for row in rows} == {("timeout", True)}
+    assert all(row["prompt_tokens"] >= 2 * estimate_tokens(100) and row["completion_tokens"] > 0 for row in rows)
+    assert progress.tally.prompt_tokens == sum(row["prompt_tokens"] for row in rows)
+
+
+def test_calls_that_time_out_use_up_the_budget(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"do": "hang"}])
+    limits = Limits(max_in_flight=4)
+    settings = replace(SETTINGS, timeout=0.2, max_attempts=9, prompt_price=1e6, budget=Budget(max_cost=2000.0))
+    progress = ask_until(
+        server, tmp_path, 8, lambda progress: progress.refusal == "budget", replace(settings, limits=limits)
+    )
+    assert progress.refusal == "budget"
+    assert progress.tally.prompt_tokens <= 2000
+    assert progress.tally.calls == server.count() < 8 * 9
+
+
+def test_one_wrong_usage_does_not_stop_a_token_limit(server: ModelServer, tmp_path: Path) -> None:
+    usage = f'{{"prompt_tokens": 5, "completion_tokens": {2**32 - 1}}}'
+    body = f'{{"choices": [{{"message": {{"content": "a"}}, "finish_reason": "stop"}}], "usage": {usage}}}'
+    server.configure(rules=[{"when": {"contains": "number 3."}, "do": {"status": 200, "body": body}}])
+    ask(server, tmp_path, requests(40), replace(SETTINGS, limits=Limits(None, 10**6, 8)))
+    row = rows_in(tmp_path)["r0003"]
+    assert (row["completion_tokens"], row["tokens_estimated"]) == (len(body), True)
+
+
+class SteppedRun(Run):
+    """The limiter's clock is set by `step` seconds once so many calls were made."""
+
+    step, calls = 2.0, 20
+
+    async def _lease(self, report: Report) -> Lease:
+        await asyncio.sleep(0.002)
+        lease = self.limiter.lease(report)
+        by = self.step if report.spent.calls >= self.calls else 0.0
+        return replace(lease, now=lease.now - by, times=tuple(at - by for at in lease.times))
+
+
+@pytest.mark.parametrize("step", [2.0, -2.0, 3600.0, -3600.0])
+def test_clocks_that_part_starve_nobody(server: ModelServer, tmp_path: Path, step: float) -> None:
+    async def run() -> Progress:
+        one = SteppedRun(server, tmp_path, replace(SETTINGS, limits=Limits(3000, None, 8)))
+        one.step = step
+        return await one.ask({"unit": requests(60)}, 15.0)
+
+    assert asyncio.run(run()).tally.done == 60

@@ -1,0 +1,185 @@
+"""How an endpoint is called, what came of a call, and what an asker knows of its work and of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
+from udfs.llm.tools import ToolCall
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """How the endpoint is called: everything that does not change a completion. Times in seconds."""
+
+    base_url: str
+    api_key_env: str | None = None
+    timeout: float = 120.0
+    deadline: float = 600.0
+    outage: float = 600.0
+    max_attempts: int = 4
+    flush: float = 1.0
+    prompt_price: float = 0.0
+    completion_price: float = 0.0
+    limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens have to be estimated before they are spent."""
+        bounds = (self.limits.tokens_per_minute, self.budget.max_tokens, self.budget.max_cost)
+        return any(bound is not None for bound in bounds)
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """The price of these tokens; prices are per million."""
+        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one call; `estimated` where the endpoint did not return them, or more than there can be."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one call.
+
+    `error_type` is None for a completion that can be read. `refused` means that the error speaks of the run and not of
+    its row (key, credit, address or model), `about_tools` that it speaks of tools. `unconnected` means that no
+    connection was made. `retry_after` is in seconds.
+    """
+
+    text: str | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    usage: Usage = Usage()
+    logprobs: Any = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    error_type: str | None = None
+    error: str | None = None
+    retry_after: float | None = None
+    refused: bool = False
+    about_tools: bool = False
+    unconnected: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one asker is there for: who it is, which stage of which run, how to call, and what came before it."""
+
+    name: str
+    run: str
+    stage: Stage
+    settings: CallSettings
+    spent_before: Spent = NOTHING_SPENT
+    answered_before: bool = False
+
+
+@dataclass
+class Tally:
+    """What one asker did so far. Counts only grow. `tool_turns` are calls that went on after a tool was used."""
+
+    taken: int = 0
+    done: int = 0
+    failed: int = 0
+    asked: int = 0
+    calls: int = 0
+    rate_limited: int = 0
+    tool_turns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_estimated: bool = False
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(Tally)})
+
+    def spend(self, usage: Usage) -> None:
+        """Books the tokens of a call."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.tokens_estimated |= usage.estimated
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A snapshot of an asker: its tally, what waits and is in flight, which units are written, why it stands still.
+
+    `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
+    `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long.
+    """
+
+    tally: Tally
+    queued: int
+    in_flight: int
+    finished_units: tuple[str, ...]
+    refusal: str | None
+    refused: str | None
+    models: tuple[str, ...]
+    answered_ever: bool
+    paused: float = 0.0
+    unwritten: int = 0
+    trouble: str | None = None
+    unwritable: bool = False
+
+
+@dataclass(slots=True)
+class Request:
+    """A request while it is asked: what was sent and spent, why it was not answered yet. Times by a monotonic clock.
+
+    `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said;
+    `turn_due`: the next call goes on with them for the first time.
+    """
+
+    request_id: str
+    variables: Mapping[str, Any]
+    unit: str
+    body: bytes | None = None
+    tokens: int = 0
+    reserved: int = 0
+    attempts: int = 0
+    calls: int = 0
+    limited: int = 0
+    first_sent: float | None = None
+    first_fault: float | None = None
+    last: Answer | None = None
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: bool = False
+    rounds: int = 0
+    turn_due: bool = False
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[str, str]] = field(default_factory=list)
+
+    def begin_again(self) -> None:
+        """Forgets what followed the prompt."""
+        self.rounds, self.turns, self.trace, self.turn_due = 0, [], [], False
+        self.body, self.tokens = None, 0
+
+    def go_on(self, turns: list[dict[str, Any]], said: list[dict[str, str]]) -> None:
+        """Takes the turns in which tools were used; the next call sends them."""
+        self.turns += turns
+        self.trace += said
+        self.rounds += 1
+        self.turn_due = True
+        self.body, self.tokens = None, 0
+
+    def release(self) -> int:
+        """Ends the reservation of its call; the tokens that were reserved."""
+        reserved, self.reserved = self.reserved, 0
+        return reserved
+
+    def spend(self, usage: Usage) -> None:
+        """Books the tokens of a call."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_prompt_tokens += usage.cached_prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.estimated |= usage.estimated

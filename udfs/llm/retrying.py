@@ -1,0 +1,187 @@
+"""What an answer means for its request and for its run: record it, ask again, hold it back, or refuse the run.
+
+Plain data and pure functions: no clock, no waiting, no writing. `contract.md` ("Runs, outputs, stores", "Reading
+completions") says which failures pass, which last, and which end the run.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+
+from udfs.llm.calls import Answer, Request
+from udfs.llm.limiter import OUTAGE_FAULTS, Lease
+
+# Failures with a passing reason: the next start of a run asks these again. All others last.
+PASSING_TYPES = (
+    "timeout",
+    "connection",
+    "bad_body",
+    "bad_finish",
+    "http_408",
+    "http_409",
+    "http_425",
+    "http_429",
+)
+PASSING_PREFIX = "http_5"
+
+# Unusable answers that the same start asks for again, up to `llm.max_attempts`; no 4xx but 429 is among them.
+ASK_AGAIN = frozenset({"unparsable", "empty", "truncated", "bad_body", "bad_finish"})
+# Those that speak of the endpoint's state rather than of chance: asked again after a wait.
+_AFTER_A_WAIT = frozenset({"bad_body", "bad_finish"})
+# The endpoint was reached, key, address and model are right: a completion came, whatever it is worth.
+_COMPLETED = frozenset({None, "unparsable", "empty", "truncated", "filtered"})
+# Errors about the run that no row can cause: the key (401), the credit (402, or a 429 for an exhausted quota).
+_SURE_REFUSALS = frozenset({"http_401", "http_402", "http_429"})
+# So many errors about the run (403, 404, unknown model) without a completion between are no fault of single rows.
+DOUBTS_IN_A_ROW = 20
+
+FIRST_BACKOFF = 0.5
+LONGEST_BACKOFF = 30.0
+
+CHECK = "check key, llm.base_url and llm.model"
+CREDIT = "add credit to the account, or raise its quota"
+NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
+
+
+def is_passing(error_type: str | None) -> bool:
+    """Whether a failure has a passing reason."""
+    return error_type in PASSING_TYPES or (error_type or "").startswith(PASSING_PREFIX)
+
+
+def is_fault(error_type: str | None) -> bool:
+    """Whether the endpoint could not be reached or broke: a timeout, a connection error or a 5xx."""
+    return error_type in ("timeout", "connection") or (error_type or "").startswith("http_5")
+
+
+def remedy_of(answer: Answer) -> str:
+    """What a user does about a refusal."""
+    return CREDIT if answer.error_type in ("http_402", "http_429") else CHECK
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before attempt number `attempt` + 1: doubled each time, with jitter, so that clients do not march."""
+    return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+
+
+class Act(Enum):
+    """What becomes of a request after an answer."""
+
+    RECORD = "record"
+    AGAIN = "again"
+    HOLD = "hold"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`act`, for `AGAIN` after `wait` seconds.
+
+    `attempt`: the answer used up one of the request's attempts. `afresh`: the conversation begins again.
+    `anew`: the request's deadline begins again.
+    """
+
+    act: Act
+    wait: float = 0.0
+    attempt: bool = False
+    afresh: bool = False
+    anew: bool = False
+
+
+def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) -> Verdict:
+    """What becomes of the request; `free` where a fault is the endpoint's outage and costs no attempt."""
+    kind = answer.error_type
+    if answer.refused:
+        return Verdict(Act.REFUSE if kind in _SURE_REFUSALS else Act.HOLD)
+    if kind == "http_429":
+        return Verdict(Act.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after)
+    used_up = request.attempts + 1 >= max_attempts
+    wait = backoff(request.attempts + 1)
+    if is_fault(kind):
+        if free:
+            return Verdict(Act.AGAIN, FIRST_BACKOFF, anew=True)
+        return Verdict(Act.RECORD if used_up else Act.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
+    if kind in ASK_AGAIN and not used_up:
+        return Verdict(Act.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=True)
+    return Verdict(Act.RECORD, attempt=True)
+
+
+@dataclass
+class News:
+    """What is to be told to the limiter with the next lease (`limiter.Report` says what each field means)."""
+
+    successes: int = 0
+    answered: bool = False
+    served: bool = False
+    completed: bool = False
+    faults: int = 0
+    doubts: int = 0
+    limited: bool = False
+    retry_after: float | None = None
+
+
+@dataclass
+class Standing:
+    """What an asker knows of its endpoint: whether it answers, refuses, or is away. Times by the asker's clock.
+
+    `completed`: a completion came in this run, `completed_here`: in this stage of this start. `doubts`: errors about
+    the run since the last one that came here, `doubts_of_all`: by what the limiter last knew of all actors.
+    """
+
+    answered_ever: bool = False
+    completed: bool = False
+    completed_here: bool = False
+    answered_at: float = float("-inf")
+    probing: bool = False
+    doubts: int = 0
+    doubts_of_all: int = 0
+    news: News = field(default_factory=News)
+
+    def hear(self, request: Request, answer: Answer, now: float) -> bool:
+        """Notes an answer. Whether it is a fault that is the endpoint's and costs the request no attempt."""
+        kind, news = answer.error_type, self.news
+        if answer.retry_after is not None:
+            news.retry_after = max(news.retry_after or 0.0, answer.retry_after)
+        if is_fault(kind):
+            return self._hear_fault(request, answer, now)
+        self.answered_ever, self.answered_at = True, now
+        news.answered, news.faults = True, 0
+        news.limited |= kind == "http_429"
+        news.served |= kind != "http_429"
+        news.successes += kind is None
+        if answer.refused:
+            self.doubts += 1
+            news.doubts += 1
+        elif kind in _COMPLETED:
+            self.completed = self.completed_here = news.completed = True
+            self.doubts = news.doubts = 0
+        return False
+
+    def _hear_fault(self, request: Request, answer: Answer, now: float) -> bool:
+        never_reached = answer.unconnected and not self.answered_ever
+        request.first_fault = request.first_fault or now
+        if never_reached:
+            self.news.faults += OUTAGE_FAULTS
+        elif self.answered_at <= request.first_fault:
+            # Where others were answered since, it is the request that fails and not the endpoint.
+            self.news.faults += 1
+        return never_reached or self.probing
+
+    def learn(self, lease: Lease, answered_at: float) -> None:
+        """Takes what the limiter knows from everybody; `answered_at` is the lease's, by the asker's clock."""
+        self.answered_at = max(self.answered_at, answered_at)
+        self.probing = lease.probing
+        self.completed |= lease.completed
+        self.completed_here |= lease.completed
+        self.doubts_of_all = lease.doubts
+
+    def tell(self) -> News:
+        """What is new since this was last called."""
+        news, self.news = self.news, News()
+        return news
+
+    def is_refused(self, in_flight: int) -> bool:
+        """Whether errors about the run, of which there are some, are the run's: too many, or nothing else came."""
+        in_a_row = max(self.doubts, self.doubts_of_all)
+        return in_a_row >= DOUBTS_IN_A_ROW or not (self.completed or in_flight)

@@ -1,0 +1,162 @@
+"""Measures of confusion tables with intervals that resample whole questions, from counts of equal questions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from udfs.statistics.confusion import CONVENTIONS, MEASURES, OUTCOMES, Measure, resampled_interval, under_convention
+from udfs.statistics.confusion import LABELS as ROWS
+from udfs.statistics.intervals import CELLS_IN_MEMORY, FloatArray, IntArray, Interval, acceleration_of
+
+SHAPE = (len(ROWS), len(OUTCOMES))
+CELLS = len(ROWS) * len(OUTCOMES)
+RESAMPLES = 10_000  # methods, section 7
+# What every measure needs of the questions left out one at a time: the sums of three powers of its change
+POWERS = (1, 2, 3)
+SUMS_FIELDS = (("drawn", pa.binary()), ("powers", pa.list_(pa.float64())))
+FORMS = tuple(product(CONVENTIONS, MEASURES))
+Form = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A confusion table, its resamples by question, and each measure's acceleration (None: nothing ever changes).
+
+    table: int64[3, 5], labels by `OUTCOMES`; drawn: int64[resamples, 3, 5]; accelerations: by convention and measure.
+    """
+
+    table: IntArray
+    drawn: IntArray
+    accelerations: dict[Form, float | None]
+
+    def interval(self, convention: str, measure: str, *, confidence: float = 0.95) -> Interval:
+        """The measure under the convention, and its BCa interval; degenerate as `table_interval`."""
+        return resampled_interval(
+            MEASURES[measure],
+            under_convention(self.table, convention),
+            partial(under_convention, self.drawn, convention),
+            self.accelerations[convention, measure],
+            confidence,
+        )
+
+
+def resample_questions(tables: ArrayLike, counts: ArrayLike, *, seed: int, resamples: int = RESAMPLES) -> Resampled:
+    """Bootstraps questions that are given by their confusion tables, and how many have each.
+
+    tables: int64[k, 3, 4 or 5], a question's answers by label and outcome; counts: int64[k], positive. A multinomial
+    resample of the counts is a resample of the questions. The order of the tables changes nothing. Methods, section 7;
+    `scipy.stats.bootstrap(method="BCa")` over questions is the reference.
+    """
+    cells, rows = _sorted_tables(np.asarray(tables, dtype=np.int64), np.asarray(counts, dtype=np.int64))
+    total = (cells * rows[:, None]).sum(axis=0)
+    random = np.random.default_rng(seed)
+    drawn = np.empty((resamples, CELLS), dtype=np.int64)
+    step = max(1, CELLS_IN_MEMORY // rows.size)
+    for start in range(0, resamples, step):
+        part = slice(start, min(start + step, resamples))
+        drawn[part] = _weigh(random.multinomial(rows.sum(), rows / rows.sum(), size=part.stop - part.start), cells)
+    table = total.reshape(SHAPE)
+    accelerations = {form: _acceleration(form, table, cells.reshape(-1, *SHAPE), rows) for form in FORMS}
+    return Resampled(table, drawn.reshape(-1, *SHAPE), accelerations)
+
+
+def _sorted_tables(tables: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct tables as rows of `CELLS` cells, in one order, and how many questions have each."""
+    wide = np.zeros((len(tables), *SHAPE), dtype=np.int64)
+    wide[..., : tables.shape[-1]] = tables
+    cells, place = np.unique(wide.reshape(-1, CELLS), axis=0, return_inverse=True)
+    rows = np.bincount(place.ravel(), weights=counts, minlength=len(cells)).astype(np.int64)
+    return cells, rows
+
+
+def _weigh(weights: IntArray, cells: IntArray) -> IntArray:
+    # Whole numbers below 2^53 are exact as floats, whatever the order of their sum, and BLAS is ten times as fast
+    return (weights.astype(np.float64) @ cells.astype(np.float64)).astype(np.int64)
+
+
+def _changes(form: Form, table: IntArray, tables: IntArray) -> FloatArray:
+    """By how much the measure changes where a question of each table is left out: float64[k]."""
+    convention, name = form
+    measure: Measure = MEASURES[name]
+    changes: FloatArray = measure(under_convention(table, convention)) - measure(
+        under_convention(table - tables, convention)
+    )
+    return changes
+
+
+def _acceleration(form: Form, table: IntArray, tables: IntArray, counts: IntArray) -> float | None:
+    if counts.sum() < 2:
+        return None
+    changes = _changes(form, table, tables)
+    influence = changes - np.average(changes, weights=counts)
+    return acceleration_of(influence, counts) if np.isfinite(influence).all() and influence.any() else None
+
+
+def sum_batches(
+    batches: Iterable[pa.RecordBatch], *, table: list[int], seed: int, resamples: int = RESAMPLES
+) -> Iterator[pa.RecordBatch]:
+    """A partition's part of the bootstrap of more questions than a driver can hold, as one row of `SUMS_FIELDS`.
+
+    Columns read: cells list<int64> of `CELLS`, count int64. `table` is the sum over all questions. The weights of a
+    table are Poisson draws of its count, seeded by its content, so that partitioning changes nothing: at so many
+    questions their sum is as good as fixed, and measures are ratios. Chamandy et al. 2012, "Estimating uncertainty for
+    massive data streams".
+    """
+    total = np.array(table, dtype=np.int64).reshape(SHAPE)
+    drawn, powers = np.zeros((resamples, CELLS), dtype=np.int64), np.zeros((len(FORMS), len(POWERS)))
+    for batch in batches:
+        for start in range(0, batch.num_rows, step := max(1, CELLS_IN_MEMORY // resamples)):
+            cells, counts = _read(batch.slice(start, step))
+            weights = np.stack(
+                [_poisson(row, n, seed, resamples) for row, n in zip(cells, counts, strict=True)], axis=1
+            )
+            drawn += _weigh(weights, cells)
+            powers += _power_sums(total, cells.reshape(-1, *SHAPE), counts)
+    yield pa.RecordBatch.from_pylist(
+        [{"drawn": drawn.tobytes(), "powers": powers.ravel().tolist()}], pa.schema(SUMS_FIELDS)
+    )
+
+
+def _read(batch: pa.RecordBatch) -> tuple[IntArray, IntArray]:
+    cells = batch.column("cells").flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    return cells.reshape(-1, CELLS), batch.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _poisson(cells: IntArray, count: int, seed: int, resamples: int) -> IntArray:
+    digest = hashlib.blake2b(cells.tobytes(), digest_size=16, key=str(seed).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little")).poisson(count, resamples)
+
+
+def _power_sums(total: IntArray, tables: IntArray, counts: IntArray) -> FloatArray:
+    """The sums over questions of the first powers of every measure's change, times the answers: float64[forms, 3]."""
+    scale = max(int(total.sum()), 1)  # keeps the powers of tiny changes from vanishing
+    changes = np.stack([_changes(form, total, tables) for form in FORMS]) * scale
+    return np.stack([(counts * changes**power).sum(axis=1) for power in POWERS], axis=1)
+
+
+def join_sums(parts: Iterable[dict[str, Any]], table: IntArray, questions: int) -> Resampled:
+    """What the partitions' rows of `sum_batches` make together; `table` int64[3, 5] is the sum over all `questions`."""
+    rows = list(parts)
+    drawn = sum(np.frombuffer(row["drawn"], dtype=np.int64) for row in rows)
+    powers = np.sum([row["powers"] for row in rows], axis=0).reshape(len(FORMS), len(POWERS))
+    accelerations = {form: _from_powers(sums, questions) for form, sums in zip(FORMS, powers, strict=True)}
+    return Resampled(table, np.asarray(drawn).reshape(-1, *SHAPE), accelerations)
+
+
+def _from_powers(sums: FloatArray, questions: int) -> float | None:
+    """The acceleration from the sums of powers of the changes, about their mean."""
+    first, second, third = (float(value) for value in sums)
+    mean = first / questions
+    squares = second - questions * mean**2
+    if not np.isfinite(squares) or squares <= 0:
+        return None
+    return float((third - 3 * mean * second + 2 * questions * mean**3) / (6 * squares**1.5))
