@@ -9,11 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from time import monotonic, sleep
@@ -21,16 +19,19 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import ray
-from pyarrow import dataset, fs
 from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
+from jobs.asking.control import Control
 from jobs.asking.job import Job, job_from_json
-from jobs.tables import COMPLETIONS
-from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter, read_requests
+from jobs.asking.settled import hold_folder, settled_ids
+from jobs.run.locks import LockedError
+from udfs.files import make_folder
+from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter
 from udfs.llm.calls import Progress, Tally, Work
 from udfs.llm.records import Completion, completions_table
 from udfs.llm.segments import open_filesystem, read_ids, write_file
+from udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from udfs.redaction import redact
 
 LOOK_SECONDS = 0.2
@@ -75,7 +76,7 @@ class Outcome:
 class Answering:
     """Hands the units of a job to actors, replaces actors that die, and says how the job ended.
 
-    `answered`: requests of the units that need no asking.
+    `settled`: requests of the units that need no asking.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class Answering:
         tell: Callable[[Mapping[str, Any]], None],
         confirmed: Callable[[], bool] = lambda: True,
         idle: list[Any] | None = None,
-        answered: frozenset[str] = frozenset(),
+        settled: frozenset[str] = frozenset(),
     ) -> None:
         self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
         self._idle = [] if idle is None else idle
         self._waiting = list_units(job.requests)
-        self._total = sum(_rows_of(unit) for unit in self._waiting)
-        self._skip: dict[str, frozenset[str]] = dict.fromkeys(self._waiting, answered)
+        self._total = sum(count_unit(unit) for unit in self._waiting)
+        self._settled = set(settled)
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
         self._workers: list[_Worker] = []
@@ -172,7 +173,7 @@ class Answering:
             if worker.progress is None or worker.progress.queued < LOW_WATER:
                 unit = self._waiting.pop(0)
                 worker.units.append(unit)
-                worker.feeds.append(worker.handle.feed.remote(unit, self._skip.get(unit, frozenset())))
+                worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._settled)))
 
     def _replace(self, worker: _Worker) -> None:
         """Takes back what a dead actor had not stored, and hires another in its place."""
@@ -181,9 +182,8 @@ class Answering:
             self._past += worker.progress.tally
         ray.kill(worker.handle, no_restart=True)
         open_limiter(worker.assignment.limiter).leave.remote(worker.assignment.work.name)
-        stored = frozenset(read_ids(self._job.directory, worker.assignment.work.name))
+        self._settled |= read_ids(self._job.directory, worker.assignment.work.name)
         for unit in worker.units:
-            self._skip[unit] = self._skip.get(unit, frozenset()) | stored
             self._deaths[unit] = self._deaths.get(unit, 0) + 1
             (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
         place = self._workers.index(worker)
@@ -197,7 +197,7 @@ class Answering:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
         for unit in self._suspects:
             for row in read_requests(unit):
-                if row[0] in self._skip.get(unit, frozenset()):
+                if row[0] in self._settled:
                     continue
                 reason = self._ask_suspect(row)
                 if reason:
@@ -346,14 +346,6 @@ class Answering:
         self._tell({"event": "progress", **known, **waits})
 
 
-def list_units(requests: str) -> list[str]:
-    """The requests files under a path, in order."""
-    system, path = open_filesystem(requests)
-    found = system.get_file_info(fs.FileSelector(path, recursive=True))
-    prefix = requests.removesuffix(path) if requests.endswith(path) else ""
-    return sorted(prefix + info.path for info in found if info.base_name.endswith(".parquet"))
-
-
 def check_probe(uri: str) -> None:
     """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
     system, path = open_filesystem(uri)
@@ -378,11 +370,6 @@ def _unfinished(feeds: list[Any]) -> list[Any]:
     ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
     ray.get(ended)
     return list(going_on)
-
-
-def _rows_of(unit: str) -> int:
-    system, path = open_filesystem(unit)
-    return int(pq.read_metadata(path, filesystem=system).num_rows)
 
 
 def start_ray(address: str | None) -> None:
@@ -422,62 +409,6 @@ def _keep_to_loopback() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-class _Control:
-    """What may end this process: a signal, a `stop` line on standard input, or the end of standard input."""
-
-    def __init__(self, serving: bool) -> None:
-        self._reason: str | None = None
-        self._lines: list[str] = []
-        self._go = False
-        self._news = threading.Condition()
-        self.take_signals()
-        if serving:
-            threading.Thread(target=self._read, daemon=True).start()
-
-    def take_signals(self) -> None:
-        """SIGINT and SIGTERM end the asking in order; Ray takes them over when it starts."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._stop("interrupted"))
-
-    def reason(self) -> str | None:
-        return self._reason
-
-    def confirmed(self) -> bool:
-        """Whether a `go` line came since this was last true."""
-        gone, self._go = self._go, False
-        return gone
-
-    def jobs(self) -> Iterator[Job]:
-        """The jobs of standard input, one a line, until it ends or something stops this process."""
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: self._lines or self._reason, timeout=1.0)
-                if self._reason:
-                    return
-                line = self._lines.pop(0) if self._lines else None
-            if line:
-                yield job_from_json(json.loads(line))
-
-    def _read(self) -> None:
-        for line in sys.stdin:
-            if line.strip() == "stop":
-                self._stop("interrupted")
-                continue
-            if line.strip() == "go":
-                self._go = True
-                continue
-            with self._news:
-                self._lines.append(line)
-                self._news.notify_all()
-        self._stop("orphaned")
-
-    def _stop(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        if self._news.acquire(blocking=False):
-            self._news.notify_all()
-            self._news.release()
-
-
 def _tell(event: Mapping[str, Any]) -> None:
     try:
         print(json.dumps(event), flush=True)
@@ -485,26 +416,46 @@ def _tell(event: Mapping[str, Any]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def answered_ids(directory: str) -> frozenset[str]:
-    """The requests that a stage's folder has a completion for."""
-    system, path = open_filesystem(directory)
-    rows = dataset.dataset(path, schema=COMPLETIONS, filesystem=system, format="parquet")
-    found = rows.to_table(columns=["request_id"], filter=dataset.field("error_type").is_null())
-    return frozenset(found["request_id"].to_pylist())
-
-
-def _answer(
-    job: Job, control: _Control, idle: list[Any] | None = None, answered: frozenset[str] = frozenset()
-) -> Outcome:
-    system, path = open_filesystem(job.directory)
-    system.create_dir(path, recursive=True)
+def _answer(job: Job, stopped: Callable[[], str | None], confirmed: Callable[[], bool], **options: Any) -> Outcome:
     try:
-        outcome = Answering(job, control.reason, _tell, control.confirmed, idle, answered).run()
+        make_folder(job.directory)
+        outcome = Answering(job, stopped, _tell, confirmed, **options).run()
     except (RayError, RuntimeError, OSError) as error:
         _tell({"event": "broken", "error": redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")})
         raise
     _tell({"event": "done", "stage": job.stage.name, "total": outcome.tally.taken, **asdict(outcome)})
     return outcome
+
+
+def _serve(ray_address: str | None) -> int:
+    control = _open_control(ray_address, serving=True)
+    idle: list[Any] = []
+    for job in control.jobs():
+        _answer(job, control.reason, control.confirmed, idle=idle)
+    return 0
+
+
+def _answer_alone(given: argparse.Namespace) -> int:
+    """Answers one job as a run would: as the one spender of its folder, and without what is settled there."""
+    with open(given.settings, encoding="utf-8") as file:
+        plain = json.load(file)
+    job = job_from_json({**plain, "requests": given.requests, "directory": given.store})
+    # Before signals are taken over, so that one ends the waiting for another run.
+    with hold_folder(job.directory, job.run, wait=not given.no_wait) as lost:
+        settled = settled_ids(job.requests, job.directory, retry_failed=given.retry_failed)
+        control = _open_control(given.ray_address, serving=False)
+        outcome = _answer(
+            job, lambda: control.reason() or ("interrupted" if lost() else None), control.confirmed, settled=settled
+        )
+    return 0 if outcome.outcome == "finished" else 1
+
+
+def _open_control(ray_address: str | None, *, serving: bool) -> Control:
+    control = Control(serving)
+    start_ray(ray_address)
+    control.take_signals()
+    _tell({"event": "ready"})
+    return control
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -514,24 +465,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", help="folder of this stage's completions; what it holds is not asked again")
     parser.add_argument("--settings", help="JSON file of a job: run, stage, settings, actors")
     parser.add_argument("--ray-address", help="the Ray cluster; without it one is started on this machine")
+    parser.add_argument("--no-wait", action="store_true", help="end where another run asks for this folder")
+    parser.add_argument("--retry-failed", action="store_true", help="ask again what failed for a lasting reason")
     parser.add_argument("--serve", action="store_true", help="read one job a line from standard input")
     given = parser.parse_args(arguments)
-    if not given.serve and not (given.requests and given.store and given.settings):
-        parser.error("give --requests, --store and --settings, or --serve")
-    control = _Control(given.serve)
-    start_ray(given.ray_address)
-    control.take_signals()
-    _tell({"event": "ready"})
     if given.serve:
-        idle: list[Any] = []
-        for job in control.jobs():
-            _answer(job, control, idle)
-        return 0
-    with open(given.settings, encoding="utf-8") as file:
-        plain = json.load(file)
-    job = job_from_json({**plain, "requests": given.requests, "directory": given.store})
-    open_filesystem(job.directory)[0].create_dir(open_filesystem(job.directory)[1], recursive=True)
-    return 0 if _answer(job, control, answered=answered_ids(job.directory)).outcome == "finished" else 1
+        return _serve(given.ray_address)
+    if not (given.requests and given.store and given.settings):
+        parser.error("give --requests, --store and --settings, or --serve")
+    try:
+        return _answer_alone(given)
+    except LockedError as error:
+        print(f"untold: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

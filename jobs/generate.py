@@ -225,7 +225,7 @@ def _finish(run: _Generating, questions: DataFrame, invalid: DataFrame, answers:
     usage = [{"system": one.system.name, **row} for one in answers for row in one.runner.usage]
     output.write_rows("usage", usage, USAGE_OF_SYSTEMS)
     if damaged := sum(one.runner.damaged_files for one in answers):
-        run.engines.display.note(f"{damaged} damaged files of the store were skipped: {answers[0].runner.store}")
+        run.engines.display.note(f"{damaged} damaged files of the store were moved aside: {answers[0].runner.store}")
     stopped = next((one for one in answers if one.runner.ended), None)
     ending = stopped.runner.ending if stopped else Ending()
     systems = [_count(one, output.manifest["counts"]) for one in answers]

@@ -234,7 +234,7 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:
-        run.engines.display.note(f"{runner.damaged_files} damaged files of the store were skipped: {runner.store}")
+        run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")
     counts = output.manifest["counts"] | _count(written["scores"], written["failures"])
     code = runner.ending.exit_code(counts["statuses"], request.settings.fail_on_error)
     models = sorted({*output.manifest["models"], *runner.models} - {None})

@@ -1,11 +1,18 @@
-"""Paths and URIs as Arrow's file systems take them."""
+"""Paths and URIs as Arrow's file systems take them, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any
 
 from pyarrow import fs
+
+# What file systems answer that cannot sync a folder; they keep the names of a folder in order by themselves.
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
@@ -19,14 +26,64 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 def write_bytes(uri: str, content: bytes) -> None:
     """Writes a file, and on a local disk the folder it lies in, so that readers see the old one or the new one."""
     system, path = open_filesystem(uri)
-    local = isinstance(system, fs.LocalFileSystem)
-    if local:
-        system.create_dir(os.path.dirname(path), recursive=True)
-    target = f"{path}.tmp" if local else path
-    with system.open_output_stream(target) as stream:
-        stream.write(content)
-    if local:
-        system.move(target, path)
+    if isinstance(system, fs.LocalFileSystem):
+        make_folder(os.path.dirname(path) or ".")
+    write_whole(uri, lambda stream: stream.write(content))
+
+
+def write_whole(uri: str, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes a file that readers see as it was before or whole, and that a power cut leaves so once this returns.
+
+    Locally aside, synced, renamed, and the folder synced; an object store takes it in one put. What is left of a
+    write that fails is removed, so that a full disk is no fuller for it. Raises OSError.
+    """
+    system, path = open_filesystem(uri)
+    if not isinstance(system, fs.LocalFileSystem):
+        with system.open_output_stream(path) as stream:
+            write(stream)
+        return
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".{name}.tmp")
+    try:
+        with open(aside, "wb") as file:
+            write(file)
+            file.flush()
+            # The content before its name: after a power cut, a name could else stand over nothing.
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
+    sync_folder(folder or ".")
+
+
+def make_folder(uri: str) -> None:
+    """Makes a folder and those above it; on a local disk their names last through a power cut."""
+    system, path = open_filesystem(uri)
+    if not isinstance(system, fs.LocalFileSystem):
+        system.create_dir(path, recursive=True)
+        return
+    path = os.path.abspath(path)
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        os.makedirs(folder, exist_ok=True)
+        sync_folder(os.path.dirname(folder))
+
+
+def sync_folder(path: str) -> None:
+    """Makes the names in a local folder last through a power cut, where its file system can."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def is_local(uri: str) -> bool:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking import store
+from jobs.asking import snapshots, store
 from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
 from jobs.asking.local_model import LocalModelError
 from jobs.asking.process import AnsweringError, AnsweringProcess
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
+from jobs.asking.store import Reading
 from jobs.run.locks import FolderLock, LockedError
 from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
@@ -29,12 +31,15 @@ from udfs.llm.calls import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
 from udfs.llm.segments import is_local, open_filesystem
+from udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from udfs.stages.arrow import UNASKED, parse_completions
 
-UNIT_ROWS = 2000
 UNITS_OF_AN_ACTOR = 4
 MODELS_NAMED = 100
+FILES_NAMED = 5
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
+
+Given = TypeVar("Given")
 
 
 def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
@@ -91,6 +96,7 @@ class StageRunner:
     accounts: dict[str, _Account] = field(default_factory=dict)
     models: set[str | None] = field(default_factory=set)
     damaged_files: int = 0
+    missing_files: set[str] = field(default_factory=set)
     warned_of_ratings: bool = False
 
     @property
@@ -113,27 +119,53 @@ class StageRunner:
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
-        self._look_up(asking)
-        self._answer_missing(asking)
-        results = self._read_results(asking)
+        results = self._ask(asking)
         self._account(asking, results)
         if requests.all_asked:
             return results
         return results.unionByName(without_requests(identified, results.schema, requests.carry))
 
+    def _ask(self, asking: _Asking) -> DataFrame:
+        while True:
+            self._look_up(asking)
+            self._answer_missing(asking)
+            before = self.damaged_files
+            results = self._read_results(asking)
+            if self.damaged_files == before or self.ended:
+                return results
+            # A page was damaged that looking up did not read: what was in its file has to be asked again
+
     def _look_up(self, asking: _Asking) -> None:
         """What the store has for each request, written down: a frame that is kept would hide what is added later."""
-        asking.seen = store.names_of_segments(asking.folder)
-        ids = asking.asked.select("request_id").distinct()
-        spark = self.workspace.spark
-        completions = store.read_completions(spark, asking.folder).select("request_id", "error_type")
-        known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
-        states = ids.join(known, on="request_id", how="left").select("request_id", "state")
-        asking.states = self.workspace.keep(states, f"{asking.stage.name}-states")
-        counts = {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
-        asking.reused = counts.get("ok", 0)
+
+        def look(reading: Reading) -> dict[str | None, int]:
+            asking.seen = frozenset(reading.whole.names)
+            ids = asking.asked.select("request_id").distinct()
+            completions, check = reading.counted("request_id", "error_type")
+            known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
+            states = ids.join(known, on="request_id", how="left").select("request_id", "state")
+            asking.states = self.workspace.keep(states, f"{asking.stage.name}-states")
+            check()
+            return {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
+
+        counts = self._read(asking.folder, look)
+        asking.count_reused(counts.get("ok", 0))
         asking.missing = counts.get(None, 0) + counts.get("passing", 0)
         asking.missing += counts.get("lasting", 0) if self.engines.retry_failed else 0
+
+    def _read(self, folder: str, act: Callable[[Reading], Given]) -> Given:
+        """What `act` makes of a stage's folder, read whole; the user hears of files that are not."""
+        return store.read_strictly(self.workspace.spark, folder, act, partial(self._tell_of_damage, folder))
+
+    def _tell_of_damage(self, folder: str, whole: snapshots.Whole) -> None:
+        self.damaged_files += len(whole.damaged)
+        if whole.damaged:
+            where = f"moved to {folder}/{snapshots.DAMAGED}; what no other file holds is asked again"
+            self._note(f"damaged files of the store were {where}: {_name(whole.damaged)}")
+        missing = sorted(set(whole.missing) - self.missing_files)
+        self.missing_files.update(missing)
+        if missing:
+            self._note(f"files of the store are gone from {folder}; what they held is asked again: {_name(missing)}")
 
     def _answer_missing(self, asking: _Asking) -> None:
         if self.engines.interrupts.requested:
@@ -159,7 +191,7 @@ class StageRunner:
                 base_url = self.endpoint.base_url()
                 if lock is not None:
                     stack.enter_context(lock)
-            if store.names_of_segments(asking.folder) != asking.seen:
+            if store.names_of_live_files(asking.folder) != asking.seen:
                 self._look_up(asking)
             if not asking.missing:
                 return
@@ -168,9 +200,13 @@ class StageRunner:
             if lock is not None:
                 lock.add_process(process.pid)
             self._answer(asking, requests, process, base_url, lock)
+            # Still under the lock: nobody else compacts, and nobody else's files are half written
+            self._compact(asking.folder)
+
+    def _compact(self, folder: str) -> None:
         try:
-            store.compact(self.workspace.spark, asking.folder, self.engines.run)
-        except (PySparkException, OSError, ValueError) as error:
+            store.compact(self.workspace.spark, folder)
+        except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
             self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
 
     def _lock(self, folder: str) -> FolderLock | None:
@@ -184,13 +220,17 @@ class StageRunner:
         self.engines.display.note(line)
 
     def _write_requests(self, asking: _Asking) -> str:
-        """Writes one row a missing request, in files of one unit of work."""
+        """Writes one row a missing request, in files of one unit of work; more where their texts are long.
+
+        Without dictionaries, for the sizes in their footers are then those of the rows in memory (`list_units`).
+        """
         wanted = store.needed(asking.states, retry_failed=self.engines.retry_failed)
         rows = asking.requests.texts_of(asking.stage, asking.asked, wanted)
         path = self.workspace.path(f"{asking.stage.name}-units")
         unit = self._rows_of_a_unit(asking.missing)
         ordered = rows.orderBy(*asking.stage.variables, "request_id")
-        ordered.write.mode("overwrite").option("maxRecordsPerFile", unit).parquet(path)
+        options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
+        ordered.write.mode("overwrite").options(**options).parquet(path)
         return path
 
     def _rows_of_a_unit(self, requests: int) -> int:
@@ -213,8 +253,10 @@ class StageRunner:
             confirm_probes=self._spans_nodes(),
         )
 
+        last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
+
         def show(progress: Mapping[str, Any]) -> None:
-            asking.tally, asking.seconds = progress["tally"], progress["seconds"]
+            last.update(progress)
             self.engines.display.show(progress, settings)
 
         self.engines.display.start(asking.stage.name)
@@ -230,8 +272,10 @@ class StageRunner:
                     self.error = explain_refusal(str(self.error), self.settings.llm)
         finally:
             self.engines.display.end()
-            tokens = asking.tally["prompt_tokens"] + asking.tally["completion_tokens"]
-            self.spent += Spent(asking.tally["calls"], tokens, cost_of(self.settings, asking.tally) or 0.0)
+            tally = last["tally"]
+            asking.add(tally, last["seconds"])
+            tokens = tally["prompt_tokens"] + tally["completion_tokens"]
+            self.spent += Spent(tally["calls"], tokens, cost_of(self.settings, tally) or 0.0)
 
     def _spans_nodes(self) -> bool:
         """Whether Spark and Ray may run on machines with other disks."""
@@ -251,15 +295,17 @@ class StageRunner:
     def _read_results(self, asking: _Asking) -> DataFrame:
         rows, carry = asking.asked, asking.requests.carry
         ids = rows.select("request_id").distinct()
-        spark = self.workspace.spark
-        completions = store.read_completions(spark, asking.folder).join(ids, on="request_id", how="left_semi")
-        best = store.one_a_request(completions)
-        self.models.update(row["model"] for row in best.select("model").distinct().limit(MODELS_NAMED).collect())
-        parsed = rows.join(best.drop("model"), on="request_id", how="left").mapInArrow(
-            partial(parse_completions, stage=asking.stage.name, keys=carry), result_schema(asking.stage, rows, carry)
-        )
-        self.damaged_files += store.count_damaged(asking.folder)
-        return self.workspace.keep(parsed, f"{asking.stage.name}-results")
+        schema = result_schema(asking.stage, rows, carry)
+
+        def read(reading: Reading) -> DataFrame:
+            best = store.one_a_request(reading.completions.join(ids, on="request_id", how="left_semi"))
+            self.models.update(row["model"] for row in best.select("model").distinct().limit(MODELS_NAMED).collect())
+            parsed = rows.join(best.drop("model"), on="request_id", how="left").mapInArrow(
+                partial(parse_completions, stage=asking.stage.name, keys=carry), schema
+            )
+            return self.workspace.keep(parsed, f"{asking.stage.name}-results")
+
+        return self._read(asking.folder, read)
 
     def _account(self, asking: _Asking, results: DataFrame) -> None:
         """Brings the stage's row of the table `usage` up to date, from the results that the metric goes on with."""
@@ -290,7 +336,7 @@ class _Account:
     def add(self, asking: _Asking, outcomes: DataFrame, cost: float | None) -> None:
         """Adds what was asked once; a request that was needed before is the same request."""
         answered = outcomes.where(F.col("outcome") == "answered").count()
-        self.answered += max(0, answered - asking.reused)
+        self.answered += max(0, answered - (asking.reused or 0))
         self.outcomes = outcomes if self.outcomes is None else self.outcomes.unionByName(outcomes)
         best = self.outcomes.groupBy("request_id").agg(F.min("outcome").alias("outcome"))
         counts = {row["outcome"]: row["count"] for row in best.groupBy("outcome").count().collect()}
@@ -325,7 +371,7 @@ class _Asking:
     identified: DataFrame
     states: DataFrame = field(init=False)
     seen: frozenset[str] = frozenset()
-    reused: int = 0
+    reused: int | None = None
     missing: int = 0
     tally: Mapping[str, int] = field(default_factory=lambda: asdict(Tally()))
     seconds: float = 0.0
@@ -334,3 +380,19 @@ class _Asking:
     def asked(self) -> DataFrame:
         """The rows that have a request."""
         return self.identified if self.requests.all_asked else self.identified.where(F.col("request_id").isNotNull())
+
+    def count_reused(self, ok: int) -> None:
+        """Takes what the store has now; what was answered since the first look is not reused, what was lost neither."""
+        answered = self.tally["done"] - self.tally["failed"]
+        self.reused = ok if self.reused is None else min(self.reused, max(0, ok - answered))
+
+    def add(self, tally: Mapping[str, Any], seconds: float) -> None:
+        """Adds what asking came to; a stage is asked more than once where a file of it turned out to be damaged."""
+        before: Mapping[str, Any] = self.tally
+        self.tally, self.seconds = asdict(Tally(**before) + Tally(**tally)), self.seconds + seconds
+
+
+def _name(files: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(files) - FILES_NAMED:,} more" if len(files) > FILES_NAMED else ""
+    return ", ".join(files[:FILES_NAMED]) + more

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from contextlib import suppress
-from time import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from time import sleep
+from typing import TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pyarrow import fs
-from pyspark.sql import Column, DataFrame, SparkSession
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from jobs.asking import snapshots
+from jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
 from udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
-from udfs.llm.segments import open_filesystem
+from udfs.llm.store_files import Described, Merge, merge_files
 
 VERSION = "v1"
-COMPACT_FROM_FILES = 8
-COMPACTED_BYTES = 128 * 2**20
-KEEP_SEGMENTS_SECONDS = 7 * 24 * 3600
+# Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.
+PAUSES = (1.0, 2.0, 4.0)
+# As many merges take less time in this process than a Spark job takes to begin.
+MERGES_HERE = 2
+
+Given = TypeVar("Given")
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+
+
+class StoreError(RuntimeError):
+    """A stage's folder cannot be read. The message says which and what to do."""
+
+
+class ShortReadError(StoreError):
+    """Spark read fewer rows than the files hold."""
 
 
 def stage_folder(store: str, stage: Stage) -> str:
@@ -36,13 +51,114 @@ def is_transient(error_type: str = "error_type") -> Column:
     return column.isin(*PASSING_TYPES) | column.startswith(PASSING_PREFIX)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The live files of a stage's folder, to be read whole or with an error, never in part."""
+
+    spark: SparkSession
+    whole: snapshots.Whole
+
+    @cached_property
+    def completions(self) -> DataFrame:
+        """All rows, with the columns of `completions`."""
+        schema = spark_schema(COMPLETIONS)
+        if not self.whole.uris:
+            return self.spark.createDataFrame([], schema)
+        # Said here so that no setting of a session makes Spark drop what it cannot read.
+        strict = {
+            "ignoreCorruptFiles": False,
+            "ignoreMissingFiles": False,
+            "parquet.page.verify-checksum.enabled": True,
+        }
+        return self.spark.read.schema(schema).options(**strict).parquet(*self.whole.uris)
+
+    def counted(self, *columns: str) -> tuple[DataFrame, Callable[[], None]]:
+        """Columns of all rows, and what to call after the first action on them: it raises ShortReadError.
+
+        The count comes with the rows, at no further job.
+        """
+        observation = Observation()
+        observed = self.completions.select(*columns).observe(observation, F.count(F.lit(1)).alias("rows"))
+        return observed, lambda: self._check(observation)
+
+    def _check(self, observation: Observation) -> None:
+        try:
+            rows = observation.get["rows"]
+        except Py4JJavaError:
+            # The other side of a join was empty, and Spark read nothing
+            return
+        # More than there are is a task that ran twice
+        if rows < self.whole.rows:
+            raise ShortReadError(f"{rows:,} of {self.whole.rows:,} completions could be read")
+
+
+def open_reading(spark: SparkSession, folder: str) -> Reading:
+    """A stage's folder as it is, for a command that writes nothing: files with a bad footer are left out."""
+    return Reading(spark, snapshots.find_whole(folder, move=False))
+
+
 def read_completions(spark: SparkSession, folder: str) -> DataFrame:
-    """All rows of a stage's folder, with the columns of `completions`. Damaged files are skipped, by this read only."""
-    schema = spark_schema(COMPLETIONS)
-    if not list_segments(folder):
-        return spark.createDataFrame([], schema)
-    reader = spark.read.schema(schema).option("ignoreCorruptFiles", True).option("ignoreMissingFiles", True)
-    return reader.parquet(folder)
+    """All rows of a stage's folder, with the columns of `completions`."""
+    return open_reading(spark, folder).completions
+
+
+def read_strictly(
+    spark: SparkSession, folder: str, act: Callable[[Reading], Given], tell: Callable[[snapshots.Whole], None]
+) -> Given:
+    """What `act`, which reads a stage's folder to its end, gives. Damaged files are moved aside first, or on the way.
+
+    `tell` hears of every look at the folder, with the files that were damaged. Raises StoreError where it cannot be
+    read although it was tried again.
+    """
+    pauses = iter(PAUSES)
+    suspect = _named_in
+    while True:
+        with _one_line():
+            whole = snapshots.find_whole(folder, move=True)
+        tell(whole)
+        try:
+            return act(Reading(spark, whole))
+        except (*SPARK_ERRORS, ShortReadError) as error:
+            suspects = suspect(error, whole.names)
+            if not suspects:
+                raise
+            with _one_line():
+                damaged = snapshots.set_aside(folder, snapshots.find_damaged(folder, suspects))
+            tell(snapshots.Whole((), (), 0, tuple(damaged)))
+            if damaged:
+                # Spark names the first file that it meets; where there are several, they are found in one go
+                suspect = _all_of
+            else:
+                _wait(pauses, folder, error)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Files that cannot be read at all are the user's to see to."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(str(error)) from error
+
+
+def _named_in(error: Exception, names: Sequence[str]) -> Sequence[str]:
+    """The files that an error is about; none where it is about something else."""
+    if isinstance(error, ShortReadError):
+        return names
+    text = str(error)
+    return [name for name in names if name in text]
+
+
+def _all_of(error: Exception, names: Sequence[str]) -> Sequence[str]:
+    return names if _named_in(error, names) else ()
+
+
+def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
+    pause = next(pauses, None)
+    if pause is None:
+        first = next(iter(str(error).splitlines()), "")[:300]
+        raise StoreError(f"{folder} cannot be read, though no file of it is damaged: {first}") from error
+    sleep(pause)
 
 
 def one_a_request(completions: DataFrame) -> DataFrame:
@@ -92,89 +208,17 @@ def needed(states: DataFrame, *, retry_failed: bool) -> DataFrame:
     return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
 
 
-def list_segments(folder: str) -> list[fs.FileInfo]:
-    """The Parquet files of a stage's folder."""
-    system, path = open_filesystem(folder)
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return [info for info in found if info.base_name.endswith(".parquet") and info.base_name[0] not in "._"]
+def names_of_live_files(folder: str) -> frozenset[str]:
+    """The names of the live files of a stage's folder: they change where something was answered meanwhile."""
+    return frozenset(snapshots.list_folder(folder).live())
 
 
-def names_of_segments(folder: str) -> frozenset[str]:
-    """The names of the files of a stage's folder."""
-    return frozenset(info.base_name for info in list_segments(folder))
+def compact(spark: SparkSession, folder: str, *, file_bytes: int = FILE_BYTES) -> None:
+    """Merges the small files of a stage's folder (`compact_folder`), by Spark's workers where it is much."""
 
+    def merge(merges: Sequence[Merge]) -> list[Described]:
+        if len(merges) <= MERGES_HERE:
+            return run_merges(merges)
+        return spark.sparkContext.parallelize(merges, len(merges)).map(merge_files).collect()
 
-def count_damaged(folder: str) -> int:
-    """How many files of a stage's folder have no readable footer; damage inside a file is skipped without a count."""
-    system, _ = open_filesystem(folder)
-    return sum(1 for info in list_segments(folder) if not _is_readable(system, info.path))
-
-
-def compact(spark: SparkSession, folder: str, run: str) -> None:
-    """Rewrites a run's segments into large files; the segments stay for a week, for runs that are reading them."""
-    system, _ = open_filesystem(folder)
-    own = [info for info in list_segments(folder) if info.base_name.startswith(f"{run}-")]
-    segments = [info for info in own if _is_readable(system, info.path)]
-    if len(segments) >= COMPACT_FROM_FILES:
-        target = f"{folder}/_compact-{run}"
-        files = -(-sum(info.size for info in segments) // COMPACTED_BYTES)
-        reader = spark.read.schema(spark_schema(COMPLETIONS))
-        rows = reader.parquet(*[_with_scheme(folder, info.path) for info in segments])
-        rows.coalesce(max(1, files)).write.mode("overwrite").option("compression", "zstd").parquet(target)
-        _publish(folder, target, run, sorted(info.path for info in segments))
-    _remove_old(folder)
-
-
-def _publish(folder: str, target: str, run: str, segments: list[str]) -> None:
-    """Moves the large files into place and notes what they replace, if they hold every row of it."""
-    system, path = open_filesystem(folder)
-    aside = open_filesystem(target)[1]
-    found = system.get_file_info(fs.FileSelector(aside))
-    written = sorted(info.path for info in found if info.base_name.endswith(".parquet"))
-    if _count_rows(system, written) == _count_rows(system, segments):
-        names = [f"{path}/compact-{run}-{number:04d}.parquet" for number in range(len(written))]
-        for source, name in zip(written, names, strict=True):
-            system.move(source, name)
-        note = json.dumps({"at": time(), "segments": segments, "files": names}).encode()
-        with system.open_output_stream(f"{aside}/note") as stream:
-            stream.write(note)
-        system.move(f"{aside}/note", f"{path}/_compacted-{run}.json")
-    system.delete_dir(aside)
-
-
-def _count_rows(system: fs.FileSystem, paths: Iterable[str]) -> int:
-    return sum(pq.read_metadata(path, filesystem=system).num_rows for path in paths)
-
-
-def _remove_old(folder: str) -> None:
-    """Removes the segments that were compacted a week ago, where the compacted files are still there."""
-    system, path = open_filesystem(folder)
-    for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-        if info.base_name.startswith("_compacted-"):
-            # Another run may be removing the same, and a note that a crash cut short is no reason to end a run
-            with suppress(OSError, ValueError, KeyError):
-                _remove_compacted(system, info.path)
-
-
-def _remove_compacted(system: fs.FileSystem, note_path: str) -> None:
-    with system.open_input_stream(note_path) as stream:
-        note = json.loads(stream.read())
-    whole = all(_is_readable(system, name) for name in note["files"])
-    if whole and time() - note["at"] > KEEP_SEGMENTS_SECONDS:
-        for segment in note["segments"]:
-            with suppress(FileNotFoundError):
-                system.delete_file(segment)
-        system.delete_file(note_path)
-
-
-def _with_scheme(folder: str, path: str) -> str:
-    own = open_filesystem(folder)[1]
-    return folder + path.removeprefix(own)
-
-
-def _is_readable(system: fs.FileSystem, path: str) -> bool:
-    try:
-        pq.read_metadata(path, filesystem=system)
-    except (OSError, pa.ArrowInvalid):
-        return False
-    return True
+    compact_folder(folder, merge, file_bytes=file_bytes)

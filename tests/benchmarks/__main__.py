@@ -9,7 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import condensation, cpu, limit, memory, pairs, reuse, sharing, start, statistics, throughput
+from tests.benchmarks import (
+    condensation,
+    cpu,
+    limit,
+    memory,
+    nights,
+    pairs,
+    reuse,
+    sharing,
+    start,
+    statistics,
+    throughput,
+)
 from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
 
 
@@ -27,6 +39,7 @@ BENCHMARKS = {
     "memory": Benchmark("peak memory by number of samples", memory.measure),
     "cpu": Benchmark("processor time a call", cpu.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
+    "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
@@ -35,9 +48,10 @@ BENCHMARKS = {
 }
 
 REQUESTS = (
-    "requests a run (throughput, limit, cpu, reuse), pairs (pairs), queries (sharing), samples in the store (start)"
+    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing), "
+    "samples in the store (start)"
 )
-REPETITIONS = "repetitions (throughput, cpu, reuse, condensation, pairs, start, statistics)"
+REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, pairs, start, statistics)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    options = Options(given.requests, given.pairs, given.sizes, given.stored, given.graphs)
+    options = Options(given.requests, given.pairs, given.sizes, given.stored, given.graphs, given.nights)
     results: dict[str, list[Figure]] = {}
     broken = False
     for name in given.names or BENCHMARKS:
@@ -73,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory)")
     parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
     parser.add_argument("--graphs", type=_sizes, metavar="N,N", default=Options.graphs, help="graphs (condensation)")
+    parser.add_argument("--nights", type=_sizes, metavar="N,N", default=Options.nights, help="nights (nights)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return parser
 

@@ -24,6 +24,7 @@ class Options:
     sizes: tuple[int, ...] = (1_000, 10_000, 100_000)
     stored: int = 1_000_000
     graphs: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    nights: tuple[int, ...] = (30, 365)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from time import monotonic
 from typing import Any
 
-import pyarrow.parquet as pq
 import ray
 from ray.exceptions import RayActorError
 
@@ -22,7 +21,8 @@ from udfs.llm.calls import Progress, Work
 from udfs.llm.client import Endpoint
 from udfs.llm.limiter import Lease, Limiter, Report
 from udfs.llm.records import COMPLETIONS
-from udfs.llm.segments import SegmentWriter, open_filesystem, write_file
+from udfs.llm.segments import SegmentWriter, write_file
+from udfs.llm.units import read_requests
 from udfs.stages import STAGES
 
 NAMESPACE = "untold"
@@ -118,7 +118,7 @@ class AnsweringActor:
         return probe
 
     async def feed(self, unit: str, skip: frozenset[str]) -> None:
-        """Takes a requests file, less the requests that are answered already."""
+        """Takes a unit, less the requests that are answered already."""
         rows = await asyncio.to_thread(read_requests, unit)
         self._running().feed(unit, [row for row in rows if row[0] not in skip])
 
@@ -151,10 +151,3 @@ class AnsweringActor:
             except (RayActorError, TimeoutError):
                 await asyncio.sleep(LIMITER_RETRY_SECONDS)
                 self._limiter = open_limiter(self._limiter_name)
-
-
-def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
-    """The (request id, variables) of a requests file."""
-    system, path = open_filesystem(unit)
-    rows = pq.read_table(path, filesystem=system).to_pylist()
-    return [(row.pop("request_id"), row) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from posixpath import basename
+from contextlib import suppress
 from time import monotonic
 
 import pyarrow as pa
@@ -13,7 +13,9 @@ from pyarrow import fs
 
 from udfs.files import is_local as is_local
 from udfs.files import open_filesystem as open_filesystem
+from udfs.files import write_whole
 from udfs.llm.records import Completion, completions_table
+from udfs.llm.store_files import DamagedError, read_column
 
 FLUSH_BYTES = 8 * 2**20
 # Half of what may be unwritten: the other half goes on being collected while these are written.
@@ -29,15 +31,8 @@ FLUSH_AHEAD = 0.75
 
 
 def write_file(uri: str, table: pa.Table) -> None:
-    """Writes a Parquet file so that readers never see a part of it: aside and renamed, or in one put."""
-    system, path = open_filesystem(uri)
-    if not isinstance(system, fs.LocalFileSystem):
-        pq.write_table(table, path, filesystem=system, compression="zstd")
-        return
-    folder = path.removesuffix(basename(path))
-    aside = f"{folder}.{basename(path)}.tmp"
-    pq.write_table(table, aside, compression="zstd")
-    system.move(aside, path)
+    """Writes a Parquet file so that readers never see a part of it, and a power cut takes nothing of it back."""
+    write_whole(uri, lambda stream: pq.write_table(table, stream, compression="zstd", write_page_checksum=True))
 
 
 class SegmentWriter:
@@ -131,13 +126,15 @@ def _reason(error: BaseException) -> str:
 
 
 def read_ids(directory: str, prefix: str) -> set[str]:
-    """The request ids in the segments of one writer; empty where it wrote none."""
+    """The request ids in the segments of one writer; empty where it wrote none.
+
+    A damaged segment holds none: what it was to hold has to be asked again. Raises OSError where one cannot be read.
+    """
     system, path = open_filesystem(directory)
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    files = [
-        info.path for info in found if info.base_name.startswith(f"{prefix}-") and info.base_name.endswith(".parquet")
-    ]
     ids: set[str] = set()
-    for file in files:
-        ids.update(pq.read_table(file, filesystem=system, columns=["request_id"])["request_id"].to_pylist())
+    for info in found:
+        if info.base_name.startswith(f"{prefix}-") and info.base_name.endswith(".parquet"):
+            with suppress(DamagedError):
+                ids.update(read_column(system, info.path, "request_id"))
     return ids

@@ -1,51 +1,39 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from time import time
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.asking.compaction import KEEP_SECONDS, compact_folder
+from jobs.asking.snapshots import Whole, list_folder
 from jobs.asking.store import (
+    PAUSES,
+    Reading,
+    StoreError,
     compact,
-    count_damaged,
-    list_segments,
+    is_transient,
     one_a_request,
+    open_reading,
     read_completions,
+    read_strictly,
     stage_folder,
     states_of_requests,
 )
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
+from tests.jobs.asking.completions import break_pages, failed, names_in, row, segments_of, write
 from udfs.llm.keys import Stage
+from udfs.llm.retrying import is_passing
 from udfs.llm.segments import write_file
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-WEEK = 7 * 24 * 3600
-Row = dict[str, Any]
-
-
-def row(request_id: str = "r", *, minute: int = 0, **fields: Any) -> Row:
-    """A row of `completions`; a text makes it a good one."""
-    return {"request_id": request_id, "answered_at": NOON + timedelta(minutes=minute), **fields}
-
-
-def failed(error_type: str, **fields: Any) -> Row:
-    return row(error_type=error_type, error=f"why {error_type}", **fields)
-
-
-def write(folder: Path, name: str, rows: Sequence[Row]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist(rows, COMPLETIONS)
-    write_file(f"{folder}/{name}", table)
-    return folder / name
+EARLIER = Path(__file__).parent / "earlier_store"
 
 
 def best(spark: SparkSession, folder: Path) -> dict[str, tuple[str | None, str | None]]:
@@ -136,117 +124,155 @@ def test_files_of_an_older_version_lack_columns_and_are_read(spark: SparkSession
     assert best(spark, tmp_path) == {"r": ("text", None), "s": ("other", None)}
 
 
-def damage(folder: Path) -> int:
-    """Puts damaged files beside the good ones; gives their number."""
-    good = write(folder, "whole.parquet", [row("whole", text="t" * 5000)]).read_bytes()
-    damaged = {"empty": b"", "cut": good[: len(good) // 2], "text": b"no parquet"}
-    for name, content in damaged.items():
-        (folder / f"{name}.parquet").write_bytes(content)
-    return len(damaged)
+def ids_of(reading: Reading) -> set[str]:
+    """An action that reads every column."""
+    return {one["request_id"] for one in reading.completions.collect()}
 
 
-def test_damaged_files_are_skipped_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+def told(folder: Path, spark: SparkSession, act: Callable[[Reading], set[str]]) -> tuple[set[str], list[str]]:
+    """What is read of a folder, and the damaged files that were told of."""
+    damaged: list[str] = []
+    found = read_strictly(spark, str(folder), act, lambda whole: damaged.extend(whole.damaged))
+    return found, sorted(damaged)
+
+
+def test_files_without_a_footer_are_moved_aside_before_anything_is_read(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, "a.parquet", [row("r", text="good")])
-    number = damage(tmp_path)
-    assert {key: error for key, (_, error) in best(spark, tmp_path).items()} == {"r": None, "whole": None}
-    assert count_damaged(str(tmp_path)) == number
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    assert told(tmp_path, spark, ids_of) == ({"r"}, ["empty.parquet"])
+    assert names_in(tmp_path / "damaged") == ["empty.parquet"]
 
 
-def break_pages(path: Path) -> None:
-    """Leaves the footer of a file as it is, and nothing of its rows."""
-    content = path.read_bytes()
-    footer = int.from_bytes(content[-8:-4], "little") + 8
-    path.write_bytes(content[:4] + b"\xff" * (len(content) - 4 - footer) + content[-footer:])
-
-
-def test_a_file_with_a_footer_and_damaged_rows_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_rows_behind_good_footers_are_found_by_reading(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, "a.parquet", [row("r", text="good")])
-    break_pages(write(tmp_path, "b.parquet", [row("s", text="t" * 5000)]))
+    for name in "bcd":
+        break_pages(write(tmp_path, f"{name}.parquet", [row(name, text="t" * 5000)]))
+    assert told(tmp_path, spark, ids_of) == ({"r"}, ["b.parquet", "c.parquet", "d.parquet"])
     assert best(spark, tmp_path) == {"r": ("good", None)}
 
 
-def test_damage_elsewhere_in_the_session_is_still_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    damage(tmp_path)
-    read_completions(spark, str(tmp_path)).count()
-    with pytest.raises(Exception, match="parquet"):
-        spark.read.schema(spark_schema(COMPLETIONS)).parquet(str(tmp_path)).select("text").collect()
+def test_a_setting_of_the_session_does_not_drop_rows(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", [row("r", text="good")])
+    break_pages(write(tmp_path, "b.parquet", [row("s", text="t" * 5000)]))
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        assert told(tmp_path, spark, ids_of) == ({"r"}, ["b.parquet"])
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
 
 
-def test_files_that_are_aside_are_no_segments(spark: SparkSession, tmp_path: Path) -> None:
-    path = write(tmp_path, "a.parquet", [row("r", text="t")])
-    for name in (".b.parquet.tmp", "_probe-run-a", "_lock", "_compacted-run.json", "._c.parquet"):
-        (tmp_path / name).write_bytes(b"aside")
-    assert [info.base_name for info in list_segments(str(tmp_path))] == [path.name]
-    assert best(spark, tmp_path) == {"r": ("t", None)}
-    assert count_damaged(str(tmp_path)) == 0
+def test_a_file_that_is_away_for_a_moment_is_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.parquet", [row("r", text="good")])
+    away = tmp_path / "elsewhere"
+
+    def interrupted(reading: Reading) -> set[str]:
+        reading.completions.count()
+        tries.append(1)
+        if len(tries) == 1:
+            path.rename(away)
+        try:
+            return ids_of(reading)
+        finally:
+            if away.exists():
+                away.rename(path)
+
+    tries: list[int] = []
+    assert told(tmp_path, spark, interrupted) == ({"r"}, [])
+    assert len(tries) == 2
 
 
-def segments_of(folder: Path, run: str, count: int) -> list[Path]:
-    return [
-        write(folder, f"{run}-a-{number:06d}.parquet", [row(f"{run}{number}", text=f"t{number}")])
-        for number in range(count)
-    ]
-
-
-@pytest.mark.parametrize("form", ["{}", "file://{}"])
-def test_compaction_keeps_results_and_segments(spark: SparkSession, tmp_path: Path, form: str) -> None:
-    old = segments_of(tmp_path, "run1", 12) + segments_of(tmp_path, "run2", 3)
-    before = best(spark, tmp_path)
-    compact(spark, form.format(tmp_path), "run1")
-    assert best(spark, tmp_path) == before
-    assert all(path.exists() for path in old)
-    made = sorted(tmp_path.glob("compact-run1-*.parquet"))
-    assert sum(pq.read_metadata(path).num_rows for path in made) == 12
-    assert not list(tmp_path.glob("_compact-*"))
-
-
-def test_the_columns_of_compacted_files_are_those_of_completions(spark: SparkSession, tmp_path: Path) -> None:
-    segments_of(tmp_path, "run1", 12)
-    compact(spark, str(tmp_path), "run1")
-    (made,) = tmp_path.glob("compact-run1-*.parquet")
-    assert pq.read_schema(made).names == COMPLETIONS.names
-    assert pq.read_table(made, schema=COMPLETIONS).num_rows == 12
-
-
-def test_few_segments_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
-    segments_of(tmp_path, "run1", 3)
-    compact(spark, str(tmp_path), "run1")
-    assert list(tmp_path.glob("compact-*")) == []
-
-
-def test_compacting_twice_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    segments_of(tmp_path, "run1", 12)
-    before = best(spark, tmp_path)
-    compact(spark, str(tmp_path), "run1")
-    compact(spark, str(tmp_path), "run1")
-    assert best(spark, tmp_path) == before
-    assert len(list(tmp_path.glob("compact-*"))) == 1
-
-
-def age(note: Path, seconds: float) -> None:
-    content = json.loads(note.read_text())
-    note.write_text(json.dumps({**content, "at": time() - seconds}))
-
-
-@pytest.mark.parametrize(("seconds", "left"), [(WEEK - 60, 12), (WEEK + 60, 0)])
-def test_segments_go_a_week_after_they_were_compacted(
-    spark: SparkSession, tmp_path: Path, seconds: float, left: int
+def test_what_cannot_be_read_though_nothing_is_damaged_is_one_clear_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jobs.asking.store.PAUSES", [0.0] * len(PAUSES))
+    path = write(tmp_path, "a.parquet", [row("r", text="good")])
+
+    def act(reading: Reading) -> set[str]:
+        return {one["request_id"] for one in spark.read.schema("request_id string").parquet(f"{path}x").collect()}
+
+    with pytest.raises(StoreError, match=f"^{tmp_path} cannot be read.*$"):
+        told(tmp_path, spark, act)
+
+
+def test_an_error_that_is_not_about_the_store_is_nobody_elses(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", [row("r", text="good")])
+    with pytest.raises(Exception, match="no_such_column"):
+        told(tmp_path, spark, lambda reading: set(reading.completions.select("no_such_column").collect()))
+
+
+@pytest.mark.parametrize(("more", "enough"), [(0, True), (1, False)])
+def test_rows_read_are_compared_with_the_footers(spark: SparkSession, tmp_path: Path, more: int, enough: bool) -> None:
+    segments_of(tmp_path, "run1", 3)
+    whole = open_reading(spark, str(tmp_path)).whole
+    reading = Reading(spark, Whole(whole.names, whole.uris, whole.rows + more))
+    ids = spark.createDataFrame([("run1-1",), ("another",)], "request_id string")
+    completions, check = reading.counted("request_id", "error_type")
+    assert completions.join(ids, on="request_id", how="left_semi").count() == 1
+    if enough:
+        check()
+    else:
+        with pytest.raises(StoreError, match="3 of 4"):
+            check()
+
+
+def test_both_forms_of_the_rule_say_the_same_of_a_failure(spark: SparkSession) -> None:
+    types = [
+        "timeout",
+        "connection",
+        "bad_body",
+        "bad_finish",
+        *(f"http_{n}" for n in range(400, 520)),
+        "filtered",
+        "x",
+    ]
+    frame = spark.createDataFrame([(one,) for one in types], "error_type string")
+    passing = {one["error_type"] for one in frame.where(is_transient()).collect()}
+    assert passing == {one for one in types if is_passing(one)}
+    assert {"http_408", "http_409", "http_425", "http_429", "http_503", "bad_finish"} < passing
+    assert not passing & {"http_400", "http_402", "http_404", "http_422", "filtered"}
+
+
+def test_a_compacted_store_is_read_from_its_merged_files_alone(spark: SparkSession, tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 12)
-    other = segments_of(tmp_path, "run2", 2)
     before = best(spark, tmp_path)
-    compact(spark, str(tmp_path), "run1")
-    age(tmp_path / "_compacted-run1.json", seconds)
-    compact(spark, str(tmp_path), "run2")
-    assert len(list(tmp_path.glob("run1-*.parquet"))) == left
-    assert all(path.exists() for path in other)
+    compact(spark, str(tmp_path))
+    for path in tmp_path.glob("run1-*"):
+        path.write_bytes(b"nobody reads this")
     assert best(spark, tmp_path) == before
 
 
-def test_a_damaged_segment_does_not_stop_the_compaction(spark: SparkSession, tmp_path: Path) -> None:
-    segments_of(tmp_path, "run1", 12)
-    (tmp_path / "run1-a-000003.parquet").write_bytes(b"PAR1 and no more")
+def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path) -> None:
+    size = segments_of(tmp_path, "run1", 16)[0].stat().st_size
     before = best(spark, tmp_path)
-    compact(spark, str(tmp_path), "run1")
+    compact(spark, str(tmp_path), file_bytes=3 * size)
+    live = list_folder(str(tmp_path)).live()
+    assert len([name for name in live if name.startswith("base-")]) > 2
+    assert sum(pq.read_metadata(tmp_path / name).num_rows for name in live) == 16
     assert best(spark, tmp_path) == before
-    assert len(before) == 11
+
+
+def test_a_store_of_an_earlier_version_stays_readable_and_paid_for(spark: SparkSession, tmp_path: Path) -> None:
+    """One that the version before snapshots wrote: segments, a compacted file, its note, segments of a second run."""
+    (earlier,) = EARLIER.iterdir()
+    folder = tmp_path / earlier.name
+    shutil.copytree(earlier, folder)
+    expected = {f"{number:032x}": (f"An answer, number {number}.", None) for number in range(19)}
+    expected |= {f"{19:032x}": (None, "filtered"), f"{20:032x}": (None, "timeout")}
+    assert best(spark, folder) == expected
+    rated = [one for one in one_a_request(read_completions(spark, str(folder))).collect() if one["alternatives"]]
+    compact(spark, str(folder))
+    assert list_folder(str(folder)).live() == [
+        "compact-run1-0000.parquet",
+        "run2-summarise_context-1-000001.parquet",
+        "run2-summarise_context-1-000002.parquet",
+    ]
+    assert best(spark, folder) == expected
+    segments_of(folder, "run3", 8)
+    compact_folder(str(folder), clock=lambda: time() + KEEP_SECONDS + 60)
+    assert names_in(folder, "run1-*") == []
+    assert [name[:5] for name in list_folder(str(folder)).live()] == ["base-"]
+    found = best(spark, folder)
+    assert {name: found[name] for name in expected} == expected
+    assert len(found) == 21 + 8
+    after = {one["request_id"]: one for one in one_a_request(read_completions(spark, str(folder))).collect()}
+    assert rated == [after[one["request_id"]] for one in rated]

@@ -62,7 +62,7 @@ def test_both_engines_names_of_an_object_store_are_one(scheme: str, monkeypatch:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_off(_: pa.Table, where: Any, **__: Any) -> None:
-        Path(where).write_bytes(b"PAR1 and no more")
+        where.write(b"PAR1 and no more")
         raise OSError("no space left")
 
     monkeypatch.setattr(pq, "write_table", break_off)
@@ -149,6 +149,12 @@ def test_ids_are_read_of_one_writer_alone(tmp_path: Path) -> None:
     (tmp_path / ".run-a-000002.parquet.tmp").write_bytes(b"cut")
     assert read_ids(str(tmp_path), "run-a") == {"mine"}
     assert read_ids(str(tmp_path / "nowhere"), "run-a") == set()
+
+
+def test_a_damaged_segment_holds_no_ids(tmp_path: Path) -> None:
+    write_file(f"{tmp_path}/run-a-000001.parquet", pa.table({"request_id": ["mine"]}))
+    (tmp_path / "run-a-000002.parquet").write_bytes(b"")
+    assert read_ids(str(tmp_path), "run-a") == {"mine"}
 
 
 def test_rows_are_due_before_nothing_more_may_be_asked(tmp_path: Path) -> None:

@@ -1,0 +1,227 @@
+"""Which files of a stage's folder are its completions: what its newest snapshot names, and what came since.
+
+A snapshot is a file `_snapshot-<number>.json`, written whole and never changed. A file that it names is live; one that
+it calls replaced is not, and goes a week later; any other is newer than the snapshot and live. Only a merged file
+(`base-*`) has to be named to be live: a killed compaction leaves some that no snapshot names. Imports no pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pyarrow import fs
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+
+from udfs.files import make_folder, write_bytes
+from udfs.llm.segments import open_filesystem
+from udfs.llm.store_files import count_rows, is_damaged
+
+SNAPSHOT = "_snapshot-"
+MERGED = "base-"
+DAMAGED = "damaged"
+LISTINGS = 5
+# A name of a file of the folder itself: nothing that is elsewhere, hidden, or no completions.
+BareName = Annotated[str, StringConstraints(pattern=r"^[^._/\\\x00][^/\\\x00]*\.parquet$")]
+
+
+class LiveFile(BaseModel, frozen=True):
+    """A file that a snapshot names: rows by its footer, bytes, and a hash of them."""
+
+    name: BareName
+    rows: int
+    size: int
+    digest: str
+
+
+class ReplacedFile(BaseModel, frozen=True):
+    """A file whose rows are all in the files `into` since the time `at` (seconds since 1970)."""
+
+    name: BareName
+    at: float
+    into: tuple[BareName, ...]
+
+
+class Snapshot(BaseModel, frozen=True):
+    """What the live files of a folder were when it was written. Fields are only ever added."""
+
+    number: int = Field(ge=1)
+    files: tuple[LiveFile, ...] = ()
+    replaced: tuple[ReplacedFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The Parquet files of a stage's folder by name, its newest snapshot, and snapshots that make no sense."""
+
+    files: Mapping[str, fs.FileInfo]
+    snapshot: Snapshot | None = None
+    refused: tuple[str, ...] = ()
+
+    @cached_property
+    def named(self) -> Mapping[str, LiveFile]:
+        """What the newest snapshot says of each file that it names."""
+        return {file.name: file for file in (self.snapshot.files if self.snapshot else ())}
+
+    @property
+    def replaced(self) -> tuple[ReplacedFile, ...]:
+        return self.snapshot.replaced if self.snapshot else ()
+
+    def newer(self) -> set[str]:
+        """The files that came after the newest snapshot."""
+        known = {*self.named, *(file.name for file in self.replaced)}
+        return {name for name in set(self.files) - known if not (self.snapshot and name.startswith(MERGED))}
+
+    def live(self, without: Collection[str] = ()) -> list[str]:
+        """The names of the live files that are there, less some; for merged ones that are not, what they replaced."""
+        there = set(self.files) - set(without)
+        lost = (set(self.named) | self.newer()) - there
+        live = (set(self.named) | self.newer()) & there
+        # What was lost may have been merged from files that were merged themselves: as many rounds as there are kinds.
+        while further := {file.name for file in self.replaced if lost & set(file.into)} - live - lost:
+            live |= further & there
+            lost |= further - there
+        return sorted(live)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The live files of a folder with a good footer: their names, paths for Spark, and all their rows.
+
+    `damaged`: files that are not whole. `missing`: files that the newest snapshot names and nobody finds.
+    """
+
+    names: tuple[str, ...]
+    uris: tuple[str, ...]
+    rows: int
+    damaged: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def list_folder(folder: str) -> Listing:
+    """The files of a stage's folder as they are now; none where it is not there."""
+    for _ in range(LISTINGS):
+        listing = _list_once(folder)
+        if listing is not None:
+            return listing
+    raise OSError(f"the snapshots of {folder} change all the time: end all but one of the runs on this store")
+
+
+def find_whole(folder: str, *, move: bool) -> Whole:
+    """The live files of a folder whose footers are good. With `move` others go to its folder `damaged/`.
+
+    Raises OSError where a file cannot be read at all, which says nothing about its content.
+    """
+    damaged: dict[str, None] = {}
+    vanished = 0
+    while True:
+        listing = list_folder(folder)
+        if move and listing.refused:
+            damaged.update(dict.fromkeys(set_aside(folder, listing.refused)))
+        names = listing.live(without=() if move else damaged)
+        system, path = open_filesystem(folder)
+        try:
+            rows = count_rows(system, [f"{path}/{name}" for name in names])
+        except FileNotFoundError:
+            # Another run removed or moved it after the listing
+            vanished += 1
+            if vanished == LISTINGS:
+                raise
+            continue
+        broken = [name for name, count in zip(names, rows, strict=True) if count is None]
+        if not broken:
+            missing = _missing(folder, listing, damaged)
+            uris = tuple(f"{folder}/{name}" for name in names)
+            return Whole(tuple(names), uris, sum(filter(None, rows)), tuple(damaged), missing)
+        damaged.update(dict.fromkeys(set_aside(folder, broken) if move else broken))
+
+
+def find_damaged(folder: str, names: Iterable[str]) -> list[str]:
+    """Those of the files that cannot be read through although their bytes are there. It reads all of each."""
+    system, path = open_filesystem(folder)
+    known = list_folder(folder).named
+    found = []
+    for name in names:
+        with suppress(FileNotFoundError):
+            if is_damaged(system, f"{path}/{name}", known[name].digest if name in known else None):
+                found.append(name)
+    return found
+
+
+def set_aside(folder: str, names: Iterable[str]) -> list[str]:
+    """Moves files of a folder to its folder `damaged/`; gives those that no other run had moved before."""
+    system, path = open_filesystem(folder)
+    moved: list[str] = []
+    for name in names:
+        if not moved:
+            make_folder(f"{folder}/{DAMAGED}")
+        with suppress(FileNotFoundError):
+            system.move(f"{path}/{name}", f"{path}/{DAMAGED}/{name}")
+            moved.append(name)
+    return moved
+
+
+def write_snapshot(folder: str, snapshot: Snapshot) -> None:
+    """Writes a snapshot, then removes those before it, which nobody needs: a reader that misses one lists again.
+
+    Who writes holds the folder's lock. Where there is none (object stores), two may write one number, and the later
+    stays: what the other merged is then still there as the files that it was merged from.
+    """
+    write_bytes(f"{folder}/{_file_of(snapshot.number)}", snapshot.model_dump_json().encode())
+    system, path = open_filesystem(folder)
+    for number in _numbers(system, path):
+        if number < snapshot.number:
+            with suppress(FileNotFoundError):
+                system.delete_file(f"{path}/{_file_of(number)}")
+
+
+def _list_once(folder: str) -> Listing | None:
+    """None where the newest snapshot was gone before it was read: a newer one is there then."""
+    system, path = open_filesystem(folder)
+    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    files = {info.base_name: info for info in found if info.is_file and is_segment(info.base_name)}
+    numbers = sorted(filter(None, (_number_of(info.base_name) for info in found)))
+    if not numbers:
+        return Listing(files)
+    try:
+        with system.open_input_stream(f"{path}/{_file_of(numbers[-1])}") as stream:
+            snapshot = Snapshot.model_validate_json(stream.read())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        # All of them: an older one would call files leftovers that this one made live
+        return Listing(files, None, tuple(_file_of(number) for number in numbers))
+    return Listing(files, snapshot)
+
+
+def _missing(folder: str, listing: Listing, damaged: Collection[str]) -> tuple[str, ...]:
+    system, path = open_filesystem(folder)
+    gone = set(listing.named) - set(listing.files) - set(damaged)
+    if not gone:
+        return ()
+    aside = system.get_file_info(fs.FileSelector(f"{path}/{DAMAGED}", allow_not_found=True))
+    return tuple(sorted(gone - {info.base_name for info in aside}))
+
+
+def is_segment(name: str) -> bool:
+    """Whether a name is one of a file of completions."""
+    return name.endswith(".parquet") and name[0] not in "._"
+
+
+def _numbers(system: fs.FileSystem, path: str) -> list[int]:
+    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return sorted(filter(None, (_number_of(info.base_name) for info in found)))
+
+
+def _number_of(name: str) -> int | None:
+    number = PurePosixPath(name).stem.removeprefix(SNAPSHOT)
+    whole = name == _file_of(int(number)) if number.isdecimal() and number.isascii() else False
+    return int(number) if whole else None
+
+
+def _file_of(number: int) -> str:
+    return f"{SNAPSHOT}{number:08d}.json"

@@ -1,0 +1,60 @@
+"""Completions for the tests of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.asking.snapshots import Whole, find_whole
+from jobs.tables import COMPLETIONS
+from udfs.llm.segments import write_file
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+Row = dict[str, Any]
+
+
+def row(request_id: str = "r", *, minute: int = 0, **fields: Any) -> Row:
+    """A row of `completions`; a text makes it a good one."""
+    return {"request_id": request_id, "answered_at": NOON + timedelta(minutes=minute), **fields}
+
+
+def failed(error_type: str, **fields: Any) -> Row:
+    return row(error_type=error_type, error=f"why {error_type}", **fields)
+
+
+def write(folder: Path, name: str, rows: Sequence[Row]) -> Path:
+    """A file of completions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(f"{folder}/{name}", pa.Table.from_pylist(list(rows), COMPLETIONS))
+    return folder / name
+
+
+def segments_of(folder: Path, run: str, count: int) -> list[Path]:
+    """Files of one row each, as a run leaves them."""
+    return [
+        write(folder, f"{run}-a-{number:06d}.parquet", [row(f"{run}-{number}", text=f"t{number}")])
+        for number in range(count)
+    ]
+
+
+def break_pages(path: Path) -> None:
+    """Leaves the footer of a file as it is, and nothing of its rows."""
+    content = path.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    path.write_bytes(content[:4] + b"\xff" * (len(content) - 4 - footer) + content[-footer:])
+
+
+def read_rows(folder: Path, whole: Whole | None = None) -> list[Row]:
+    """The rows of the live files, by request id."""
+    names = (whole or find_whole(str(folder), move=False)).names
+    rows: list[Row] = [one for name in names for one in pq.read_table(folder / name, schema=COMPLETIONS).to_pylist()]
+    return sorted(rows, key=lambda one: (one["request_id"], str(one["answered_at"])))
+
+
+def names_in(folder: Path, pattern: str = "*") -> list[str]:
+    return sorted(path.name for path in folder.glob(pattern))

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import sleep, time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.asking import compaction
+from jobs.asking.compaction import compact_folder
+from jobs.asking.snapshots import find_whole, list_folder
+from jobs.tables import COMPLETIONS
+from tests.jobs.asking.completions import break_pages, names_in, read_rows, row, segments_of, write
+from udfs.llm.segments import write_file
+
+WEEK = 7 * 24 * 3600
+
+
+def live_names(folder: Path) -> list[str]:
+    return list_folder(str(folder)).live()
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_small_files_of_all_runs_become_one(tmp_path: Path, form: str) -> None:
+    old = segments_of(tmp_path, "run1", 6) + segments_of(tmp_path, "killed", 6)
+    before = read_rows(tmp_path)
+    compact_folder(form.format(tmp_path))
+    (merged,) = live_names(tmp_path)
+    assert read_rows(tmp_path) == before
+    assert pq.read_schema(tmp_path / merged).equals(COMPLETIONS)
+    assert all(path.exists() for path in old)
+    (named,) = list_folder(str(tmp_path)).named.values()
+    assert (named.rows, named.size) == (12, (tmp_path / merged).stat().st_size)
+
+
+def test_few_files_stay_as_they_are(tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 7)
+    compact_folder(str(tmp_path))
+    assert names_in(tmp_path, "[_b]*") == []
+
+
+def test_compacting_twice_changes_nothing(tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 12)
+    compact_folder(str(tmp_path))
+    after = names_in(tmp_path)
+    compact_folder(str(tmp_path))
+    assert names_in(tmp_path) == after
+
+
+def test_files_are_merged_up_to_a_size_and_large_ones_left_alone(tmp_path: Path) -> None:
+    size = segments_of(tmp_path, "run1", 20)[0].stat().st_size
+    compact_folder(str(tmp_path), file_bytes=5 * size + 100)
+    first = live_names(tmp_path)
+    assert len(first) == 4
+    segments_of(tmp_path, "run2", 10)
+    large = {name for name in first if (tmp_path / name).stat().st_size >= compaction.SMALL * 5 * size}
+    compact_folder(str(tmp_path), file_bytes=5 * size)
+    assert large <= set(live_names(tmp_path))
+
+
+def test_a_night_rewrites_what_it_adds_and_one_unfinished_file(tmp_path: Path) -> None:
+    """However many nights there were: the bytes that a compaction writes are bounded by the size of a file."""
+    night_bytes, file_bytes, written, known = 8 * 6_000, 200_000, [], set()
+    for night in range(15):
+        for number in range(8):
+            text = os.urandom(2_000).hex()
+            write(tmp_path, f"run{night}-{number}.parquet", [row(f"{night}-{number}", text=text)])
+        compact_folder(str(tmp_path), file_bytes=file_bytes)
+        new = set(names_in(tmp_path, "base-*")) - known
+        written.append(sum((tmp_path / name).stat().st_size for name in new))
+        known |= new
+    assert len(read_rows(tmp_path)) == 120
+    assert max(written) <= file_bytes / 2 + night_bytes
+    live = [(tmp_path / name).stat().st_size for name in live_names(tmp_path)]
+    assert sum(live) > 2 * max(written)
+    assert sum(size < file_bytes / 2 for size in live) < compaction.COMPACT_FROM_FILES
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(WEEK - 60, 12), (WEEK + 60, 0)])
+def test_replaced_files_go_after_a_week(tmp_path: Path, seconds: float, left: int) -> None:
+    segments_of(tmp_path, "run1", 12)
+    before = read_rows(tmp_path)
+    compact_folder(str(tmp_path))
+    compact_folder(str(tmp_path), clock=lambda: time() + seconds)
+    assert len(names_in(tmp_path, "run1-*")) == left
+    assert read_rows(tmp_path) == before
+    segments_of(tmp_path, "run2", 8)
+    compact_folder(str(tmp_path), clock=lambda: time() + seconds)
+    snapshot = list_folder(str(tmp_path)).snapshot
+    assert snapshot is not None
+    assert len([file for file in snapshot.replaced if file.name.startswith("run1-")]) == left
+
+
+def test_replaced_files_stay_where_what_they_became_is_not_whole(tmp_path: Path) -> None:
+    old = segments_of(tmp_path, "run1", 12)
+    before = read_rows(tmp_path)
+    compact_folder(str(tmp_path))
+    (merged,) = tmp_path.glob("base-*")
+    merged.write_bytes(merged.read_bytes()[:-20])
+    compact_folder(str(tmp_path), clock=lambda: time() + WEEK + 60)
+    assert all(path.exists() for path in old)
+    find_whole(str(tmp_path), move=True)
+    assert read_rows(tmp_path) == before
+
+
+def test_a_damaged_file_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    paths = segments_of(tmp_path, "run1", 12)
+    break_pages(paths[3])
+    before = names_in(tmp_path)
+    with pytest.raises((OSError, ValueError)):
+        compact_folder(str(tmp_path))
+    assert names_in(tmp_path) == before
+
+
+def test_columns_and_types_of_other_versions_are_kept(tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 8)
+    columns = [*COMPLETIONS, pa.field("added", pa.int64())]
+    newer = pa.Table.from_pylist([{"request_id": "s", "added": 7}], pa.schema(columns))
+    write_file(f"{tmp_path}/newer.parquet", newer)
+    older = pa.table({"request_id": ["t"], "text": ["text"]})
+    write_file(f"{tmp_path}/older.parquet", older)
+    compact_folder(str(tmp_path))
+    (merged,) = live_names(tmp_path)
+    found = {one["request_id"]: one for one in pq.read_table(tmp_path / merged).to_pylist()}
+    assert (found["s"]["added"], found["t"]["text"], found["t"]["added"]) == (7, "text", None)
+
+
+def test_leftovers_of_killed_writers_and_compactions_are_removed(tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 8)
+    compact_folder(str(tmp_path))
+    kept = names_in(tmp_path)
+    write(tmp_path, "base-killed.parquet", [row()])
+    old, young = tmp_path / ".run1-a-000009.parquet.tmp", tmp_path / ".run2-a-000001.parquet.tmp"
+    for path in (tmp_path / ".base-killed.parquet.tmp", tmp_path / "_compact-run0" / "part-0", old, young):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"part of it")
+    for path in (old, tmp_path / "_compact-run0"):
+        os.utime(path, (0, 0))
+    compact_folder(str(tmp_path))
+    assert names_in(tmp_path) == sorted([*kept, young.name])
+
+
+def note(folder: Path, segments: list[str], files: list[str], at: float = 0.0) -> None:
+    """What the version before snapshots wrote of a compaction."""
+    content = {"at": at, "segments": segments, "files": files}
+    (folder / "_compacted-run.json").write_text(json.dumps(content))
+
+
+def test_a_note_of_somebody_else_deletes_nothing(tmp_path: Path) -> None:
+    victim = tmp_path / "victim.parquet"
+    victim.write_bytes(b"precious")
+    folder = tmp_path / "stage"
+    old = segments_of(folder, "run1", 3)
+    write(folder, "compact-run-0000.parquet", [row()])
+    into = f"{folder}/compact-run-0000.parquet"
+    hostile: list[Any] = [
+        ([str(victim)], []),
+        ([f"{folder}/../victim.parquet"], [into]),
+        ([str(victim)], [into]),
+        ([str(path) for path in old], [into]),
+        ([str(path) for path in old], []),
+        ([str(path) for path in old], [f"{folder}/nowhere.parquet"]),
+        ([into], [into]),
+        ("text", 7),
+    ]
+    before = read_rows(folder)
+    for segments, files in hostile:
+        note(folder, segments, files)
+        compact_folder(str(folder))
+        compact_folder(str(folder))
+        assert victim.exists()
+        assert read_rows(folder) == before
+
+
+def test_a_good_note_is_taken_over(tmp_path: Path) -> None:
+    old = segments_of(tmp_path, "run1", 9)
+    rows = read_rows(tmp_path)
+    write(tmp_path, "compact-run1-0000.parquet", rows)
+    note(tmp_path, [str(path) for path in old], [f"{tmp_path}/compact-run1-0000.parquet"], at=time())
+    compact_folder(str(tmp_path))
+    assert live_names(tmp_path) == ["compact-run1-0000.parquet"]
+    assert names_in(tmp_path, "_compacted-*") == []
+    assert all(path.exists() for path in old)
+    compact_folder(str(tmp_path), clock=lambda: time() + WEEK + 60)
+    assert not any(path.exists() for path in old)
+    assert read_rows(tmp_path) == rows
+
+
+_COMPACTOR = """
+import sys
+from pathlib import Path
+from time import time
+from uuid import uuid4
+from jobs.asking.compaction import compact_folder
+from tests.jobs.asking.completions import row, write
+folder, day = Path(sys.argv[1]), 0.0
+while True:
+    run = uuid4().hex
+    for number in range(8):
+        path = write(folder, f"{run}-{number}.parquet", [row(f"{run}-{number}", text="t")])
+        print(f"{run}-{number}", flush=True)
+    day += 3 * 24 * 3600
+    compact_folder(str(folder), file_bytes=60_000, clock=lambda: time() + day)
+"""
+
+
+def test_a_compaction_that_is_killed_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    """Nights of three days each, so that replaced files go as well while it is killed."""
+    moments, spoken = random.Random(0), set()
+    for _ in range(6):
+        words = [sys.executable, "-c", _COMPACTOR, str(tmp_path)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+        assert process.stdout is not None
+        # Each 8 lines a compaction follows
+        spoken |= {process.stdout.readline().strip() for _ in range(moments.choice([3, 8, 16, 24]))}
+        sleep(moments.uniform(0.0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        spoken |= {line.strip() for line in process.stdout if line.endswith("\n")}
+        process.wait()
+        whole = find_whole(str(tmp_path), move=True)
+        found = [one["request_id"] for one in read_rows(tmp_path, whole)]
+        assert spoken <= set(found)
+        assert (len(set(found)), whole.damaged, whole.missing) == (len(found), (), ())
+    segments_of(tmp_path, "last", 8)
+    compact_folder(str(tmp_path), file_bytes=60_000)
+    known = list_folder(str(tmp_path))
+    assert set(names_in(tmp_path, "base-*")) <= {*known.named, *(file.name for file in known.replaced)}
+    assert len(spoken) >= 6 * 3

@@ -1,0 +1,184 @@
+"""Files of completions as they lie in a store: whether they are whole, what they hold, several made one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import sleep
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from udfs.files import open_filesystem, write_whole
+
+# Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
+PAUSES = (0.0, 0.1, 1.0, 5.0)
+# A footer is one or two small reads, which wait on the network where the store is no local disk.
+FOOTERS_AT_ONCE = 8
+READ_BYTES = 8 * 2**20
+BATCH_ROWS = 1024
+# Large enough for zstd and for a scan by columns, small enough that a merge holds tens of megabytes.
+ROW_GROUP_BYTES = 16 * 2**20
+# What Arrow raises for bytes that are no Parquet: of its own, and a name that is no text (ValueError).
+UNREADABLE = (OSError, ValueError, pa.ArrowException, MemoryError)
+
+Given = TypeVar("Given")
+
+
+class DamagedError(ValueError):
+    """A file's bytes can be read and are no Parquet."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A file of a folder: its bare name, rows by its footer, bytes, and a hash of all its bytes."""
+
+    name: str
+    rows: int
+    size: int
+    digest: str
+
+
+def read_column(system: fs.FileSystem, path: str, name: str) -> list[Any]:
+    """The values of a column of a file. Raises DamagedError, or OSError where it cannot be read."""
+    values: list[Any] | None = _read(system, path, lambda file: pq.read_table(file, columns=[name])[name].to_pylist())
+    if values is None:
+        raise DamagedError(f"{path} is damaged")
+    return values
+
+
+def count_rows(system: fs.FileSystem, paths: Sequence[str]) -> list[int | None]:
+    """The rows of each file by its footer; None for one that is damaged.
+
+    Raises OSError for one that cannot be read to its end, FileNotFoundError for one that is gone.
+    """
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        return list(pool.map(lambda path: _read(system, path, _rows_by_footer), paths))
+
+
+def is_damaged(system: fs.FileSystem, path: str, digest: str | None = None) -> bool:
+    """Whether a file can be read and makes no sense, by reading all of it; or is not what its digest says.
+
+    Raises OSError where it cannot be read.
+    """
+    if _read(system, path, _read_through) is None:
+        return True
+    return digest is not None and digest_of(system, path) != digest
+
+
+def digest_of(system: fs.FileSystem, path: str) -> str:
+    """A hash of a file's bytes, 32 hex characters."""
+    digest = blake2b(digest_size=16)
+    with system.open_input_stream(path) as stream:
+        while piece := stream.read(READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Files of a folder that are to become one there. It may be done on any machine that sees the folder."""
+
+    folder: str
+    names: tuple[str, ...]
+    target: str
+    schema: pa.Schema
+
+
+def merge_files(merge: Merge) -> Described:
+    """Writes the rows of the files into the new one. It holds one row group of them at a time.
+
+    Columns are those of the schema, then what the files have beyond it: another version may have paid for that.
+    Raises ValueError or OSError, and writes nothing, where a file is not whole.
+    """
+    system, path = open_filesystem(merge.folder)
+    paths = [f"{path}/{name}" for name in merge.names]
+    footers = [pq.read_metadata(one, filesystem=system) for one in paths]
+    columns = _with_further(merge.schema, [footer.schema.to_arrow_schema() for footer in footers])
+    rows = sum(footer.num_rows for footer in footers)
+
+    def write(stream: Any) -> None:
+        if (written := _copy_rows(system, paths, columns, stream)) != rows:
+            raise ValueError(f"{written:,} of {rows:,} rows could be read from {len(paths)} files of {merge.folder}")
+
+    write_whole(f"{merge.folder}/{merge.target}", write)
+    target = f"{path}/{merge.target}"
+    return Described(merge.target, rows, system.get_file_info(target).size, digest_of(system, target))
+
+
+def _copy_rows(system: fs.FileSystem, paths: Sequence[str], schema: pa.Schema, stream: Any) -> int:
+    written, held = 0, schema.empty_table()
+    with pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True) as writer:
+        for path in paths:
+            with system.open_input_file(path) as file:
+                for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(BATCH_ROWS):
+                    held = pa.concat_tables([held, _conform(batch, schema)])
+                    if held.nbytes >= ROW_GROUP_BYTES:
+                        writer.write_table(held)
+                        written, held = written + held.num_rows, held.slice(0, 0)
+        writer.write_table(held)
+    return int(written + held.num_rows)
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """The rows with the columns of `schema`, null where there are none; engines write some types differently."""
+    known = set(batch.schema.names)
+    columns = [
+        batch.column(field.name).cast(field.type) if field.name in known else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _with_further(schema: pa.Schema, others: Sequence[pa.Schema]) -> pa.Schema:
+    further = {field.name: field for other in others for field in other if field.name not in schema.names}
+    return pa.schema([*schema, *further.values()])
+
+
+def _read(system: fs.FileSystem, path: str, make: Callable[[Any], Given]) -> Given | None:
+    """What `make` gives of an open file; None where it fails twice on a file whose bytes can all be read.
+
+    Only that is damage: a disk or a network that fails says nothing about the content, and may be well again soon.
+    """
+    senseless = 0
+    for last, pause in zip((False,) * (len(PAUSES) - 1) + (True,), PAUSES, strict=True):
+        sleep(pause)
+        try:
+            with system.open_input_file(path) as file:
+                return make(file)
+        except FileNotFoundError:
+            raise
+        except UNREADABLE as error:
+            senseless += _has_readable_bytes(system, path)
+            if senseless == 2:
+                return None
+            if last:
+                raise OSError(f"{path} cannot be read ({error}): mend its disk, or move it out of the store") from error
+    return None
+
+
+def _has_readable_bytes(system: fs.FileSystem, path: str) -> bool:
+    try:
+        digest_of(system, path)
+    except OSError:
+        return False
+    return True
+
+
+def _rows_by_footer(file: Any) -> int:
+    return int(pq.read_metadata(file).num_rows)
+
+
+def _read_through(file: Any) -> int:
+    """The rows of a file, each of its values decoded."""
+    parquet, rows = pq.ParquetFile(file, page_checksum_verification=True), 0
+    for batch in parquet.iter_batches(BATCH_ROWS):
+        batch.validate(full=True)
+        rows += batch.num_rows
+    if rows != parquet.metadata.num_rows:
+        raise pa.ArrowInvalid(f"{rows:,} rows, not the {parquet.metadata.num_rows:,} of the footer")
+    return rows
