@@ -59,22 +59,26 @@ def _run_score(request: object) -> int:
 
 
 def _demo(options: Options) -> int:
-    from jobs.demo import show_expected
-    from jobs.run.output import absolute
+    from jobs.demo import demo_settings, show_expected, showing_results
+    from jobs.run.output import absolute, store_of
+    from jobs.run.progress import Display
     from jobs.score import ScoreRequest
 
     resolved = load(options, demo=True)
     with as_file(files("conf").joinpath("demo")) as folder:
+        samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
         request = ScoreRequest(
-            input=str(folder / "samples.jsonl"),
+            input=str(samples),
             output=absolute(options.output),
             metrics=("e2e",),
-            settings=resolved.settings,
+            settings=settings,
             embedded=resolved.embedded,
             overwrite=options.overwrite,
             command=options.command_line,
         )
-        code = _run_score(request)
+        store = store_of(settings, request.output)
+        with showing_results(samples, store, settings, resolved.embedded, Display().note):
+            code = _run_score(request)
         show_expected(request.output, folder / "expected.jsonl")
     return code
 
