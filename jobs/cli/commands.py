@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from importlib.resources import as_file, files
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,14 +24,27 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.studies import COMMANDS as STUDIES
 
+if TYPE_CHECKING:
+    from jobs.settings.model import Settings
+
 DEMO_OUTPUT = "untold-demo"
 
 
+def _begin_spark(settings: Settings, *paths: str | None) -> None:
+    """Starts Spark's JVM, as large as what lies at the paths asks for, while the rest of the command is imported."""
+    from jobs.inputs.files import count_bytes
+    from jobs.run.session import SMALL_BYTES, begin_session
+
+    begin_session(settings, small=count_bytes(*filter(None, paths)) < SMALL_BYTES)
+
+
 def _score(options: Options) -> int:
-    from jobs.run.output import absolute
-    from jobs.score import ScoreRequest
+    from jobs.run.output import absolute, store_of
 
     resolved = load(options)
+    _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
+    from jobs.score import ScoreRequest
+
     return _run_score(
         ScoreRequest(
             input=options.input,
@@ -59,31 +73,38 @@ def _run_score(request: object) -> int:
 
 
 def _demo(options: Options) -> int:
-    from jobs.demo import show_expected
-    from jobs.run.output import absolute
+    from jobs.demo import demo_settings, show_expected, showing_results
+    from jobs.run.output import absolute, store_of
+    from jobs.run.progress import Display
     from jobs.score import ScoreRequest
 
     resolved = load(options, demo=True)
     with as_file(files("conf").joinpath("demo")) as folder:
+        samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
         request = ScoreRequest(
-            input=str(folder / "samples.jsonl"),
+            input=str(samples),
             output=absolute(options.output),
             metrics=("e2e",),
-            settings=resolved.settings,
+            settings=settings,
             embedded=resolved.embedded,
             overwrite=options.overwrite,
             command=options.command_line,
         )
-        code = _run_score(request)
+        store = store_of(settings, request.output)
+        with showing_results(samples, store, settings, resolved.embedded, Display().note):
+            code = _run_score(request)
         show_expected(request.output, folder / "expected.jsonl")
     return code
 
 
 def _plan(options: Options) -> int:
-    from jobs.plan import PlanRequest, plan, show_plan
-    from jobs.run.output import absolute
+    from jobs.run.output import absolute, store_of
 
     resolved = load(options, asks=False)
+    store = store_of(resolved.settings, absolute(options.output or ""))
+    _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
+    from jobs.plan import PlanRequest, plan, show_plan
+
     rows = plan(
         PlanRequest(
             input=options.input,

@@ -21,7 +21,7 @@ from jobs.run.locks import FolderLock
 from jobs.run.manifest import Identity, OutputError
 from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
-from jobs.run.workspace import Workspace
+from jobs.run.workspace import Counted, Workspace
 from jobs.settings.model import Settings
 from udfs.files import is_local, open_filesystem
 from udfs.redaction import without_secrets
@@ -109,10 +109,16 @@ class Output:
 
     def is_complete(self, *, retry_failed: bool) -> bool:
         """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
-        if self.earlier is None or self.earlier["status"] != "finished" or not all(map(self.has, self.tables)):
+        return self._left_nothing(self.earlier, retry_failed)
+
+    def seems_complete(self, *, retry_failed: bool) -> bool:
+        """As `is_complete`, before `claim` knows whether the earlier start was one of the same identity."""
+        return not self.overwrite and self._left_nothing(manifest.read_manifest(self.place), retry_failed)
+
+    def _left_nothing(self, earlier: Mapping[str, Any] | None, retry_failed: bool) -> bool:
+        if earlier is None or earlier["status"] != "finished" or not all(map(self.has, self.tables)):
             return False
-        counts = self.earlier["counts"]
-        return not (counts["failures"] if retry_failed else counts["passing_failures"])
+        return not earlier["counts"]["failures" if retry_failed else "passing_failures"]
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did."""
@@ -163,12 +169,27 @@ class Output:
             self._workspace.remove()
         return self._workspace
 
-    def write(self, name: str, frame: DataFrame, *, order: Sequence[str], schema: pa.Schema | None = None) -> DataFrame:
-        """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written."""
+    def write(
+        self,
+        name: str,
+        frame: DataFrame,
+        *,
+        order: Sequence[str],
+        schema: pa.Schema | None = None,
+        few: bool = False,
+        counted: Counted | None = None,
+    ) -> DataFrame:
+        """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written.
+
+        `few`: one task sorts and writes them all. `counted`: what is counted of the rows on the way.
+        """
         self.check_lock()
         columns = frame.columns if schema is None else schema.names
         rows = frame if schema is None else frame.select(*columns)
-        rows.orderBy(*order).write.mode("overwrite").parquet(f"{self.place}/{name}")
+        ordered = rows.coalesce(1).sortWithinPartitions(*order) if few else rows.orderBy(*order)
+        # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
+        watched = ordered if counted is None else counted.on(ordered)
+        watched.write.mode("overwrite").parquet(f"{self.place}/{name}")
         written = rows.schema if schema is None else spark_schema(schema)
         return frame.sparkSession.read.schema(written).parquet(f"{self.place}/{name}")
 

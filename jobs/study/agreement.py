@@ -78,12 +78,12 @@ def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: b
     second = side.select("model", "unit", *_renamed("second"))
     pairs = first.join(second, on=["model", "unit"], how="inner").where("first_place < second_place")
     difference = F.col("first_points") - F.col("second_points")
-    compared = ["model", "first", "second"]
+    sides = ["model", "first", "second"]
     if clustered:
         sums = [F.sum(difference).alias("difference"), F.count("*").alias("size")]
-        units = pairs.groupBy(*compared, "cluster").agg(*sums)
+        units = pairs.groupBy(*sides, "cluster").agg(*sums)
     else:
-        units = pairs.select(*compared, difference.alias("difference"), F.lit(1).cast("long").alias("size"))
+        units = pairs.select(*sides, difference.alias("difference"), F.lit(1).cast("long").alias("size"))
     return units.groupBy("model", "first", "second", "difference", "size").agg(F.count("*").alias("count"))
 
 
