@@ -27,6 +27,7 @@ DEMO_OUTPUT = "untold-demo"
 
 
 def _score(options: Options) -> int:
+    """Samples to statements, scores and a summary."""
     from jobs.run.output import absolute
     from jobs.score import ScoreRequest
 
@@ -49,6 +50,7 @@ def _score(options: Options) -> int:
 
 
 def _run_score(request: object) -> int:
+    """Runs the main job and tells how it ended. `request` is a ScoreRequest, whose module imports the engines."""
     from jobs.run.progress import Display
     from jobs.score import ScoreRequest, score, show_summary
 
@@ -59,6 +61,7 @@ def _run_score(request: object) -> int:
 
 
 def _demo(options: Options) -> int:
+    """The shipped samples through the main job, and what a person would say of them beside it."""
     from jobs.demo import show_expected
     from jobs.run.output import absolute
     from jobs.score import ScoreRequest
@@ -80,6 +83,7 @@ def _demo(options: Options) -> int:
 
 
 def _plan(options: Options) -> int:
+    """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
     from jobs.plan import PlanRequest, plan, show_plan
     from jobs.run.output import absolute
 
@@ -104,6 +108,7 @@ def _plan(options: Options) -> int:
 
 
 def _show(options: Options) -> int:
+    """One sample's statements on standard output, and its graph as a picture."""
     from jobs.show import ShowRequest, show
 
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
@@ -111,6 +116,7 @@ def _show(options: Options) -> int:
 
 
 def _condense(options: Options) -> int:
+    """Relations from any source to statements, without any model."""
     from jobs.condense import CondenseRequest, condense, show_counts
     from jobs.run.output import absolute
 
@@ -122,12 +128,14 @@ def _condense(options: Options) -> int:
 
 
 def _doctor(options: Options) -> int:
+    """One line a check; 1 where one failed."""
     from jobs.doctor import examine
 
     return examine(lambda: load(options))
 
 
 def _schema(options: Options) -> int:
+    """Tables and columns as Arrow writes their types."""
     from jobs.tables import TABLES
 
     _check_name("table", options.table, TABLES)
@@ -139,6 +147,7 @@ def _schema(options: Options) -> int:
 
 
 def _prompts(options: Options) -> int:
+    """All stages with their variables, or one stage's template."""
     from udfs.stages import STAGES
     from udfs.stages.definitions import SUFFIXES
 
@@ -158,12 +167,14 @@ def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
 
 
 def _table_names() -> Iterable[str]:
+    """The names of the tables, for the help."""
     from jobs.tables import TABLES
 
     return TABLES
 
 
 def _stage_names() -> Iterable[str]:
+    """The names of the stages, for the help."""
     from udfs.stages import STAGES
 
     return STAGES
