@@ -39,6 +39,7 @@ class Reader(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
+        # click takes the next word for a value whatever it is, and would tell of the word after it
         if ctx is not None and value in flags_of(ctx.command):
             self.fail("expected one argument", param, ctx)
         try:
@@ -66,6 +67,7 @@ class Option(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         if self._names is not None:
+            # Once, however often the help is shown
             self.help, self._names = f"{self.help}: {', '.join(self._names())}", None
         return super().get_help_record(ctx)
 
@@ -94,6 +96,7 @@ class Command(click.Command):
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, callback=None, params=[*parameters, debug])
         self._run, self._several, self._names = run, several, names
+        # Told below in the words that all wrong use is told in
         self.allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -39,6 +39,7 @@ def _begin_spark(settings: Settings, *paths: str | None) -> None:
 
 
 def _score(options: Options) -> int:
+    """Samples to statements, scores and a summary."""
     from jobs.run.output import absolute, store_of
 
     resolved = load(options)
@@ -63,6 +64,7 @@ def _score(options: Options) -> int:
 
 
 def _run_score(request: object) -> int:
+    """Runs the main job and tells how it ended. `request` is a ScoreRequest, whose module imports the engines."""
     from jobs.run.progress import Display
     from jobs.score import ScoreRequest, score, show_summary
 
@@ -73,6 +75,7 @@ def _run_score(request: object) -> int:
 
 
 def _demo(options: Options) -> int:
+    """The shipped samples through the main job, and what a person would say of them beside it."""
     from jobs.demo import demo_settings, show_expected, showing_results
     from jobs.run.output import absolute, store_of
     from jobs.run.progress import Display
@@ -98,6 +101,7 @@ def _demo(options: Options) -> int:
 
 
 def _plan(options: Options) -> int:
+    """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
     from jobs.run.output import absolute, store_of
 
     resolved = load(options, asks=False)
@@ -125,6 +129,7 @@ def _plan(options: Options) -> int:
 
 
 def _show(options: Options) -> int:
+    """One sample's statements on standard output, and its graph as a picture."""
     from jobs.show import ShowRequest, show
 
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
@@ -132,6 +137,7 @@ def _show(options: Options) -> int:
 
 
 def _condense(options: Options) -> int:
+    """Relations from any source to statements, without any model."""
     from jobs.condense import CondenseRequest, condense, show_counts
     from jobs.run.output import absolute
 
@@ -143,12 +149,14 @@ def _condense(options: Options) -> int:
 
 
 def _doctor(options: Options) -> int:
+    """One line a check; 1 where one failed."""
     from jobs.doctor import examine
 
     return examine(lambda: load(options))
 
 
 def _schema(options: Options) -> int:
+    """Tables and columns as Arrow writes their types."""
     from jobs.tables import TABLES
 
     _check_name("table", options.table, TABLES)
@@ -160,6 +168,7 @@ def _schema(options: Options) -> int:
 
 
 def _prompts(options: Options) -> int:
+    """All stages with their variables, or one stage's template."""
     from udfs.stages import STAGES
     from udfs.stages.definitions import SUFFIXES
 
@@ -179,12 +188,14 @@ def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
 
 
 def _table_names() -> Iterable[str]:
+    """The names of the tables, for the help."""
     from jobs.tables import TABLES
 
     return TABLES
 
 
 def _stage_names() -> Iterable[str]:
+    """The names of the stages, for the help."""
     from udfs.stages import STAGES
 
     return STAGES

@@ -17,7 +17,7 @@ from jobs.cli.commands import COMMANDS
 from udfs.errors import UserError
 from udfs.redaction import redact, redact_words
 
-WRONG_USE = 2
+MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 class _Group(click.Group):
@@ -88,7 +88,7 @@ def _guarded(context: click.Context) -> int:
             print(redact(f"untold: {line}"), file=sys.stderr)
         if DEBUG in context.meta:
             print(redact(traceback.format_exc()), file=sys.stderr, end="")
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else MENDABLE
 
 
 def _describe(error: BaseException, command: str) -> list[str]:

@@ -30,8 +30,10 @@ QUESTION_FORMATS = ("eli5_category",)
 
 
 def _generate(options: Options) -> int:
+    """Questions to the answers of several systems, laid out as samples to be scored."""
     if (options.format is None) != (options.contexts is None):
         raise click.UsageError("--format eli5_category and --contexts go together: give both, or neither")
+    # Only here: wrong use is told before the engines are imported
     from jobs.generate import GenerateRequest, generate, show_systems
     from jobs.run.output import absolute
     from jobs.run.progress import Display
@@ -54,6 +56,7 @@ def _generate(options: Options) -> int:
 
 
 def _compare(options: Options) -> int:
+    """Outputs of `untold score` to a ranking. Asks nothing, so it needs no endpoint."""
     from jobs.compare import compare, show_comparison
     from jobs.run.output import absolute
     from jobs.run.progress import Display
@@ -94,6 +97,7 @@ def _combine_studies(options: Options) -> int:
 
 
 def _named_folder(text: str) -> tuple[str, str]:
+    """The two halves of MODEL=DIR. Raises ValueError for a text that has only one."""
     model, equals, folder = text.partition("=")
     if not (model.strip() and equals and folder):
         raise ValueError(f"{text!r} is not of the form MODEL=DIR")
@@ -101,6 +105,7 @@ def _named_folder(text: str) -> tuple[str, str]:
 
 
 def _meta_evaluate(options: Options) -> int:
+    """Metrics against human labels; with `--annotations` a report on a filled sheet, and nothing else."""
     _check_annotations(options)
     if options.annotations is not None:
         return _report_annotations(options)
@@ -117,6 +122,7 @@ def _check_annotations(options: Options) -> None:
 
 
 def _report_annotations(options: Options) -> int:
+    """Reads a filled sheet, writes the table and the report to --output, and prints the report."""
     from jobs.study.annotations import report_study
 
     print(report_study(options.annotations, options.key, options.output, seed=options.seed), end="")
@@ -143,6 +149,7 @@ def _check_meta_evaluate(options: Options) -> None:
 
 
 def _metrics_or_error(options: Options) -> None:
+    """Raises UsageError for metrics that cannot be run; with --scores a metric may be of any name."""
     try:
         metric_names(",".join(options.metric))
     except ValueError as error:
@@ -150,6 +157,7 @@ def _metrics_or_error(options: Options) -> None:
 
 
 def _run_meta_evaluate(options: Options) -> int:
+    """Runs the metrics on each endpoint, or takes scores that exist, and prints the report."""
     from jobs.meta_evaluate import MetaEvaluationRequest, Sheet, endpoint_of, meta_evaluate
     from jobs.run.output import absolute
     from jobs.run.progress import Display
