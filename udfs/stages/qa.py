@@ -18,8 +18,8 @@ from udfs.stages.lists import AFTERWORDS, list_items, says_none, whole
 from udfs.stages.rated import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
 from udfs.stages.reading import (
     Line,
+    answer_span,
     collapsed,
-    end_of_thinking,
     is_drawing,
     is_none,
     letters,
@@ -186,8 +186,8 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
 
 def _lines(completion: str) -> Iterator[tuple[int, str]]:
     """The lines after the thinking, each with its offset in the completion."""
-    offset = end_of_thinking(completion)
-    for line in completion[offset:].split("\n"):
+    offset, end = answer_span(completion)
+    for line in completion[offset:end].split("\n"):
         yield offset, line
         offset += len(line) + 1
 
