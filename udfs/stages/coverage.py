@@ -1,4 +1,4 @@
-"""Reading the two lists of `evaluate_coverage` (Dejl et al. 2025; methods, section 4; contract, "Reading completions")."""
+"""Reading the two lists of `evaluate_coverage` (Dejl et al. 2025; methods, section 4)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from udfs.stages.reading import (
     Line,
     collapsed,
     is_fence,
-    is_none,
     is_rule,
     letters,
     split_marker,
     strip_thinking,
     without_emphasis,
 )
-from udfs.stages.records import Cell, Record, Value, field_name, read_records, read_tables, unwrapped
+from udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
 from udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
@@ -58,12 +57,18 @@ _OTHER_HEADINGS = AFTERWORDS | {
     *("summary", "justification", "comments", "conclusion", "conclusions", "analysis", "total", "overview", "remarks"),
     *("final answer", "score", "assessment", "overall", "observations", "final summary", "coverage summary"),
 }
-_GROUPS = re.compile(r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)")
+_GROUPS = re.compile(
+    r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
+)
 
-_STATEMENT_FIELDS = ("statement", "statements", "text", "fact", "content", "coveredstatement", "coveredstatements")
-_STATEMENT_FIELDS += ("uncoveredstatement", "uncoveredstatements", "missingstatement", "missingstatements")
-_SOURCE_FIELDS = ("sources", "source", "contexts", "context", "contextnumbers", "contextids", "contextnumber")
-_SOURCE_FIELDS += ("numbers", "ids", "sourcecontexts", "supportingcontexts")
+_STATEMENT_FIELDS: tuple[str, ...] = (
+    *("statement", "statements", "text", "fact", "content", "coveredstatement", "coveredstatements"),
+    *("uncoveredstatement", "uncoveredstatements", "missingstatement", "missingstatements"),
+)
+_SOURCE_FIELDS: tuple[str, ...] = (
+    *("sources", "source", "contexts", "context", "contextnumbers", "contextids", "contextnumber"),
+    *("numbers", "ids", "sourcecontexts", "supportingcontexts"),
+)
 _KIND_FIELDS = ("covered", "status", "coverage", "iscovered", "label", "classification")
 _BEGINS_JSON = re.compile(r"^[ \t]{0,40}(?:\[\s{0,40})?\{\s{0,40}\"", re.MULTILINE)
 
@@ -379,7 +384,8 @@ def _texts_of(value: Value) -> Iterator[str]:
         if isinstance(each, Cell):
             yield each.text
         elif isinstance(each, Record):
-            yield from (cell.text for key, cell in each.pairs if isinstance(cell, Cell) and field_name(key) in ("id", "number"))
+            named = each.cell(("id", "number", "context"))
+            yield from [named.text] if named else []
 
 
 def _distinct(covered: Iterable[_Item], uncovered: Iterable[_Item]) -> list[dict[str, Any]]:

@@ -23,7 +23,11 @@ _SUMMARY_PREFIX = re.compile(
     rf"(?:\*\*{_SUMMARY_NAMES}(?::\*\*|\*\* ?:)|(?:#{{1,6}} ?)?{_SUMMARY_NAMES} ?:)", re.IGNORECASE
 )
 _SUMMARY_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*){_SUMMARY_NAMES}(?:\*\*)?", re.IGNORECASE)
-_NONE_FIRST = re.compile(r"[*_`\"'“\[(]{0,3}None[*_`\"'”\])]{0,3}(?:[.:;]|\s[-–—]\s|\s?\(|,\s|\s*\n|[^\S\n]*\Z)", re.IGNORECASE)
+_NONE_FIRST = re.compile(
+    r"[*_`\"'“\[(]{0,3}None[*_`\"'”\])]{0,3}"
+    r"(?:[.:;]|\s[-–—]\s|\s?\(|,\s|\s*\n|[^\S\n]*\Z)",
+    re.IGNORECASE,
+)
 _SUMMARY_PREAMBLE = re.compile(
     r"(?:sure[,.!] *)?here(?:['’]s| is) (?:a|an|the|my)\b[^.:]{0,60}\bsummary\b[^.:]{0,120}:", re.IGNORECASE
 )

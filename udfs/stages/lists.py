@@ -19,7 +19,8 @@ from udfs.stages.reading import (
 )
 
 _BEGINS_NOTE = re.compile(
-    r"\b(?:I|we|notes?|changes?|changed|explanations?|reasoning|rationale|comments?|removed|merged|dropped|kept)\b", re.I
+    r"\b(?:I|we|notes?|changes?|changed|explanations?|reasoning|rationale|comments?|removed|merged|dropped|kept)\b",
+    re.I,
 )
 AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
 
@@ -80,7 +81,7 @@ def _is_unclear(rows: Sequence[Line], place: int, *, began: bool, below_item: bo
 
 
 def is_heading(rows: Sequence[Line], place: int) -> bool:
-    """Whether an unmarked line looks like a heading: `# ...`, all bold, in square brackets, or with a colon at its end."""
+    """Whether an unmarked line looks like a heading: `# ...`, all bold, in square brackets, or with a last colon."""
     text = rows[place].text
     if rows[place].marked or not text:
         return False

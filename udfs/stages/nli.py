@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rating_pattern, read_digit
+from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
 from udfs.stages.reading import answer_span, split_marker
 from udfs.stages.records import (
     NUMBER_NAMES,
@@ -111,10 +111,8 @@ def _read_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
     """The last rating of a line, null where it has none; a line that repeats a statement and no more has none."""
     if is_known(line, known):
         return None
-    last = None
-    for found in _RATING.finditer(line):
-        if found["number"] or is_named(found):
-            last = found
+    ratings = [found for found in _RATING.finditer(line) if found["number"] or is_named(found)]
+    last = max(reversed(ratings), key=lambda found: rank(line, found.start()), default=None)
     bare = _read_bare_rating(line, offset, known)
     if last is None or bare is not None:
         return bare

@@ -19,6 +19,7 @@ from udfs.stages.reading import answer_span, is_fence, letters, without_emphasis
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
 QUESTION_NAMES = ("question", "q", "query", "text", "item")
 RATING_NAMES = ("relevance", "relevancescore", "relevancerating", "rating", "score", "relevancy")
+CONFIDENCE_NAMES = ("confidence", "confidencescore", "confidencelevel", "certainty", "rating", "score")
 NUMBER_NAMES = ("number", "id", "no", "index", "statementid", "")
 
 _STARTS = re.compile(r'^[ \t]{0,40}(?:\[\s{0,40}(?=[{"])|\[\s?\](?=[ \t\r]*$)|\{\s{0,40}(?=["}]))', re.MULTILINE)
@@ -106,6 +107,11 @@ def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Valu
         own = any(field_name(key) in names for key, _ in value.pairs)
         return lists[0] if len(lists) == 1 and not own else [value]
     return value if isinstance(value, list) else [value]
+
+
+def is_empty_list(records: Records | None) -> bool:
+    """Whether all that is there is an empty list, or an object with one: `{"atoms": []}`."""
+    return records is not None and len(records.values) == 1 and unwrapped(records.values) == []
 
 
 def read_rating(value: Value | None) -> Digit | None:

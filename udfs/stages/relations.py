@@ -32,7 +32,8 @@ _NEITHER = re.compile(
     re.IGNORECASE,
 )
 _STATED = re.compile(
-    r"(?<![^\W_])(?:answer|hypothesis(?= (?:is|would be)\b)|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment)"
+    r"(?<![^\W_])(?:answer|hypothesis(?= (?:is|would be)\b)|relation(?:ship)?|label"
+    r"|classification|category|conclusion|verdict|judge?ment)"
     rf"(?: between [\w ,]{{1,60}}?)?[\W_]{{0,6}}(?:is|would be)?[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})",
     re.IGNORECASE,
 )
@@ -51,7 +52,8 @@ def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     """`relation`: the one of `RELATIONS` that is the answer.
 
     That is the last one stated as the answer, else the one that a line begins with, else the only one that is spoken
-    of without a negation; what neither entails nor contradicts is neutral. Raises `Unparsable` where that is none or several.
+    of without a negation; what neither entails nor contradicts is neutral. Raises `Unparsable` where that is none or
+    several.
     """
     lines = _first_answer(strip_thinking(completion).split("\n"))
     for labels in (_stated_labels(lines), _leading_labels(lines), _spoken_labels(lines, variables)):

@@ -9,7 +9,7 @@ from typing import Any
 from udfs.stages.definitions import Unparsable
 from udfs.stages.lists import AFTERWORDS, is_heading, list_items, read_rows, rows_of, says_none, whole
 from udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
-from udfs.stages.records import STATEMENT_NAMES, Cell, Record, Records, Value, read_records, unwrapped
+from udfs.stages.records import STATEMENT_NAMES, Cell, Record, Records, Value, is_empty_list, read_records, unwrapped
 
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 
@@ -43,7 +43,7 @@ def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list
     rows = read_rows(completion)
     found = _listed_units(read_records(completion), rows)
     atoms = [{"text": text, "unit_type": unit_type} for text, unit_type in found if text]
-    if not atoms and not says_none(rows) and not _is_empty_list(completion):
+    if not atoms and not says_none(rows) and not is_empty_list(read_records(completion)):
         raise Unparsable("no unit with a unit type")
     return {"atoms": atoms}
 
@@ -56,19 +56,9 @@ def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     if records and atoms and list_items(rows_of(records.rest)):
         raise Unparsable("two lists of statements")
     atoms = atoms or [without_emphasis(" ".join(item)) for item in list_items(rows)]
-    if not atoms and not says_none(rows) and not _is_empty_list(completion):
+    if not atoms and not says_none(rows) and not is_empty_list(read_records(completion)):
         raise Unparsable("no list of statements")
     return {"atoms": atoms}
-
-
-def _is_empty_list(completion: str) -> bool:
-    records = read_records(completion)
-    return records is not None and records.values in (([],), (Record(()),)) or _is_empty_field(records)
-
-
-def _is_empty_field(records: Records | None) -> bool:
-    """Whether all that is there is an object with one empty list: `{"atoms": []}`."""
-    return records is not None and len(records.values) == 1 and unwrapped(records.values) == []
 
 
 def _listed_texts(records: Records) -> Iterator[str]:
