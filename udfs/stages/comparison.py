@@ -29,7 +29,7 @@ _RELATION_NAME = re.compile(
     + ")"
 )
 _BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")
-_BOLD = re.compile(r"(?:\*\*|__)([^*_\n]{1,80})(?:\*\*|__)")
+_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _LABELLED = re.compile(
     r"(?<![^\W_])(?:classification|relation(?:ship)?|label|verdict)[*_]{0,2}\s?(?:[:：]|is\b)[\W_]{0,6}"
     rf"((?:the )?(?:{'|'.join(_NAMES.values())}))(?![^\W_])",

@@ -18,6 +18,7 @@ from udfs.stages.reading import (
     split_marker,
     strip_thinking,
     without_emphasis,
+    without_ticks,
 )
 from udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
 from udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
@@ -262,7 +263,7 @@ def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
 
 def _sourced(line: str, contexts: int) -> _Sourced:
     parts = split_marker(line)
-    text, sources, at_end = split_sources(parts.text, contexts)
+    text, sources, at_end = split_sources(without_ticks(parts.text), contexts)
     return _Sourced(parts, text, sources, at_end)
 
 

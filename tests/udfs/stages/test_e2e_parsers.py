@@ -284,8 +284,8 @@ def test_a_list_of_nothing_but_such_items_is_unparsable(item: str) -> None:
 
 @pytest.mark.parametrize(
     "nothing",
-    ["None of them is covered.", "- Nothing is left out", "**N/A** - see above", "[No statements]", "- none, all is said",
-     "No covered statements were found.", "- None [1]", "n/a"],
+    ["None of them is covered.", "- Nothing is left out", "**N/A** - see above", "[No statements]",
+     "- none, all is said", "No covered statements were found.", "- None [1]", "n/a"],
 )  # fmt: skip
 def test_a_list_that_begins_with_nothing_is_empty(nothing: str) -> None:
     assert coverage(lists(nothing, "- B [1]")) == [("B", False, [1])]

@@ -33,7 +33,10 @@ def test_the_stages_are_registered_with_their_variables() -> None:
         ("```text\nIt is 5 m high.\n```", "It is 5 m high."),
         ("It is this:\n```\n5 m\n```", "It is this:\n```\n5 m\n```"),
         ("None", "None"),
-        ("<|channel|>analysis<|message|>9 m?<|end|><|channel|>final<|message|>It is 5 m high.<|return|>", "It is 5 m high."),
+        (
+            "<|channel|>analysis<|message|>9 m?<|end|><|channel|>final<|message|>It is 5 m high.<|return|>",
+            "It is 5 m high.",
+        ),
         ("It is 5 m high.<|im_end|>\n<|endoftext|>", "It is 5 m high."),
         ("There is no relevant information.", "There is no relevant information."),
     ],
@@ -110,7 +113,9 @@ def test_a_label_is_no_statement(completion: str) -> None:
 def test_an_abbreviation_does_not_end_a_statement() -> None:
     completion = "It was built by Dr.\nSmith in 1900.\nNote: I kept the title."
     assert restated(completion) == "It was built by Dr. Smith in 1900."
-    assert restated("Dr. Smith built it in 1900. Note that it burnt.") == "Dr. Smith built it in 1900. Note that it burnt."
+    assert (
+        restated("Dr. Smith built it in 1900. Note that it burnt.") == "Dr. Smith built it in 1900. Note that it burnt."
+    )
 
 
 pieces = st.one_of(

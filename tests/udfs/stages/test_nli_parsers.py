@@ -85,7 +85,8 @@ UNIT_LISTS = {
     "groups by bold type": "**Facts:**\n\n1. The sun is hot\n\n**Claims:**\n\n1. He thinks: the moon is cold\n\n"
     "**Questions:**\n\nNone",
     "nested groups": "- Facts:\n  - The sun is hot\n- Claims:\n  - He thinks: the moon is cold",
-    "table": "| # | Unit | Type |\n|---|---|---|\n| 1 | The sun is hot | Fact |\n| 2 | He thinks: the moon is cold | Claim |",
+    "table": "| # | Unit | Type |\n|---|---|---|\n| 1 | The sun is hot | Fact |\n"
+    "| 2 | He thinks: the moon is cold | Claim |",
     "json": 'Here:\n```json\n[{"unit": "The sun is hot", "type": "Fact"},\n'
     ' {"unit": "He thinks: the moon is cold", "type": "claim"}]\n```',
     "json by type": '{"facts": ["The sun is hot"], "claims": ["He thinks: the moon is cold"]}',
@@ -192,7 +193,8 @@ REVISED_LISTS = {
     "heading between": "1. The sun is hot.\n**Moon**\n2. The moon: cold.",
     "goes on in lower case": "* The sun\nis hot.\n* The moon: cold.",
     "json": '["The sun is hot.", "The moon: cold."]',
-    "json objects": '{"statements": [{"id": 1, "statement": "The sun is hot."}, {"id": 2, "statement": "The moon: cold."}]}',
+    "json objects": '{"statements": [{"id": 1, "statement": "The sun is hot."},'
+    ' {"id": 2, "statement": "The moon: cold."}]}',
     "table": "| No. | Statement |\n|--|--|\n| 1 | The sun is hot. |\n| 2 | The moon: cold. |",
     "channel behind a tag": "<|start|>assistant<|channel|>final<|message|>* The sun is hot.\n* The moon: cold.<|end|>",
     "tick boxes": "- [x] The sun is hot.\n- [ ] The moon: cold. ✅",
@@ -271,7 +273,8 @@ RATED_LISTS = {
     "one reworded": "* The tower is high [Relevance: 4]\n* It has floors [Relevance: 1]\n"
     "* 1. FC Köln won [Relevance: 5]",
     "ratings alone": "Relevance: 4\nRelevance: 1\nRelevance: 5",
-    "json": '[{"statement": "The tower is high", "relevance": 4}, {"statement": "It has [3 of 5] floors", "relevance": "1"},'
+    "json": '[{"statement": "The tower is high", "relevance": 4},'
+    ' {"statement": "It has [3 of 5] floors", "relevance": "1"},'
     ' {"statement": "1. FC Köln won", "relevance": 5.0}]',
     "json by statement": '{"The tower is high": 4, "It has [3 of 5] floors": 1, "1. FC Köln won": 5}',
     "square brackets win": "* The tower is high (relevance: 3) [Relevance: 4]\n"

@@ -78,7 +78,8 @@ QUESTION_LISTS = {
     "notes with bullets": "* How high is it?\n* Who built it: a king?\n\n**Notes:**\n* I left out one.",
     "bulleted note": "* How high is it?\n* Who built it: a king?\n* Note: the text has no more.",
     "json": '["How high is it?", "Who built it: a king?"]',
-    "json objects": '```json\n{"questions": [{"question": "How high is it?"}, {"question": "Who built it: a king?"}]}\n```',
+    "json objects": '```json\n{"questions": [{"question": "How high is it?"},'
+    ' {"question": "Who built it: a king?"}]}\n```',
     "channels": "<|channel|>final<|message|>* How high is it?\n* Who built it: a king?<|return|>",
     "thinking": "<think>* How old is it?</think>\n* How high is it?\n* Who built it: a king?",
     "orphan thinking": "Well.\n</think>\n* How high is it?\n* Who built it: a king?",
