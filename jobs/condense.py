@@ -324,6 +324,7 @@ def _scores(counted: DataFrame) -> DataFrame:
         "covered",
         "uncovered",
         unjudged.alias("unjudged"),
+        F.lit(0).cast("long").alias("dropped"),
         status.alias("status"),
     )
 

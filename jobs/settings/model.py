@@ -265,11 +265,23 @@ class GraphSettings(_Section):
     )
 
 
+# A list, or reasoning before an answer, takes more than a label; what a model thinks counts too (conf/default.yaml).
+_LONG_STAGES = (
+    *("extract_atoms", "revise_atoms", "rate_relevance", "mine_questions", "refine_questions"),
+    *("answer_questions", "compare_answers"),
+)
+
+
+def _default_stages() -> dict[str, StageSettings]:
+    longest = {"evaluate_coverage": StageSettings(max_tokens=16_384)}
+    return longest | {name: StageSettings(max_tokens=8_192) for name in _LONG_STAGES}
+
+
 class Settings(_Section):
     """Every setting of a run, validated."""
 
     llm: LlmSettings = LlmSettings()
-    stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
+    stages: dict[str, StageSettings] = Field(default_factory=_default_stages, description="Overrides of llm.* by stage")
     prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: Text | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
