@@ -109,6 +109,13 @@ def _beneath(system: Layer | None, layer: Layer, endpoint: frozenset[str] = froz
     return replace(layer, assignments=[one for one in layer.assignments if one.key not in replaced])
 
 
+def _yielding(default: Layer, above: Iterable[Layer]) -> Layer:
+    """The shipped defaults without those of single stages that a layer above sets for all stages: `llm.max_tokens`."""
+    set_for_all = {one.key.removeprefix("llm.") for layer in above for one in layer.assignments}
+    yields = {f"stages.{stage}.{name}" for stage in STAGE_NAMES for name in set_for_all}
+    return replace(default, assignments=[one for one in default.assignments if one.key not in yields])
+
+
 @dataclass
 class _Merged:
     """Layers merged: the value of each setting, and which assignment it is from."""
@@ -173,7 +180,7 @@ def _withhold_keys(given: _Merged, merged: _Merged) -> None:
 
 
 def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
-    nested: dict[str, Any] = {}
+    nested: dict[str, Any] = {"stages": {}}
     for key, value in merged.values.items():
         section = nested
         *parents, name = key.split(".")
@@ -309,7 +316,8 @@ def load_settings(
     given = _merge(upper)
     choice = _chosen(given, environ, demo, local_installed)
     where = given.origins["llm.endpoint"].where if "llm.endpoint" in given.origins else choice.layer.origin
-    lower = [default] if choice.preset is None else [default, _beneath(system, _preset_layer(choice.preset, where))]
+    presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, where))]
+    lower = [_yielding(default, [*presets, *upper]), *presets]
     merged = _merge([*lower, *upper, choice.layer])
     _withhold_keys(given, merged)
     problems = [problem for layer in [*lower, *upper] for problem in layer.problems]

@@ -331,6 +331,13 @@ def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
     assert decoding_for(settings, "refine_questions").temperature == 0
 
 
+def test_what_is_set_for_all_stages_replaces_the_shipped_defaults_of_single_ones() -> None:
+    settings = load(*SERVER, "llm.max_tokens=300", "stages.mine_questions.max_tokens=500").settings
+    limits = {name: decoding_for(settings, name).max_tokens for name in STAGE_NAMES}
+    assert limits.pop("mine_questions") == 500
+    assert set(limits.values()) == {300}
+
+
 @pytest.mark.parametrize(
     ("stage", "tokens"), [("evaluate_coverage", 16_384), ("rate_relevance", 8_192), ("classify_relation", 4_096)]
 )
