@@ -13,6 +13,7 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.asking.endpoint import DEMO_LABEL
+from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.samples import fingerprint, read_samples, show_invalid
 from jobs.metrics import METRICS
 from jobs.run import manifest
@@ -87,6 +88,7 @@ class MetaEvaluationRequest:
     endpoints: tuple[Endpoint, ...] = ()
     scores: Mapping[str, str] | None = None
     limit: int | None = None
+    draw: Draw | None = None
     sheet: Sheet | None = None
     cluster: bool = False
     overwrite: bool = False
@@ -136,7 +138,7 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
 
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
     steps = output.workspace(open_session(request.settings))
-    found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit)
+    found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit, draw=request.draw)
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
     dataset = DATASETS[request.dataset]
@@ -179,7 +181,13 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
         shown(request.settings),
         dataset=request.dataset,
         metrics=list(request.metrics) if request.metrics else None,
-        input={"path": request.input, "format": request.dataset, "limit": request.limit, "fingerprint": content},
+        input={
+            "path": request.input,
+            "format": request.dataset,
+            "limit": request.limit,
+            "draw": shown_draw(request.draw),
+            "fingerprint": content,
+        },
         scores=request.runs,
         counts={"samples": samples},
         confusion=[],
@@ -232,6 +240,7 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
         embedded=endpoint.embedded,
         format=request.dataset,
         limit=request.limit,
+        draw=request.draw,
         overwrite=request.overwrite,
         retry_failed=request.retry_failed,
         wait=request.wait,
