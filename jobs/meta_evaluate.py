@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -87,6 +88,7 @@ class MetaEvaluationRequest:
     metrics: tuple[str, ...] | None = None
     endpoints: tuple[Endpoint, ...] = ()
     scores: Mapping[str, str] | None = None
+    judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
     limit: int | None = None
     draw: Draw | None = None
     sheet: Sheet | None = None
@@ -249,8 +251,11 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
 
 
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
-    spark = samples.sparkSession
-    return read_score_tables(spark, request.runs, request.metrics, samples.select("sample_id"), request.input)
+    spark, judged = samples.sparkSession, defaultdict[str, list[str]](list)
+    for metric, judge in (request.judges or {}).items():
+        judged[judge].append(metric)
+    ids = samples.select("sample_id")
+    return read_score_tables(spark, request.runs, request.metrics, ids, request.input, judged)
 
 
 def _write_report(
@@ -287,7 +292,8 @@ def _write_sheet(
     spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, metrics: Sequence[str], display: Display
 ) -> None:
     """Writes the blinded sheet of the one model's run, and says what it holds."""
-    (run,) = request.runs.values()
+    judges = request.judges or dict.fromkeys(metrics, next(iter(request.runs)))
+    run = {metric: request.runs[judges[metric]] for metric in metrics}
     restate = _restater(request, sheet, display)
     counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(

@@ -17,6 +17,7 @@ from jobs.cli.arguments import (
     data_set,
     draw_of,
     flag,
+    known_metrics,
     load,
     load_or_none,
     metric_names,
@@ -142,13 +143,32 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
-    models = [model for model, _ in options.scores]
-    if len(set(models)) < len(models):
+    given = [name for name, _ in options.scores]
+    if len(set(given)) < len(given):
         raise click.UsageError("--scores names one model twice")
-    if options.annotation_sheet and max(len(models), len(options.endpoint or ())) > 1:
+    scores, judges = _judges_of(options)
+    if judges and len(judges) < len(given):
+        raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
+    if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
     if not options.scores:
         _metrics_or_error(options)
+
+
+def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
+    """The folders of `--scores` by model, and by metric its judge where they have the form METRIC:JUDGE=DIR.
+
+    Raises UsageError where one judge has two folders.
+    """
+    scores: dict[str, str] = {}
+    judges: dict[str, str] = {}
+    for name, folder in options.scores:
+        metric, colon, judge = name.partition(":")
+        if colon and metric in known_metrics():
+            judges[metric] = name = judge
+        if scores.setdefault(name, folder) != folder:
+            raise click.UsageError(f"--scores gives {name} two folders; name the judges apart")
+    return scores, judges
 
 
 def _metrics_or_error(options: Options) -> None:
@@ -173,14 +193,16 @@ def _run_meta_evaluate(options: Options) -> int:
         restating = resolved[0] if resolved else load_or_none(each[0])
         endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
         sheet = Sheet(options.annotation_sheet, options.seed or 0, endpoint)
+    scores, judges = _judges_of(options)
     request = MetaEvaluationRequest(
         dataset=str(data_set(options.dataset, options.conflictbank)),
         input=options.input,
         output=absolute(options.output),
         settings=settings,
-        metrics=options.metric,
+        metrics=options.metric or (tuple(judges) or None),
         endpoints=tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved),
-        scores={model: absolute(folder) for model, folder in options.scores} or None,
+        scores={model: absolute(folder) for model, folder in scores.items()} or None,
+        judges=judges or None,
         limit=options.limit,
         draw=draw_of(options, settings),
         sheet=sheet,
@@ -215,7 +237,10 @@ _COMBINED = [
     Option("--output", "DIR", "where the table and the report go", required=True),
     flag("--overwrite", "replace the tables of another run in --output"),
 ]
-_SCORES = "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked"
+_SCORES = (
+    "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked; "
+    "METRIC:JUDGE=DIR where each metric has a judge of its own"
+)
 _LABELLED = [
     Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
     Option("--input", "PATH", "the data set's file"),
