@@ -219,7 +219,7 @@ def compare_pairs(
 def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bool = False) -> DataFrame:
     """How often each difference of two systems occurs: metric, first, second, difference, count.
 
-    A difference is of one question, or with `cluster` the sum over the questions of a query, and then the column `size` says of how many.
+    A difference is of one question, or with `cluster` the sum over the questions of a query: `size` says of how many.
     `first` sorts before `second`. A system's score of a question is the mean over its samples that have one.
     With `grid`, differences are rounded to multiples of 1 / grid.
     """
