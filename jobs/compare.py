@@ -217,9 +217,9 @@ def compare_pairs(
 
 
 def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bool = False) -> DataFrame:
-    """How often each difference of two systems occurs: metric, first, second, difference, size, count.
+    """How often each difference of two systems occurs: metric, first, second, difference, count.
 
-    A difference is of one question, size 1, or with `cluster` the sum over the questions of a query, `size` of them.
+    A difference is of one question, or with `cluster` the sum over the questions of a query: `size` says of how many.
     `first` sorts before `second`. A system's score of a question is the mean over its samples that have one.
     With `grid`, differences are rounded to multiples of 1 / grid.
     """
@@ -230,15 +230,16 @@ def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bo
     second = means.withColumnsRenamed({"system": "second", "score": "second_score"})
     pairs = first.join(second, on=keys, how="inner").where(F.col("first") < F.col("second"))
     difference = F.col("first_score") - F.col("second_score")
-    compared = ["metric", "first", "second"]
+    sized = ["size"] if cluster else []
     if cluster:
         sums = [F.sum(difference).alias("difference"), F.count("*").alias("size")]
-        units = pairs.groupBy(*compared, "query").agg(*sums)
+        pairs = pairs.groupBy("metric", "first", "second", "query").agg(*sums)
     else:
-        units = pairs.select(*compared, difference.alias("difference"), F.lit(1).cast("long").alias("size"))
+        pairs = pairs.withColumn("difference", difference)
     exact = F.round("difference", DECIMALS)
-    rounded = units.withColumn("difference", exact if grid is None else F.round(F.col("difference") * grid) / grid)
-    return rounded.groupBy(*compared, "difference", "size").agg(F.count("*").alias("count"))
+    rounded = pairs.withColumn("difference", exact if grid is None else F.round(F.col("difference") * grid) / grid)
+    counted = rounded.groupBy("metric", "first", "second", "difference", *sized).agg(F.count("*").alias("count"))
+    return counted.select("metric", "first", "second", "difference", "count", *sized)
 
 
 Pairs = dict[tuple[str, str, str], Rows]
@@ -261,7 +262,7 @@ def _compare_pair(metric: str, first: str, second: str, counts: Pairs, seed: int
     sign = 1.0 if first == low else -1.0
     rows = counts.get((metric, low, high), [])
     sums = [sign * row["difference"] for row in rows]
-    sizes, times = ([row[name] for row in rows] for name in ("size", "count"))
+    sizes, times = [row.get("size", 1) for row in rows], [row["count"] for row in rows]
     test = clustered_permutation_test(sums, sizes, times, seed=seed)
     return {
         "metric": metric,

@@ -19,6 +19,7 @@ from jobs.asking.lost import has_failed, is_unasked
 from jobs.asking.prompts import bind_stage
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
+from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.questions import read_questions
 from jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from jobs.run import manifest
@@ -51,6 +52,7 @@ class GenerateRequest:
     systems: Mapping[str, Resolved]
     contexts: str | None = None
     limit: int | None = None
+    draw: Draw | None = None
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -145,7 +147,9 @@ def _check_distinct(systems: Sequence[_System]) -> None:
 
 def _generate(run: _Generating) -> GenerateOutcome:
     request, output = run.request, run.output
-    found, notes = read_questions(run.engines.spark, request.input, contexts=request.contexts, limit=request.limit)
+    found, notes = read_questions(
+        run.engines.spark, request.input, contexts=request.contexts, limit=request.limit, draw=request.draw
+    )
     for note in notes:
         run.engines.display.note(note)
     show_invalid(found, run.engines.display, "answered")
@@ -173,7 +177,13 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
     request = run.request
     run.output.begin(
         shown(request.settings, exclude={"llm"}),
-        input={"path": request.input, "contexts": request.contexts, "limit": request.limit, "fingerprint": content},
+        input={
+            "path": request.input,
+            "contexts": request.contexts,
+            "limit": request.limit,
+            "draw": shown_draw(request.draw),
+            "fingerprint": content,
+        },
         llm={system.name: shown(system.settings, include={"llm"})["llm"] for system in run.systems},
         template_digests=manifest.template_digests({system.name: system.stage for system in run.systems}),
         embedded_models={system.name: system.endpoint.model_sha256 for system in run.systems},

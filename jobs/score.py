@@ -18,6 +18,7 @@ from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
+from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
 from jobs.metrics import METRICS, needs_of, stages_of
@@ -53,6 +54,7 @@ class ScoreRequest:
     embedded: bool
     format: str | None = None
     limit: int | None = None
+    draw: Draw | None = None
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -121,6 +123,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         request.input,
         format=request.format,
         limit=request.limit,
+        draw=request.draw,
         required=needs_of(request.metrics),
     )
     show_invalid(found, run.engines.display)
@@ -164,7 +167,13 @@ def _begin(run: _Scoring, found: Samples, content: str) -> None:
     run.output.begin(
         shown(request.settings),
         metrics=list(request.metrics),
-        input={"path": request.input, "format": request.format, "limit": request.limit, "fingerprint": content},
+        input={
+            "path": request.input,
+            "format": request.format,
+            "limit": request.limit,
+            "draw": shown_draw(request.draw),
+            "fingerprint": content,
+        },
         template_digests=manifest.template_digests(run.stages),
         embedded_model=run.endpoint.model_sha256,
         counts={"samples": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates},

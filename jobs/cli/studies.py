@@ -7,12 +7,17 @@ import json
 import click
 
 from jobs.cli.arguments import (
+    CONFLICTBANK_OPTION,
     RUN_FLAGS,
+    SAMPLE_OPTION,
     Command,
     Option,
     Options,
     count,
+    data_set,
+    draw_of,
     flag,
+    known_metrics,
     load,
     load_or_none,
     metric_names,
@@ -25,7 +30,6 @@ from jobs.cli.arguments import (
 )
 
 META_DATASETS = ("wikicontradict", "conflictbank")
-CONFLICTBANK_WAYS = ("by_source", "alone")
 QUESTION_FORMATS = ("eli5_category",)
 
 
@@ -39,12 +43,14 @@ def _generate(options: Options) -> int:
     from jobs.run.progress import Display
     from jobs.settings.systems import load_systems
 
+    systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     request = GenerateRequest(
         input=options.input,
         output=absolute(options.output),
-        systems=load_systems(options.systems, lambda layer: load(options, system=layer)),
+        systems=systems,
         contexts=options.contexts,
         limit=options.limit,
+        draw=draw_of(options, next(iter(systems.values())).settings),
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -125,7 +131,7 @@ def _report_annotations(options: Options) -> int:
     """Reads a filled sheet, writes the table and the report to --output, and prints the report."""
     from jobs.study.annotations import report_study
 
-    print(report_study(options.annotations, options.key, options.output, seed=options.seed), end="")
+    print(report_study(options.annotations, options.key, options.output, seed=options.seed or 0), end="")
     return 0
 
 
@@ -137,15 +143,32 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
-    models = [model for model, _ in options.scores]
-    if len(set(models)) < len(models):
+    given = [name for name, _ in options.scores]
+    if len(set(given)) < len(given):
         raise click.UsageError("--scores names one model twice")
-    if options.annotation_sheet and max(len(models), len(options.endpoint or ())) > 1:
+    scores, judges = _judges_of(options)
+    if judges and len(judges) < len(given):
+        raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
+    if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
-    if options.conflictbank and options.dataset != "conflictbank":
-        raise click.UsageError("--conflictbank goes with --dataset conflictbank")
     if not options.scores:
         _metrics_or_error(options)
+
+
+def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
+    """The folders of `--scores` by model, and by metric its judge where they have the form METRIC:JUDGE=DIR.
+
+    Raises UsageError where one judge has two folders.
+    """
+    scores: dict[str, str] = {}
+    judges: dict[str, str] = {}
+    for name, folder in options.scores:
+        metric, colon, judge = name.partition(":")
+        if colon and metric in known_metrics():
+            judges[metric] = name = judge
+        if scores.setdefault(name, folder) != folder:
+            raise click.UsageError(f"--scores gives {name} two folders; name the judges apart")
+    return scores, judges
 
 
 def _metrics_or_error(options: Options) -> None:
@@ -164,20 +187,24 @@ def _run_meta_evaluate(options: Options) -> int:
 
     each = [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
     resolved = [] if options.scores else [load(one) for one in each]
+    settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
     sheet = None
     if options.annotation_sheet:
         restating = resolved[0] if resolved else load_or_none(each[0])
         endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
-        sheet = Sheet(options.annotation_sheet, options.seed, endpoint)
+        sheet = Sheet(options.annotation_sheet, options.seed or 0, endpoint)
+    scores, judges = _judges_of(options)
     request = MetaEvaluationRequest(
-        dataset=f"{options.dataset}_alone" if options.conflictbank == "alone" else options.dataset,
+        dataset=str(data_set(options.dataset, options.conflictbank)),
         input=options.input,
         output=absolute(options.output),
-        settings=resolved[0].settings if resolved else settings_without_endpoint(each[0]),
-        metrics=options.metric,
+        settings=settings,
+        metrics=options.metric or (tuple(judges) or None),
         endpoints=tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved),
-        scores={model: absolute(folder) for model, folder in options.scores} or None,
+        scores={model: absolute(folder) for model, folder in scores.items()} or None,
+        judges=judges or None,
         limit=options.limit,
+        draw=draw_of(options, settings),
         sheet=sheet,
         cluster=options.cluster,
         overwrite=options.overwrite,
@@ -196,6 +223,7 @@ _QUESTIONS = [
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
     Option("--format", "NAME", "a known data set, with --contexts: eli5_category", read=one_of(QUESTION_FORMATS)),
     Option("--contexts", "FILE", "the contexts of such questions: rows of q_id and contexts"),
+    SAMPLE_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
 _COMPARED = [
@@ -209,8 +237,10 @@ _COMBINED = [
     Option("--output", "DIR", "where the table and the report go", required=True),
     flag("--overwrite", "replace the tables of another run in --output"),
 ]
-_SCORES = "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked"
-_WAYS = "S_X of a context: by_source, of one evaluation (the default), or alone, each context evaluated by itself"
+_SCORES = (
+    "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked; "
+    "METRIC:JUDGE=DIR where each metric has a judge of its own"
+)
 _LABELLED = [
     Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
     Option("--input", "PATH", "the data set's file"),
@@ -219,11 +249,17 @@ _LABELLED = [
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
-    Option("--conflictbank", "HOW", _WAYS, read=one_of(CONFLICTBANK_WAYS)),
+    CONFLICTBANK_OPTION,
+    SAMPLE_OPTION,
 ]
 _HUMAN_STUDY = [
     Option("--annotation-sheet", "N", "human study: draw N samples and write a blinded sheet and its key", read=count),
-    Option("--seed", "S", "human study: of the draw and the intervals (0)", read=whole_number, default=0),
+    Option(
+        "--seed",
+        "S",
+        "of --sample (statistics.seed), and of the human study's draw and intervals (0)",
+        read=whole_number,
+    ),
     Option("--annotations", "FILE", "human study: a filled sheet, CSV or XLSX: report on it, nothing else"),
     Option("--key", "FILE", "human study: the key that was written beside the sheet"),
 ]

@@ -71,8 +71,8 @@ def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: b
     LMR points of units under `COMPARED_UNDER`, `first` before `second` in `metrics`.
     """
     place = F.array_position(F.array(*map(F.lit, metrics)), F.col("metric"))
-    compared = (F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER)
-    earned = points.where(compared & F.col("points").isNotNull())
+    lmr = (F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER)
+    earned = points.where(lmr & F.col("points").isNotNull())
     side = earned.select("model", "unit", "cluster", "metric", "points", place.alias("place"))
     first = side.select("model", "unit", "cluster", *_renamed("first"))
     second = side.select("model", "unit", *_renamed("second"))
