@@ -132,6 +132,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     if output.earlier and output.is_complete(retry_failed=request.retry_failed):
         return _unchanged(request, output.earlier)
     _begin(run, found, identity["input"])
+    output.check_lock()
     samples, written = write_samples(found, f"{output.place}/samples")
     if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")

@@ -134,29 +134,34 @@ class StageRunner:
             self._look_up(asking)
             self._answer_missing(asking)
             before = self.damaged_files
-            results = self._read_results(asking)
+            results, counts = self._read_results(asking)
             if self.damaged_files == before or self.ended:
+                self._check(asking, counts)
                 return results
             # A page was damaged that looking up did not read: what was in its file has to be asked again
 
     def _look_up(self, asking: _Asking) -> None:
         """What the store has for each request, written down: a frame that is kept would hide what is added later."""
 
-        def look(reading: Reading) -> Counted:
+        def look(reading: Reading) -> tuple[int, int]:
             asking.seen = frozenset(reading.whole.names)
             ids = asking.asked.select("request_id").distinct()
+            if not reading.whole.uris and asking.requests.all_asked:
+                # Nothing is known, so that nothing has to be counted: rows are at least as many as their requests
+                asking.states = ids.withColumn("state", F.lit(None).cast("string"))
+                return 0, self.workspace.count(asking.identified)
             completions, check = reading.counted("request_id", "error_type")
             known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
             states = ids.join(known, on="request_id", how="left").select("request_id", "state")
-            found = {name: F.count_if(F.col("state") == name) for name in STATES}
-            counts = Counted({"all": F.count(F.lit(1)), **found})
+            named = {name: F.count_if(F.col("state") == name) for name in STATES}
+            counts = Counted({"all": F.count(F.lit(1)), **named})
             asking.states = self.workspace.keep(states, f"{asking.stage.name}-states", counts)
             check()
-            return counts
+            lasting = 0 if self.engines.retry_failed else counts["lasting"]
+            return counts["ok"], counts["all"] - counts["ok"] - lasting
 
-        counts = self._read(asking.folder, look)
-        asking.count_reused(counts["ok"])
-        asking.missing = counts["all"] - counts["ok"] - (0 if self.engines.retry_failed else counts["lasting"])
+        reused, asking.missing = self._read(asking.folder, look)
+        asking.count_reused(reused)
 
     def _read(self, folder: str, act: Callable[[Reading], Given]) -> Given:
         """What `act` makes of a stage's folder, read whole; the user hears of files that are not."""
@@ -297,24 +302,26 @@ class StageRunner:
                 "set store (or --output) to a path that all machines share"
             ) from error
 
-    def _read_results(self, asking: _Asking) -> DataFrame:
+    def _read_results(self, asking: _Asking) -> tuple[DataFrame, Counted]:
+        """The results, and what was counted of them."""
         rows, carry = asking.asked, asking.requests.carry
         ids = rows.select("request_id").distinct()
-        schema = result_schema(asking.stage, rows, carry)
+        schema, outcomes = result_schema(asking.stage, rows, carry), _outcomes(asking.stage)
 
-        def read(reading: Reading) -> tuple[DataFrame, Counted]:
-            outcomes = Counted(_outcomes(asking.stage))
+        def read(reading: Reading) -> tuple[DataFrame, Counted, Counted]:
             best = store.one_a_request(reading.completions.join(ids, on="request_id", how="left_semi"))
             models = Counted({"models": F.slice(F.array_sort(F.collect_set("model")), 1, MODELS_NAMED)})
-            answered = models.on(rows.join(best, on="request_id", how="left")).drop("model")
-            parse = partial(parse_completions, stage=asking.stage.name, keys=carry)
-            results = self.workspace.keep(answered.mapInArrow(parse, schema), f"{asking.stage.name}-results", outcomes)
-            self.models.update(models["models"])
-            return results, outcomes
+            counts = Counted(outcomes)
+            parsed = (
+                models.on(rows.join(best, on="request_id", how="left"))
+                .drop("model")
+                .mapInArrow(partial(parse_completions, stage=asking.stage.name, keys=carry), schema)
+            )
+            return self.workspace.keep(parsed, f"{asking.stage.name}-results", counts), models, counts
 
-        results, outcomes = self._read(asking.folder, read)
-        self._check(asking, outcomes)
-        return results
+        results, models, counts = self._read(asking.folder, read)
+        self.models.update(models["models"])
+        return results, counts
 
     def _check(self, asking: _Asking, outcomes: Counted) -> None:
         """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted."""

@@ -137,7 +137,8 @@ def read_rows(
     last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None
     kept = _kept(found, last_id) if drawn is None else _kept(found, last_id).where(drawn)
     invalid = _invalid(found, kept, files)
-    first = [row["error"] for row in invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID).collect()]
+    shown = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
+    first = [row["error"] for row in shown.collect()] if found.broken else []
     return Samples(
         samples=_samples(kept, required, carried_types(files, found.facts, adapted=adapter is not None)),
         invalid=invalid.select("sample_id", "error"),
