@@ -23,7 +23,7 @@ CITIES = {"Lyon": "France", "Nantes": "France", "Turin": "Italy", "Osaka": "Japa
 CONTINENTS = {"France": "Europe", "Italy": "Europe", "Japan": "Asia", "Peru": "America"}
 TASTES = ("tea", "coffee", "chess", "rain")
 # In metres, within the rounding that they are written with.
-LENGTHS = {"5 km": 5000, "5,000 m": 5000, "3.1 miles": 5000, "8 km": 8000, "8,000 m": 8000, "5 miles": 8000}
+LENGTHS = {"5 km": 5000, "5,000 m": 5000, "5,470 yards": 5000, "8 km": 8000, "8,000 m": 8000, "8,750 yards": 8000}
 LOOSE_LENGTHS = {"about 5 km": 5000, "about 5 miles": 8000}
 DURATION = "20 minutes"
 MONTHS = ("January", "March", "May", "August", "October")

@@ -337,7 +337,7 @@ def test_an_endpoint_may_return_no_log_probabilities(server: ModelServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("5 km", "a length of 3.1 miles."), ("About 5 km", "5 km"), ("8 km", "5 km")]
+    ("first", "second"), [("5 km", "a length of 5,470 yards."), ("About 5 km", "5 km"), ("8 km", "5 km")]
 )
 def test_two_lengths_are_given_to_the_tool_and_its_outcome_counts(server: ModelServer, first: str, second: str) -> None:
     payload = _comparison(first, second)
