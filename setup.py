@@ -30,6 +30,7 @@ setup(
         "openpyxl>=3.1.5,<3.2",  # annotation sheets as workbooks, for people and back
         "matplotlib>=3.11,<4",  # pictures of graphs; older ones draw other bytes
         "pydantic>=2.14,<3",  # validated settings
+        "filelock>=4.2,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
         "click>=8.4,<9",  # the command line; 8.4 is the first that names an unknown command

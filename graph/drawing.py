@@ -1,40 +1,51 @@
-"""One sample's fact graph as a networkx DiGraph, and as a picture. Dejl et al. 2025; methods, section 5.
-
-Rows are mappings with the columns of the tables `atoms`, `relations` and `statements`, of one sample and one metric.
-A node of a graph here has the attributes `label`, `text`, `sources` (tuple of context ids), `kind` (`covered`,
-`uncovered`, `response` or `context`), `basis` and `response` (a statement that the response states itself); an edge has
-one or both of `entailment` (premise to hypothesis) and `contradiction`, or `states` (context to statement).
-"""
+"""A sample's fact graph as a picture: its nodes, their relations, and their texts beside. Methods, section 5."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
-import unicodedata
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import product
+from typing import Any
 
 import networkx as nx
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-Row = Mapping[str, Any]
-Graph: TypeAlias = "nx.DiGraph[Hashable]"
-Positions = dict[Hashable, tuple[float, float]]
+from graph.views import (
+    DRAWN_RELATIONS,
+    Graph,
+    condensed_graph,
+    one_line,
+    order_statements,
+    raw_graph,
+    sources_graph,
+)
 
-ENTAILMENTS = {  # whether it is an edge from the first to the second atom, and back
-    "entailment": (True, False),
-    "equivalent": (True, True),
-    "first_implies_second": (True, False),
-    "second_implies_first": (False, True),
-}
-CONTRADICTIONS = ("contradiction", "contradictory")
-DRAWN_RELATIONS = (*ENTAILMENTS, *CONTRADICTIONS)
+__all__ = [
+    "DRAWN_RELATIONS",
+    "FORMATS",
+    "Graph",
+    "condensed_graph",
+    "draw_graph",
+    "make_figure",
+    "one_line",
+    "order_statements",
+    "raw_graph",
+    "save_figure",
+    "sources_graph",
+]
+
+Positions = dict[Hashable, tuple[float, float]]
+Lines = dict[str, list[tuple[Hashable, Hashable]]]
+
 FORMATS = ("svg", "png")
 
 MAX_NODES = 150  # more are not told apart on any screen
@@ -67,172 +78,25 @@ EDGE_STYLES: dict[str, dict[str, Any]] = {
 }
 BLACK, BLUE = "#000000", COLOURS["response"]
 NODE_SIZE, FONT_SIZE, BORDER = 340, 8, 2.5
+POINTS = 72  # an inch
 COLUMN_INCHES, ROW_INCHES, LINE_INCHES, LOWEST_INCHES = 1.15, 0.5, 0.16, 2.0
-LEGEND_INCHES, LABEL_INCHES, MARGIN, HEAD, FOOT = 5.2, 0.45, 0.4, 1.4, 0.4
+# Half of a node with its border: the square root of its size is its side in points, and a diamond is wider by 2 ** 0.5
+NODE_INCHES = (math.sqrt(2 * NODE_SIZE) / 2 + BORDER) / POINTS
+LEGEND_INCHES, LABEL_INCHES, GAP, MARGIN = 5.2, 0.55, 0.1, 0.4
+TITLE_SIZE, TITLE_INCHES = FONT_SIZE + 2, 0.2
+HEAD = 1.2  # the key, five lines at most
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "untold",
     "svg.fonttype": "none",  # text that can be searched, in the viewer's own fonts
     "text.usetex": False,
     "text.parse_math": False,
 }
-_FRIENDLY_FORMATS = "\u200c\u200d\u200e\u200f\u00ad\u061c"  # joiners and marks that scripts need
-
-
-def one_line(text: str) -> str:
-    """The text on one line, without what a terminal, a picture or XML would not show as text.
-
-    White space is collapsed. Control characters, lone surrogates, noncharacters and what turns the direction of
-    writing around become U+FFFD.
-    """
-    return "".join(_visible(character) for character in " ".join(text.split()))
-
-
-def _visible(character: str) -> str:
-    category, point = unicodedata.category(character), ord(character)
-    hidden = category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in _FRIENDLY_FORMATS)
-    return "\ufffd" if hidden or point & 0xFFFE == 0xFFFE or 0xFDD0 <= point <= 0xFDEF else character
 
 
 def _cut(text: str, length: int) -> str:
     """The first characters of `one_line`; long texts are cut before they are looked through."""
     line = one_line(text.lstrip()[: 4 * length])
     return line if len(line) <= length else f"{line[:length].rstrip()}…"
-
-
-def order_statements(statements: Iterable[Row]) -> list[Row]:
-    """What is missing first, the basis at its head, then what is covered; each by statement_id, numbers as numbers."""
-    return sorted(
-        statements,
-        key=lambda row: (bool(row["covered"]), not row.get("in_basis"), *_natural(row["statement_id"])),
-    )
-
-
-def _natural(name: str | None) -> tuple[str, int, str]:
-    head, digits = re.fullmatch(r"(.*?)([0-9]{0,18})", name or "", re.DOTALL).groups()  # type: ignore[union-attr]
-    return head, int(digits or 0), name or ""
-
-
-def raw_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: Iterable[Row]) -> Graph:
-    """The graph of the atoms, one node an atom that was kept, named by its atom_id.
-
-    Atoms of the response are of kind `response`, the others of the kind of their statement. Labels are `n` or `n.k` for
-    the k-th atom of the n-th statement of `order_statements`, `R1`, `R2`, ... for atoms that are in no statement.
-    """
-    numbered = {row["statement_id"]: (number, row) for number, row in enumerate(order_statements(statements), 1)}
-    graph: Graph = nx.DiGraph()
-    alone = []
-    for members in _group(atoms, numbered).values():
-        if members[0].get("statement_id") not in numbered:
-            alone += members
-            continue
-        number, statement = numbered[members[0]["statement_id"]]
-        for place, atom in enumerate(members, 1):
-            label = f"{number}.{place}" if len(members) > 1 else str(number)
-            kind = "response" if atom["origin"] == "response" else _kind(statement)
-            graph.add_node(atom["atom_id"], **_atom(atom, label, kind, basis=bool(statement.get("in_basis"))))
-    _add_alone(graph, alone)
-    _add_relations(graph, relations, {str(name): name for name in graph})
-    return graph
-
-
-def condensed_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: Iterable[Row]) -> Graph:
-    """The condensation: one node a statement, named by its statement_id, and one an atom that is in none, by atom_id.
-
-    Labels are the numbers of `order_statements`, and `R1`, `R2`, ... for the atoms. Edges within a statement are gone.
-    """
-    graph: Graph = nx.DiGraph()
-    ordered = order_statements(statements)
-    kept = _group(atoms, {row["statement_id"]: (number, row) for number, row in enumerate(ordered, 1)})
-    for number, row in enumerate(ordered, 1):
-        stated = any(atom["origin"] != "context" for atom in kept.get(row["statement_id"], ()))
-        graph.add_node(row["statement_id"], **_statement(row, number, response=stated))
-    place = {atom["atom_id"]: name for name, members in kept.items() for atom in members if name in graph}
-    alone = [atom for name, members in kept.items() if name not in graph for atom in members]
-    _add_alone(graph, alone)
-    _add_relations(graph, relations, place | {atom["atom_id"]: atom["atom_id"] for atom in alone})
-    return graph
-
-
-def sources_graph(statements: Iterable[Row], contexts: Iterable[Row]) -> Graph:
-    """Statements and the contexts that state them, for a metric that has no fact graph (e2e).
-
-    A statement is named by its statement_id, a context (a mapping with `id` and `text`) by `("context", id)`; contexts
-    that state nothing are left out.
-    """
-    graph: Graph = nx.DiGraph()
-    texts = {row["id"]: row["text"] for row in contexts}
-    ordered = order_statements(statements)
-    for number, row in enumerate(ordered, 1):
-        graph.add_node(row["statement_id"], **_statement(row, number, response=False))
-    for row in ordered:
-        for source in row.get("sources") or ():
-            label, text = f"C{one_line(source)[:4]}", texts.get(source) or ""
-            graph.add_node(("context", source), **_node(label, text, "context", (source,)))
-            graph.add_edge(("context", source), row["statement_id"], states=True)
-    return graph
-
-
-def _group(atoms: Iterable[Row], numbered: Mapping[str, tuple[int, Row]]) -> dict[str | None, list[Row]]:
-    """The kept atoms by statement, in the order of the statements; those in none under None, last."""
-    kept = [atom for atom in atoms if atom.get("kept") is not False]
-    last = len(numbered) + 1
-    ranked = [(numbered.get(atom.get("statement_id") or "", (last,))[0], atom) for atom in kept]
-    groups: dict[str | None, list[Row]] = {}
-    for rank, atom in sorted(ranked, key=lambda pair: (pair[0], *_natural(pair[1]["atom_id"]))):
-        groups.setdefault(atom["statement_id"] if rank < last else None, []).append(atom)
-    return groups
-
-
-def _kind(statement: Row) -> str:
-    return "covered" if statement["covered"] else "uncovered"
-
-
-def _statement(row: Row, number: int, *, response: bool) -> dict[str, Any]:
-    sources = tuple(row.get("sources") or ())
-    basis = bool(row.get("in_basis"))
-    return _node(str(number), row["text"], _kind(row), sources, basis=basis, response=response)
-
-
-def _atom(row: Row, label: str, kind: str, *, basis: bool = False) -> dict[str, Any]:
-    question = row.get("question")
-    text = row["text"] if question is None else f"Q: {question} A: {row['text']}"
-    return _node(label, text, kind, tuple(row.get("sources") or ()), basis=basis, response=row["origin"] == "both")
-
-
-def _node(
-    label: str, text: str, kind: str, sources: tuple[str, ...], *, basis: bool = False, response: bool = False
-) -> dict[str, Any]:
-    return {
-        "label": label,
-        "text": text or "",
-        "kind": kind,
-        "sources": sources,
-        "basis": basis,
-        "response": response,
-    }
-
-
-def _add_alone(graph: Graph, atoms: Sequence[Row]) -> None:
-    """Atoms that are in no statement: of the response, or of contexts where the sample could not be scored."""
-    for number, atom in enumerate(atoms, 1):
-        kind = "context" if atom["origin"] == "context" else "response"
-        letter = "A" if kind == "context" else "R"
-        graph.add_node(atom["atom_id"], **_atom(atom, f"{letter}{number}", kind))
-
-
-def _add_relations(graph: Graph, relations: Iterable[Row], place: Mapping[str, Hashable]) -> None:
-    """Adds what the relations say between the nodes that hold their atoms; neutral and implied ones add nothing."""
-    for row in sorted(relations, key=lambda row: (row["premise_id"], row["hypothesis_id"])):
-        first, second = place.get(row["premise_id"]), place.get(row["hypothesis_id"])
-        if first is None or second is None or first == second:
-            continue
-        forth, back = ENTAILMENTS.get(row["relation"], (False, False))
-        if forth:
-            graph.add_edge(first, second, entailment=True)
-        if back:
-            graph.add_edge(second, first, entailment=True)
-        if row["relation"] in CONTRADICTIONS:
-            graph.add_edge(first, second, contradiction=True)
 
 
 def draw_graph(graph: Graph, *, form: str = "svg", title: str = "") -> bytes:
@@ -249,7 +113,7 @@ def draw_graph(graph: Graph, *, form: str = "svg", title: str = "") -> bytes:
     # No style of the caller's may change a byte
     with style.context(["default", STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        return save_figure(_draw(graph, title), form)
+        return save_figure(make_figure(graph, title), form)
 
 
 def save_figure(figure: Figure, form: str) -> bytes:
@@ -260,26 +124,97 @@ def save_figure(figure: Figure, form: str) -> bytes:
     return written.getvalue()
 
 
-def _draw(graph: Graph, title: str) -> Figure:
+class _Ruler:
+    """How wide text is, in inches, so that it can be wrapped to what is there."""
+
+    def __init__(self) -> None:
+        canvas: Any = FigureCanvasAgg(Figure(dpi=POINTS))
+        self._renderer = canvas.get_renderer()
+
+    def wrap(self, text: str, inches: float, *, size: int = FONT_SIZE, bold: bool = False) -> list[str]:
+        """Lines of at most `WIDTH` characters and that many inches; a single character is a line, however wide."""
+        font = FontProperties(size=size, weight="bold" if bold else "normal")
+        lines = textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+        return [part for line in lines for part in self._narrow(line, inches, font)]
+
+    def _narrow(self, line: str, inches: float, font: FontProperties) -> list[str]:
+        width = self._renderer.get_text_width_height_descent(line, font, ismath=False)[0] / POINTS
+        if width <= inches or len(line) == 1:
+            return [line]
+        # By the mean width of its characters; parts that are still too wide are narrowed again
+        fitting = max(1, min(len(line) - 1, int(len(line) * inches / width)))
+        parts = textwrap.wrap(line, fitting, break_on_hyphens=False)
+        return [narrow for part in parts for narrow in self._narrow(part, inches, font)]
+
+
+def make_figure(graph: Graph, title: str = "") -> Figure:
+    """The figure that `draw_graph` saves, an inch of the graph an inch of the figure: every part of it lies within."""
     shown = graph.copy()
     shown.remove_nodes_from(list(graph)[MAX_NODES:])
-    columns, legend = _columns(shown), _legend_columns(shown)
-    across = max(len(columns), 2) * COLUMN_INCHES
-    rows = max((len(column) for column in columns), default=1)
+    ruler = _Ruler()
+    legend, positions = _legend_columns(shown, ruler), _positions(_columns(shown))
+    edges = _lines(shown, positions)
+    left, right, low, high = _extent(edges, positions)
     lines = max((sum(map(len, column)) for column in legend), default=1)
-    width = across + len(legend) * LEGEND_INCHES + 2 * MARGIN
-    height = max(rows * ROW_INCHES, lines * LINE_INCHES, LOWEST_INCHES) + HEAD + FOOT
+    width = (right - left) + len(legend) * LEGEND_INCHES + 3 * MARGIN
+    body = max(high - low, lines * LINE_INCHES)
+    heading = ruler.wrap(_cut(title, TITLE_LENGTH), width - 2 * MARGIN, size=TITLE_SIZE, bold=True)
+    notes = [line for cut in _describe_cuts(graph, shown, edges) for line in ruler.wrap(cut, width - 2 * MARGIN)]
+    head, foot = HEAD + len(heading) * TITLE_INCHES, MARGIN + len(notes) * LINE_INCHES
+    height = head + body + foot
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    body = (height - HEAD - FOOT) / height
-    axes = figure.add_axes((MARGIN / width, FOOT / height, across / width, body))
-    notes = _draw_nodes_and_edges(axes, shown, _positions(columns))
-    if len(shown) < len(graph):
-        notes.insert(0, f"the first {len(shown):,} of {len(graph):,} nodes are drawn")
-    beside = figure.add_axes(((across + 2 * MARGIN) / width, FOOT / height, 1 - (across + 2 * MARGIN) / width, body))
-    _write_legend(beside, legend, lines=round((height - HEAD - FOOT) / LINE_INCHES))
-    _write_frame(figure, shown, title, "; ".join(notes))
+    top = foot + (body + high - low) / 2  # the graph in the middle of its side
+    places = (MARGIN / width, (top - (high - low)) / height, (right - left) / width, (high - low) / height)
+    axes = figure.add_axes(places)
+    _draw_nodes(axes, shown, positions)
+    _draw_edges(axes, shown, positions, edges)
+    axes.set(xlim=(left, right), ylim=(low, high))
+    start = (right - left) + 2 * MARGIN
+    beside = figure.add_axes((start / width, foot / height, 1 - (start + MARGIN) / width, body / height))
+    _write_legend(beside, legend, inches=(len(legend) * LEGEND_INCHES, body))
+    _write_frame(figure, shown, heading, notes)
     return figure
+
+
+def _lines(graph: Graph, positions: Positions) -> Lines:
+    """The edges of each name. A contradiction goes both ways and is one line, from left to right: it bends away from
+    an entailment.
+    """
+    lines = {name: _edges(graph, name) for name in EDGE_STYLES}
+    rightwards = (sorted(edge, key=lambda end: positions[end]) for edge in lines["contradiction"])
+    lines["contradiction"] = list(dict.fromkeys((left, right) for left, right in rightwards))
+    return lines
+
+
+def _extent(lines: Lines, positions: Positions) -> tuple[float, float, float, float]:
+    """The least and greatest x and y of nodes and edges, in inches, at least `LOWEST_INCHES` across."""
+    points = [*positions.values()] or [(0.0, 0.0)]
+    for name, look in EDGE_STYLES.items():
+        points += [_bend(positions[first], positions[second], look) for first, second in lines[name][:MAX_EDGES]]
+    sides = []
+    for values in zip(*points, strict=True):
+        low, high = min(values) - NODE_INCHES, max(values) + NODE_INCHES
+        missing = max(0.0, LOWEST_INCHES - (high - low)) / 2
+        sides += [low - missing, high + missing]
+    return sides[0], sides[1], sides[2], sides[3]
+
+
+def _bend(first: tuple[float, float], second: tuple[float, float], look: Mapping[str, Any]) -> tuple[float, float]:
+    """The middle of an arc: Matplotlib's `arc3` has its control point at `rad` times the distance, at right angles."""
+    found = re.search(r"rad=([-0-9.]+)", look["connectionstyle"])
+    half = float(found[1]) / 2 if found else 0.0
+    (x, y), (to_x, to_y) = first, second
+    return (x + to_x) / 2 + half * (to_y - y), (y + to_y) / 2 - half * (to_x - x)
+
+
+def _describe_cuts(graph: Graph, shown: Graph, lines: Lines) -> list[str]:
+    notes = [f"the first {len(shown):,} of {len(graph):,} nodes are drawn"] if len(shown) < len(graph) else []
+    return notes + [
+        f"the first {MAX_EDGES:,} of {len(edges):,} edges ({name}) are drawn"
+        for name, edges in lines.items()
+        if len(edges) > MAX_EDGES
+    ]
 
 
 def _columns(graph: Graph) -> list[list[Hashable]]:
@@ -309,71 +244,50 @@ def _layers(graph: Graph, names: Sequence[Hashable]) -> list[list[Hashable]]:
 
 
 def _positions(columns: Sequence[Sequence[Hashable]]) -> Positions:
-    """Columns from left to right, each centred, every other one half a row lower so that edges miss nodes."""
+    """In inches: columns from left to right, each centred, every other half a row lower so that edges miss nodes."""
     return {
-        name: (float(x), (len(column) - 1) / 2 - y - (x % 2) / 2)
+        name: (x * COLUMN_INCHES, ((len(column) - 1) / 2 - y - (x % 2) / 2) * ROW_INCHES)
         for x, column in enumerate(columns)
         for y, name in enumerate(column)
     }
 
 
-def _draw_nodes_and_edges(axes: Axes, graph: Graph, positions: Positions) -> list[str]:
-    """Draws the graph; notes on what is left out."""
-    for kind in KINDS:
-        for border, given in ((BLACK, "basis"), (BLUE, "response"), ("white", None)):
-            names = [name for name, node in graph.nodes(data=True) if node["kind"] == kind and _border(node) == given]
-            if names:
-                _draw_nodes(axes, graph, positions, names, border)
+def _draw_nodes(axes: Axes, graph: Graph, positions: Positions) -> None:
+    for kind, (border, given) in product(KINDS, ((BLACK, "basis"), (BLUE, "response"), ("white", None))):
+        names = [name for name, node in graph.nodes(data=True) if node["kind"] == kind and _border(node) == given]
+        look: dict[str, Any] = {
+            "node_color": COLOURS[kind],
+            "node_shape": SHAPES[kind],
+            "edgecolors": border,
+            "linewidths": BORDER,
+        }
+        if names:
+            nx.draw_networkx_nodes(graph, positions, nodelist=names, node_size=NODE_SIZE, ax=axes, **look)
     labels = {name: node["label"] for name, node in graph.nodes(data=True)}
     nx.draw_networkx_labels(graph, positions, labels, font_size=FONT_SIZE, font_color="white", ax=axes)
-    notes = [_draw_edges(axes, graph, positions, name) for name in EDGE_STYLES]
-    axes.set_axis_off()
-    return [note for note in notes if note]
 
 
 def _border(node: Mapping[str, Any]) -> str | None:
     return next((name for name in ("basis", "response") if node[name]), None)
 
 
-def _draw_nodes(axes: Axes, graph: Graph, positions: Positions, names: list[Hashable], border: str) -> None:
-    kind = graph.nodes[names[0]]["kind"]
-    nx.draw_networkx_nodes(
-        graph,
-        positions,
-        nodelist=names,
-        node_size=NODE_SIZE,
-        node_color=COLOURS[kind],
-        node_shape=SHAPES[kind],
-        edgecolors=border,
-        linewidths=BORDER,
-        ax=axes,
-    )
-
-
-def _draw_edges(axes: Axes, graph: Graph, positions: Positions, name: str) -> str:
-    """Draws the edges of one name; what there is to note.
-
-    A contradiction goes both ways and is drawn once, from left to right, so that it bends away from an entailment.
-    """
-    edges = _edges(graph, name)
-    if name == "contradiction":
-        rightwards = [sorted(edge, key=lambda end: positions[end]) for edge in edges]
-        edges = list(dict.fromkeys((left, right) for left, right in rightwards))
-    drawn, look = edges[:MAX_EDGES], EDGE_STYLES[name]
-    nx.draw_networkx_edges(graph, positions, drawn, node_size=NODE_SIZE, arrows=True, ax=axes, **look)
-    return f"the first {MAX_EDGES:,} of {len(edges):,} edges ({name}) are drawn" if len(edges) > MAX_EDGES else ""
+def _draw_edges(axes: Axes, graph: Graph, positions: Positions, lines: Lines) -> None:
+    for name, look in EDGE_STYLES.items():
+        drawn = lines[name][:MAX_EDGES]
+        nx.draw_networkx_edges(graph, positions, drawn, node_size=NODE_SIZE, arrows=True, ax=axes, **look)
+    axes.set_axis_off()
 
 
 def _edges(graph: Graph, name: str) -> list[tuple[Hashable, Hashable]]:
     return [(first, second) for first, second, edge in graph.edges(data=True) if edge.get(name)]
 
 
-def _legend_columns(graph: Graph) -> list[list[list[str]]]:
+def _legend_columns(graph: Graph, ruler: _Ruler) -> list[list[list[str]]]:
     """Columns of entries; an entry is its label and the lines of its text."""
     columns: list[list[list[str]]] = [[]]
     used = 0
     for _, node in graph.nodes(data=True):
-        lines = _legend_lines(node)
+        lines = ruler.wrap(_legend_text(node), LEGEND_INCHES - LABEL_INCHES - GAP) or ["(no text)"]
         if used and used + len(lines) > LINES:
             columns.append([])
             used = 0
@@ -382,47 +296,46 @@ def _legend_columns(graph: Graph) -> list[list[list[str]]]:
     return columns
 
 
-def _legend_lines(node: Mapping[str, Any]) -> list[str]:
+def _legend_text(node: Mapping[str, Any]) -> str:
     text = _cut(node["text"], TEXT_LENGTH)
     sources = ", ".join(_cut(source, SOURCE_LENGTH) for source in node["sources"][:SOURCES])
     more = ", …" if len(node["sources"]) > SOURCES else ""
-    stated = f" [{sources}{more}]" if sources and node["kind"] != "context" else ""
-    return textwrap.wrap(text + stated, WIDTH, break_on_hyphens=False) or ["(no text)"]
+    return text + (f" [{sources}{more}]" if sources and node["kind"] != "context" else "")
 
 
-def _write_legend(axes: Axes, columns: Sequence[Sequence[Sequence[str]]], *, lines: int) -> None:
-    """The texts beside their labels, a line of text one unit high."""
+def _write_legend(axes: Axes, columns: Sequence[Sequence[Sequence[str]]], inches: tuple[float, float]) -> None:
+    """The texts beside their labels, in axes as wide and high as `inches` say."""
     axes.set_axis_off()
-    axes.set_xlim(0, len(columns) * LEGEND_INCHES)
-    axes.set_ylim(lines, 0)
+    axes.set(xlim=(0, inches[0]), ylim=(inches[1], 0))
     for x, column in enumerate(columns):
-        y = 0
+        y = 0.0
         for label, *text in column:
             axes.text(x * LEGEND_INCHES, y, label, fontsize=FONT_SIZE, fontweight="bold", va="top")
             for line in text:
                 axes.text(x * LEGEND_INCHES + LABEL_INCHES, y, line, fontsize=FONT_SIZE, va="top")
-                y += 1
-            y += 1
+                y += LINE_INCHES
+            y += LINE_INCHES
 
 
-def _write_frame(figure: Figure, graph: Graph, title: str, note: str) -> None:
+def _write_frame(figure: Figure, graph: Graph, title: Sequence[str], notes: Sequence[str]) -> None:
     """Title and key above, notes below."""
     height = figure.get_figheight()
-    left = MARGIN / figure.get_figwidth()
-    figure.text(left, 1 - 0.15 / height, _cut(title, TITLE_LENGTH), fontsize=FONT_SIZE + 2, fontweight="bold", va="top")
-    figure.text(left, 0.15 / height, note, fontsize=FONT_SIZE)
+    left, y = MARGIN / figure.get_figwidth(), 0.15
+    for line in title:
+        figure.text(left, 1 - y / height, line, fontsize=TITLE_SIZE, fontweight="bold", va="top")
+        y += TITLE_INCHES
+    for number, line in enumerate(reversed(notes)):
+        figure.text(left, (0.15 + number * LINE_INCHES) / height, line, fontsize=FONT_SIZE)
     handles = _key(graph)
     if handles:
-        at = (left, 1 - 0.4 / height)
-        figure.legend(
-            handles=handles,
-            loc="upper left",
-            bbox_to_anchor=at,
-            ncols=2,
-            fontsize=FONT_SIZE,
-            frameon=False,
-            borderpad=0,
-        )
+        look: dict[str, Any] = {
+            "loc": "upper left",
+            "ncols": 2,
+            "fontsize": FONT_SIZE,
+            "frameon": False,
+            "borderpad": 0,
+        }
+        figure.legend(handles=handles, bbox_to_anchor=(left, 1 - (y + 0.05) / height), **look)
 
 
 def _key(graph: Graph) -> list[Line2D]:

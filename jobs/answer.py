@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import ray
+from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from jobs.asking.control import Control
@@ -31,6 +32,7 @@ from udfs.llm.calls import Progress, Tally, Work
 from udfs.llm.records import Completion, completions_table
 from udfs.llm.segments import open_filesystem, read_ids, write_file
 from udfs.llm.units import count_unit, ids_among, list_units, read_requests
+from udfs.redaction import redact
 
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
@@ -385,6 +387,7 @@ def start_ray(address: str | None) -> None:
                 "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
             ) from error
         return
+    _keep_to_loopback()
     ray.init(
         address="local",
         num_cpus=1,
@@ -392,6 +395,18 @@ def start_ray(address: str | None) -> None:
         include_dashboard=False,
         **common,
     )
+
+
+def _keep_to_loopback() -> None:
+    """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
+
+    Ray 2.60 turns a loopback `_node_ip_address` into the address that others reach, and all of its servers then listen
+    on every interface; only where it takes itself for a Ray without a cluster does its own address stay loopback
+    (`ray._private.services.get_node_ip_address`). The variable tells the processes that it starts, the constant this
+    one, which has read the variable when it imported ray.
+    """
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _tell(event: Mapping[str, Any]) -> None:
@@ -406,7 +421,7 @@ def _answer(job: Job, stopped: Callable[[], str | None], confirmed: Callable[[],
         make_folder(job.directory)
         outcome = Answering(job, stopped, _tell, confirmed, **options).run()
     except (RayError, RuntimeError, OSError) as error:
-        _tell({"event": "broken", "error": f"{type(error).__name__}: {str(error).splitlines()[-1]}"})
+        _tell({"event": "broken", "error": redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")})
         raise
     _tell({"event": "done", "stage": job.stage.name, "total": outcome.tally.taken, **asdict(outcome)})
     return outcome

@@ -20,7 +20,8 @@ from jobs.study.aggregate import GRID, MAX_DISTINCT, summarise
 from jobs.tables import SAMPLES, SCORES
 from udfs.errors import UserError
 from udfs.hints import did_you_mean, near_misses
-from udfs.statistics.permutation import adjust_p_values, paired_permutation_test
+from udfs.statistics.intervals import clustered_bca_interval
+from udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
 SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
 # Decimals of a difference: beyond them it depends on the order in which a mean was summed
@@ -40,6 +41,7 @@ def compare(
     seed: int,
     notify: Callable[[str], None] = lambda _: None,
     max_distinct: int = MAX_DISTINCT,
+    cluster: bool = False,
 ) -> dict[str, Rows]:
     """`systems` and `comparisons` of outputs of `untold score`, over `metrics` or all that they have.
 
@@ -48,7 +50,8 @@ def compare(
 
     `comparisons`, a row two systems of a metric, the better one first: metric, first, second, n (questions that both
     have a score for), difference of the means over these, p_value, p_adjusted (Benjamini-Hochberg within the metric);
-    null where n is 0. A question is a query with its contexts; several samples of one count as their mean.
+    null where n is 0. A question is a query with its contexts; several samples of one count as their mean. With
+    `cluster`, all rows of one query are resampled together and flip together; `notify` says where that is not so.
 
     Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
     multiples of 1 / `GRID`. Raises CompareError for outputs that cannot be compared, UnreadableRunError for what is no
@@ -62,7 +65,15 @@ def compare(
     try:
         _check_once(scores, runs)
         systems = rank(summarise(scores, seed=seed, max_distinct=max_distinct))
-        return {"systems": systems, "comparisons": compare_pairs(scores, systems, seed, max_distinct)}
+        if cluster:
+            systems = with_clustered_intervals(systems, scores, seed)
+        elif repeated := count_repeated_queries(scores):
+            notify(
+                f"{repeated:,} queries have several rows of one system, which are alike: intervals and tests that take "
+                "rows one by one are too sure; --cluster takes whole queries"
+            )
+        pairs = compare_pairs(scores, systems, seed, max_distinct, cluster=cluster)
+        return {"systems": systems, "comparisons": pairs}
     finally:
         scores.unpersist()
 
@@ -133,7 +144,7 @@ def _read_run(spark: SparkSession, output: str, name: str) -> DataFrame:
     samples = spark.read.schema(spark_schema(SAMPLES)).parquet(f"{output}/samples")
     text = F.to_json(F.struct("query", "contexts"))
     question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))
-    asked = samples.select("sample_id", question.alias("question"))
+    asked = samples.select("sample_id", "query", question.alias("question"))
     return scores.join(asked, on="sample_id", how="left").withColumn("system", F.coalesce("system", F.lit(name)))
 
 
@@ -157,12 +168,43 @@ def rank(summary: Iterable[Mapping[str, Any]]) -> Rows:
     return sorted(rows, key=lambda row: (row["metric"], row["mean"] is None, -(row["mean"] or 0.0), row["system"]))
 
 
-def compare_pairs(scores: DataFrame, systems: Rows, seed: int, max_distinct: int = MAX_DISTINCT) -> Rows:
+def count_repeated_queries(scores: DataFrame) -> int:
+    """How many queries have several rows of one system under a metric. scores: metric, system, query strings."""
+    rows = scores.where(F.col("query").isNotNull()).groupBy("metric", "system", "query").agg(F.count("*").alias("rows"))
+    return rows.where(F.col("rows") > 1).select("query").distinct().count()
+
+
+def with_clustered_intervals(systems: Rows, scores: DataFrame, seed: int) -> Rows:
+    """The rows of the systems with intervals that resample queries; scores without a query are clusters of their own.
+
+    Sums of scores are rounded to `DECIMALS`, and only counts of equal queries reach the driver.
+    """
+    known = scores.where(F.col("score").isNotNull() & ~F.isnan("score"))
+    query = F.coalesce("query", "sample_id").alias("query")
+    queries = known.groupBy("metric", "system", query).agg(F.sum("score").alias("sum"), F.count("*").alias("size"))
+    rounded = queries.withColumn("sum", F.round("sum", DECIMALS))
+    counted = rounded.groupBy("metric", "system", "sum", "size").agg(F.count("*").alias("count"))
+    clusters: dict[tuple[str, str], Rows] = defaultdict(list)
+    for row in counted.toArrow().to_pylist():
+        clusters[row["metric"], row["system"]].append(row)
+    return [row | _clustered_limits(clusters[row["metric"], row["system"]], seed) for row in systems]
+
+
+def _clustered_limits(rows: Rows, seed: int) -> dict[str, float | None]:
+    sums, sizes, counts = ([row[name] for row in rows] for name in ("sum", "size", "count"))
+    interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
+    return {"ci_low": interval.low, "ci_high": interval.high}
+
+
+def compare_pairs(
+    scores: DataFrame, systems: Rows, seed: int, max_distinct: int = MAX_DISTINCT, *, cluster: bool = False
+) -> Rows:
     """The rows of `comparisons` of ranked systems: every two of a metric, the better one first.
 
-    scores: metric, system, question strings, score double. Methods, section 7.
+    scores: metric, system, query, question strings, score double. With `cluster` all questions of one query flip
+    together. Methods, section 7.
     """
-    counts = _collect_counts(scores, max_distinct)
+    counts = _collect_counts(scores, max_distinct, cluster=cluster)
     ranked: dict[str, list[str]] = defaultdict(list)
     for row in systems:
         ranked[row["metric"]].append(row["system"])
@@ -174,52 +216,54 @@ def compare_pairs(scores: DataFrame, systems: Rows, seed: int, max_distinct: int
     return rows
 
 
-def count_differences(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
-    """How often each difference of two systems on one question occurs: metric, first, second, difference, count.
+def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bool = False) -> DataFrame:
+    """How often each difference of two systems occurs: metric, first, second, difference, count.
 
+    A difference is of one question, or with `cluster` the sum over the questions of a query: `size` says of how many.
     `first` sorts before `second`. A system's score of a question is the mean over its samples that have one.
     With `grid`, differences are rounded to multiples of 1 / grid.
     """
     means = scores.where(F.col("question").isNotNull() & F.col("score").isNotNull() & ~F.isnan("score"))
-    means = means.groupBy("metric", "question", "system").agg(F.avg("score").alias("score"))
+    keys = ["metric", "question", *(["query"] if cluster else [])]
+    means = means.groupBy(*keys, "system").agg(F.avg("score").alias("score"))
     first = means.withColumnsRenamed({"system": "first", "score": "first_score"})
     second = means.withColumnsRenamed({"system": "second", "score": "second_score"})
+    pairs = first.join(second, on=keys, how="inner").where(F.col("first") < F.col("second"))
     difference = F.col("first_score") - F.col("second_score")
-    rounded = F.round(difference, DECIMALS) if grid is None else F.round(difference * grid) / grid
-    return (
-        first.join(second, on=["metric", "question"], how="inner")
-        .where(F.col("first") < F.col("second"))
-        .groupBy("metric", "first", "second", rounded.alias("difference"))
-        .agg(F.count("*").alias("count"))
-        .select("metric", "first", "second", "difference", "count")
-    )
+    sized = ["size"] if cluster else []
+    if cluster:
+        sums = [F.sum(difference).alias("difference"), F.count("*").alias("size")]
+        pairs = pairs.groupBy("metric", "first", "second", "query").agg(*sums)
+    else:
+        pairs = pairs.withColumn("difference", difference)
+    exact = F.round("difference", DECIMALS)
+    rounded = pairs.withColumn("difference", exact if grid is None else F.round(F.col("difference") * grid) / grid)
+    counted = rounded.groupBy("metric", "first", "second", "difference", *sized).agg(F.count("*").alias("count"))
+    return counted.select("metric", "first", "second", "difference", "count", *sized)
 
 
-def _collect_counts(scores: DataFrame, max_distinct: int) -> dict[tuple[str, str, str], tuple[list[float], list[int]]]:
-    """By metric and two systems in the order of their names: the differences and how often each occurs."""
-    counted = count_differences(scores).limit(max_distinct + 1).toArrow()
+Pairs = dict[tuple[str, str, str], Rows]
+
+
+def _collect_counts(scores: DataFrame, max_distinct: int, *, cluster: bool) -> Pairs:
+    """By metric and two systems in the order of their names: rows of difference, size and count."""
+    counted = count_differences(scores, cluster=cluster).limit(max_distinct + 1).toArrow()
     if counted.num_rows > max_distinct:
-        counted = count_differences(scores, grid=GRID).toArrow()
-    counts: dict[tuple[str, str, str], tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
+        counted = count_differences(scores, grid=GRID, cluster=cluster).toArrow()
+    counts: Pairs = defaultdict(list)
     for batch in counted.to_batches(max_chunksize=10_000):
         for row in batch.to_pylist():
-            differences, times = counts[row["metric"], row["first"], row["second"]]
-            differences.append(row["difference"])
-            times.append(row["count"])
+            counts[row["metric"], row["first"], row["second"]].append(row)
     return counts
 
 
-def _compare_pair(
-    metric: str,
-    first: str,
-    second: str,
-    counts: Mapping[tuple[str, str, str], tuple[list[float], list[int]]],
-    seed: int,
-) -> dict[str, Any]:
+def _compare_pair(metric: str, first: str, second: str, counts: Pairs, seed: int) -> dict[str, Any]:
     low, high = sorted((first, second))
     sign = 1.0 if first == low else -1.0
-    differences, times = counts.get((metric, low, high), ([], []))
-    test = paired_permutation_test([sign * value for value in differences], times, seed=seed)
+    rows = counts.get((metric, low, high), [])
+    sums = [sign * row["difference"] for row in rows]
+    sizes, times = [row.get("size", 1) for row in rows], [row["count"] for row in rows]
+    test = clustered_permutation_test(sums, sizes, times, seed=seed)
     return {
         "metric": metric,
         "first": first,

@@ -23,6 +23,7 @@ from jobs.settings.model import Settings
 from jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
 from udfs.errors import UserError
 from udfs.hints import aside, near_misses, shorten
+from udfs.redaction import redact
 
 METRIC = "condense"
 FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
@@ -55,7 +56,7 @@ def condense(request: CondenseRequest) -> dict[str, int]:
 
     Raises RelationsError for input that cannot be condensed, OutputError for an output that is there already.
     """
-    with Output(request.output, tuple(TABLES), request.overwrite) as output:
+    with Output(request.output, tuple(TABLES), request.overwrite, inputs=[request.relations, request.nodes]) as output:
         _check_output(request, output)
         return _condense(output, request, output.workspace(open_session(request.settings)))
 
@@ -323,6 +324,7 @@ def _scores(counted: DataFrame) -> DataFrame:
         "covered",
         "uncovered",
         unjudged.alias("unjudged"),
+        F.lit(0).cast("long").alias("dropped"),
         status.alias("status"),
     )
 
@@ -354,5 +356,5 @@ def show_counts(counts: Mapping[str, int], output: str) -> None:
     }
     for name, value in rows.items():
         print(f"{name:22} {value:>13,}")
-    print(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
     sys.stdout.flush()

@@ -1,22 +1,139 @@
-"""What the demo shows beside its summary: the demo model's scores and those that a person would expect."""
+"""The demo: six short samples, each result as it comes, and at the end what a person would expect beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from jobs.asking import local_model
+from jobs.asking.prompts import bind_stage
+from jobs.asking.store import stage_folder
 from jobs.results import UnreadableRunError, open_run
+from jobs.settings.model import Settings
+from udfs.llm.keys import Stage
+from udfs.stages import STAGES
+from udfs.stages.definitions import Unparsable
 
+STAGE = "evaluate_coverage"
+LOOK_SECONDS = 0.5
+# Of one judgement of the shipped samples, and once for all what they share: tokens read and tokens written
+SHARED_TOKENS, READ_TOKENS, WRITTEN_TOKENS = 460, 150, 90
+# What one thread of a slow laptop reads and writes in a second; a quick one does four times as much
+READ_A_SECOND, WRITTEN_A_SECOND = 25.0, 6.0
+QUICKER = 4
+# The bus of the memory feeds so many threads that write; reading goes on getting quicker with more
+MOST_WRITING = 4
 ROW = "{:24} {:>6} {:>9} {:>11} {:>12}"
+
+
+def demo_settings(settings: Settings, folder: Path) -> Settings:
+    """The settings with what the demo is about: its contexts are short already, and nobody reads a judge's thoughts."""
+    prompts = settings.prompts_dir or str(folder)
+    return settings.model_copy(update={"summarise_contexts": False, "prompts_dir": prompts})
+
+
+@dataclass
+class _Answers:
+    """The judgements of the demo's samples, as they arrive in the store. `waiting`: request id -> sample."""
+
+    folder: Path
+    waiting: dict[str, dict[str, Any]]
+    files: set[str] = field(default_factory=set)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def take(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """sample_id and statements of what is new. What cannot be read yet, or at all, is left to the run itself."""
+        for path in sorted(self.folder.glob("*.parquet")):
+            if path.name[0] in "._" or path.name in self.files:
+                continue
+            with suppress(OSError, pa.ArrowException):
+                rows = pq.read_table(path, columns=["request_id", "text", "prompt_tokens", "cached_prompt_tokens"])
+                self.files.add(path.name)
+                for row in rows.to_pylist():
+                    yield from self._read(row)
+
+    def _read(self, row: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        sample = self.waiting.get(row["request_id"])
+        with suppress(Unparsable):
+            if sample is not None and row["text"] is not None:
+                statements = STAGES[STAGE].parse(row["text"], sample["variables"])["statements"]
+                del self.waiting[row["request_id"]]
+                self.prompt_tokens += row["prompt_tokens"] or 0
+                self.cached_tokens += row["cached_prompt_tokens"] or 0
+                yield sample["sample_id"], statements
+
+
+@contextmanager
+def showing_results(
+    samples: Path, store: str, settings: Settings, embedded: bool, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Says what is to be judged and about how long it takes, then each result within a second of its coming."""
+    sha256 = local_model.model_file(settings.llm.local_model).sha256 if embedded else None
+    stage = bind_stage(STAGE, settings, embedded_model=sha256)
+    answers = _Answers(Path(stage_folder(store, stage)), _requests(samples, stage))
+    known = sum(1 for _ in answers.take())
+    say(describe_work(len(answers.waiting), known, local_model.threads() if embedded else None))
+    answers.prompt_tokens = answers.cached_tokens = 0
+    ended = Event()
+    watching = Thread(target=_keep_showing, args=(answers, say, ended), daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
+        if answers.prompt_tokens:
+            share = answers.cached_tokens / answers.prompt_tokens
+            say(f"{share:.0%} of {answers.prompt_tokens:,} tokens of prompts had been read before and were kept")
+
+
+def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
+    found = {}
+    for row in _read_lines(samples):
+        contexts = [context["text"] for context in row["contexts"]]
+        variables = {"query": row["query"], "contexts": contexts, "response": row["response"]}
+        found[stage.request_id(variables)] = {"sample_id": row["sample_id"], "variables": variables}
+    return found
+
+
+def _keep_showing(answers: _Answers, say: Callable[[str], None], ended: Event) -> None:
+    last = False
+    while not last:
+        # Once more after the end: the last answers are written just before
+        last = ended.wait(LOOK_SECONDS)
+        for sample_id, statements in answers.take():
+            covered = sum(1 for statement in statements if statement["covered"])
+            say(f"{sample_id}: {covered} covered, {len(statements) - covered} left out")
+
+
+def describe_work(count: int, known: int, threads: int | None) -> str:
+    """How many judgements are to come and, for the embedded model with so many threads, about how many minutes."""
+    before = f" ({known} known from before)" if known else ""
+    if not count or threads is None:
+        return f"{count} judgements to make{before}"
+    read = (SHARED_TOKENS + count * READ_TOKENS) / (READ_A_SECOND * threads)
+    written = count * WRITTEN_TOKENS / (WRITTEN_A_SECOND * min(threads, MOST_WRITING))
+    slow, quick = read + written, (read + written) / QUICKER
+    what = f"{count} judgements to make{before} on {threads} thread{'s' if threads > 1 else ''}"
+    return f"{what}: {_minutes(quick)} to {_minutes(slow)} minutes, and half a minute for Spark and Ray"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(seconds / 60, 0.1):.1f}"
 
 
 def show_expected(output: str, expected_path: Path) -> None:
     """Prints one line a demo sample; nothing where the run left no scores or nothing is expected."""
-    scores, expected = _read_scores(output), _read_expected(expected_path)
+    scores, expected = _read_scores(output), _read_lines(expected_path)
     if not scores or not expected:
         return
     print("\nbeside what a person would expect (statements covered / uncovered)")
@@ -38,7 +155,7 @@ def _read_scores(output: str) -> dict[str, Mapping[str, Any]]:
     return {row["sample_id"]: row for row in rows}
 
 
-def _read_expected(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

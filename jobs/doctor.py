@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from jobs.asking import local_model
+from jobs.asking.endpoint import clear_text_warning, key_remedy
 from jobs.run.session import JavaError, check_java, open_session
 from jobs.settings.loading import NoEndpointError, Resolved
 from jobs.settings.model import Settings, SettingsError
@@ -33,6 +34,7 @@ from udfs.llm.client import Endpoint, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.segments import open_filesystem
 from udfs.llm.templates import compile_prompt
+from udfs.redaction import redact
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 OLDEST_PYTHON = (3, 11)
@@ -58,7 +60,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.state:4}  {self.about:17}  {self.text}"
+        return redact(f"{self.state:4}  {self.about:17}  {self.text}")
 
 
 def examine(load: Callable[[], Resolved]) -> int:
@@ -250,6 +252,8 @@ def _assembled_file(settings: Settings) -> Path | None:
 def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterator[Finding]:
     """Two tiny calls: whether the endpoint answers, and whether it gives log-probabilities."""
     where = f"{about or settings.llm.model} at {plain_url(base_url)}"
+    if warning := clear_text_warning(base_url):
+        yield Finding(WARN, "encryption", warning)
     answer = _call(settings, base_url, GREETING, rated=False)
     if answer.error_type not in ANSWERED:
         yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {_remedy(answer, settings)}")
@@ -284,7 +288,7 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
 
 
 async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
-    key = os.environ.get(settings.llm.api_key_env)
+    key = os.environ.get(settings.llm.api_key_env or "")
     seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
     endpoint = Endpoint(base_url, key or None, connections=1, timeout=seconds)
     try:
@@ -296,8 +300,7 @@ async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
 def _remedy(answer: Answer, settings: Settings) -> str:
     kind = answer.error_type or ""
     if kind in ("http_401", "http_403"):
-        known = "is set" if os.environ.get(settings.llm.api_key_env) else "is not set"
-        return f"check the key: {settings.llm.api_key_env} (llm.api_key_env) {known}"
+        return key_remedy(settings.llm)
     if answer.refused:
         return "check llm.base_url (most end in /v1) and llm.model"
     remedies = {

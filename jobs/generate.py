@@ -19,6 +19,7 @@ from jobs.asking.lost import has_failed, is_unasked
 from jobs.asking.prompts import bind_stage
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
+from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.questions import read_questions
 from jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from jobs.run import manifest
@@ -30,6 +31,7 @@ from jobs.settings.model import Settings
 from jobs.settings.systems import SystemsError
 from jobs.tables import USAGE
 from udfs.llm.keys import Stage
+from udfs.redaction import redact
 
 STAGE = "generate_answer"
 TABLES = ("samples", "failures", "usage")
@@ -50,6 +52,7 @@ class GenerateRequest:
     systems: Mapping[str, Resolved]
     contexts: str | None = None
     limit: int | None = None
+    draw: Draw | None = None
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -106,7 +109,16 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
     `samples`: sample_id (`<question_id>:<system>`), query, response, contexts, system, question_id, then the columns of
     the question; a row an answer that was got. A failure is no answer and has no row.
     """
-    with Output(request.output, TABLES, request.overwrite) as output, ExitStack() as endpoints:
+    with (
+        Output(
+            request.output,
+            TABLES,
+            request.overwrite,
+            inputs=[request.input, request.contexts],
+            store=store_of(request.settings, request.output),
+        ) as output,
+        ExitStack() as endpoints,
+    ):
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
         wait, retry = request.wait, request.retry_failed
@@ -135,7 +147,9 @@ def _check_distinct(systems: Sequence[_System]) -> None:
 
 def _generate(run: _Generating) -> GenerateOutcome:
     request, output = run.request, run.output
-    found, notes = read_questions(run.engines.spark, request.input, contexts=request.contexts, limit=request.limit)
+    found, notes = read_questions(
+        run.engines.spark, request.input, contexts=request.contexts, limit=request.limit, draw=request.draw
+    )
     for note in notes:
         run.engines.display.note(note)
     show_invalid(found, run.engines.display, "answered")
@@ -163,7 +177,13 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
     request = run.request
     run.output.begin(
         shown(request.settings, exclude={"llm"}),
-        input={"path": request.input, "contexts": request.contexts, "limit": request.limit, "fingerprint": content},
+        input={
+            "path": request.input,
+            "contexts": request.contexts,
+            "limit": request.limit,
+            "draw": shown_draw(request.draw),
+            "fingerprint": content,
+        },
         llm={system.name: shown(system.settings, include={"llm"})["llm"] for system in run.systems},
         template_digests=manifest.template_digests({system.name: system.stage for system in run.systems}),
         embedded_models={system.name: system.endpoint.model_sha256 for system in run.systems},
@@ -288,7 +308,7 @@ def show_systems(outcome: GenerateOutcome, output: str) -> None:
     for row in outcome.systems:
         counts = f"{row['questions']:>9,} {row['answered']:>9,} {row['failed']:>7,} {row['unasked']:>8,}"
         print(f"{row['system'][:28]:28} {row['model'][:28]:28} {counts}")
-    print(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
     if any(row["answered"] for row in outcome.systems):
-        print(f"next: untold score --input {output}/samples --output DIR --metric LIST")
+        print(redact(f"next: untold score --input {output}/samples --output DIR --metric LIST"))
     sys.stdout.flush()

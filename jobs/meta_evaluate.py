@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -13,13 +14,14 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.asking.endpoint import DEMO_LABEL
+from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.samples import fingerprint, read_samples, show_invalid
 from jobs.metrics import METRICS
 from jobs.run import manifest
 from jobs.run.interrupts import Interrupts
 from jobs.run.manifest import Identity
 from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
-from jobs.run.output import Output, shown
+from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import open_session
 from jobs.run.workspace import Workspace
@@ -86,7 +88,9 @@ class MetaEvaluationRequest:
     metrics: tuple[str, ...] | None = None
     endpoints: tuple[Endpoint, ...] = ()
     scores: Mapping[str, str] | None = None
+    judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
     limit: int | None = None
+    draw: Draw | None = None
     sheet: Sheet | None = None
     cluster: bool = False
     overwrite: bool = False
@@ -124,13 +128,19 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     endpoints of one model, OutputError for an output of something else, and what `jobs.score.score` raises.
     """
     _check_models(request.endpoints)
-    with Output(request.output, tuple(TABLES), request.overwrite) as output:
+    with Output(
+        request.output,
+        tuple(TABLES),
+        request.overwrite,
+        inputs=[request.input],
+        store=store_of(request.settings, request.output),
+    ) as output:
         return _meta_evaluate(output, request, display)
 
 
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
     steps = output.workspace(open_session(request.settings))
-    found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit)
+    found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit, draw=request.draw)
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
     dataset = DATASETS[request.dataset]
@@ -173,7 +183,13 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
         shown(request.settings),
         dataset=request.dataset,
         metrics=list(request.metrics) if request.metrics else None,
-        input={"path": request.input, "format": request.dataset, "limit": request.limit, "fingerprint": content},
+        input={
+            "path": request.input,
+            "format": request.dataset,
+            "limit": request.limit,
+            "draw": shown_draw(request.draw),
+            "fingerprint": content,
+        },
         scores=request.runs,
         counts={"samples": samples},
         confusion=[],
@@ -226,6 +242,7 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
         embedded=endpoint.embedded,
         format=request.dataset,
         limit=request.limit,
+        draw=request.draw,
         overwrite=request.overwrite,
         retry_failed=request.retry_failed,
         wait=request.wait,
@@ -234,8 +251,11 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
 
 
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
-    spark = samples.sparkSession
-    return read_score_tables(spark, request.runs, request.metrics, samples.select("sample_id"), request.input)
+    spark, judged = samples.sparkSession, defaultdict[str, list[str]](list)
+    for metric, judge in (request.judges or {}).items():
+        judged[judge].append(metric)
+    ids = samples.select("sample_id")
+    return read_score_tables(spark, request.runs, request.metrics, ids, request.input, judged)
 
 
 def _write_report(
@@ -272,7 +292,8 @@ def _write_sheet(
     spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, metrics: Sequence[str], display: Display
 ) -> None:
     """Writes the blinded sheet of the one model's run, and says what it holds."""
-    (run,) = request.runs.values()
+    judges = request.judges or dict.fromkeys(metrics, next(iter(request.runs)))
+    run = {metric: request.runs[judges[metric]] for metric in metrics}
     restate = _restater(request, sheet, display)
     counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(

@@ -17,6 +17,7 @@ from jobs.asking import local_model, store
 from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
 from jobs.asking.runner import cost_of
+from jobs.inputs.drawing import Draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
 from jobs.metrics import METRICS, needs_of, stages_of
@@ -51,6 +52,7 @@ class PlanRequest:
     embedded: bool
     format: str | None = None
     limit: int | None = None
+    draw: Draw | None = None
     retry_failed: bool = False
 
     @property
@@ -75,7 +77,9 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     paths = [path for path in (request.input, request.store) if path]
     spark = open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
     needs = needs_of(request.metrics)
-    found = read_samples(spark, request.input, format=request.format, limit=request.limit, required=needs)
+    found = read_samples(
+        spark, request.input, format=request.format, limit=request.limit, required=needs, draw=request.draw
+    )
     show_invalid(found, Display())
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")

@@ -18,6 +18,7 @@ from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
+from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
 from jobs.metrics import METRICS, needs_of, stages_of
@@ -26,16 +27,20 @@ from jobs.metrics.condensing import Condenser, check_graphframes
 from jobs.metrics.contexts import condense_contexts
 from jobs.metrics.scores import score_columns
 from jobs.run import manifest
-from jobs.run.manifest import OutputError
 from jobs.run.outcome import Ending
-from jobs.run.output import Output, absolute, shown, store_of
+from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, spark_schema
+from jobs.run.workspace import Counted
 from jobs.settings.model import Settings
 from jobs.study import aggregate
 from jobs.tables import ORDER, RESULT_TABLES
 from udfs.llm.keys import Stage
+from udfs.redaction import redact
 from udfs.stages import STAGES
+
+# So few make tables that one task sorts and writes sooner than two hand them to each other
+FEW_SAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class ScoreRequest:
     embedded: bool
     format: str | None = None
     limit: int | None = None
+    draw: Draw | None = None
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -70,9 +76,15 @@ class ScoreOutcome:
 def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
     """Runs the main job. Raises errors with one clear line for what a user can mend."""
     settings = request.settings
-    _check_apart(request)
     with (
-        Output(request.output, tuple(RESULT_TABLES), request.overwrite, kept=("samples",)) as output,
+        Output(
+            request.output,
+            tuple(RESULT_TABLES),
+            request.overwrite,
+            kept=("samples",),
+            inputs=[request.input],
+            store=store_of(request.settings, request.output),
+        ) as output,
         RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note) as endpoint,
     ):
         names = stages_of(request.metrics, settings)
@@ -80,7 +92,10 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         _show_unused_tools(settings, stages, display)
         retry = request.retry_failed
         small = count_bytes(request.input, store_of(settings, request.output)) < SMALL_BYTES
-        with open_engines(settings, display, output.run, wait=request.wait, retry_failed=retry, small=small) as engines:
+        asks = not output.seems_complete(retry_failed=retry)
+        with open_engines(
+            settings, display, output.run, wait=request.wait, retry_failed=retry, small=small, asks=asks
+        ) as engines:
             return _score(_Scoring(request, output, engines, endpoint, stages))
 
 
@@ -108,6 +123,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         request.input,
         format=request.format,
         limit=request.limit,
+        draw=request.draw,
         required=needs_of(request.metrics),
     )
     show_invalid(found, run.engines.display)
@@ -116,8 +132,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     if output.earlier and output.is_complete(retry_failed=request.retry_failed):
         return _unchanged(request, output.earlier)
     _begin(run, found, identity["input"])
-    # It takes as long to start as Spark takes to prepare what it will be asked
-    run.engines.process.open()
+    output.check_lock()
     samples, written = write_samples(found, f"{output.place}/samples")
     if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
@@ -133,13 +148,6 @@ def _score(run: _Scoring) -> ScoreOutcome:
     tables = _score_metrics(run, runner, samples, found.invalid)
     run.engines.process.leave()
     return _finish(run, runner, tables)
-
-
-def _check_apart(request: ScoreRequest) -> None:
-    """Raises OutputError for samples that lie in a table of the output, which would be written over them."""
-    place = f"{absolute(request.input)}/"
-    if any(place.startswith(f"{request.output.rstrip('/')}/{name}/") for name in RESULT_TABLES):
-        raise OutputError(f"{request.input} is a table of the output {request.output}; give another --output")
 
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
@@ -160,7 +168,13 @@ def _begin(run: _Scoring, found: Samples, content: str) -> None:
     run.output.begin(
         shown(request.settings),
         metrics=list(request.metrics),
-        input={"path": request.input, "format": request.format, "limit": request.limit, "fingerprint": content},
+        input={
+            "path": request.input,
+            "format": request.format,
+            "limit": request.limit,
+            "draw": shown_draw(request.draw),
+            "fingerprint": content,
+        },
         template_digests=manifest.template_digests(run.stages),
         embedded_model=run.endpoint.model_sha256,
         counts={"samples": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates},
@@ -193,15 +207,15 @@ class _Tools:
 
 
 def _score_metrics(run: _Scoring, runner: StageRunner, samples: DataFrame, invalid: DataFrame) -> Tables:
-    """The tables of all metrics; those that none of them gives are empty."""
+    """The tables that the metrics give."""
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
     tools = _Tools(runner, valid)
     given = [
         _with_unusable(metric, metric.score(valid, tools, run.request.settings), unusable) for metric in run.metrics
     ]
-    spark = run.engines.spark
-    empty = {name: spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in ORDER if name != "samples"}
+    names = [name for name in ORDER if any(name in tables for tables in given)]
+    empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {
         name: reduce(DataFrame.unionByName, [tables[name] for tables in given if name in tables], nothing)
         for name, nothing in empty.items()
@@ -228,29 +242,49 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Table
 def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     """Writes the tables, then the manifest as it ended."""
     request, output = run.request, run.output
-    written = {
-        name: output.write(name, frame, order=ORDER[name], schema=RESULT_TABLES[name]) for name, frame in tables.items()
-    }
+    counted = _counted()
+    written = _write_tables(output, tables, counted)
     summary = aggregate.summarise(written["scores"], seed=request.settings.statistics.seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:
         run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")
-    counts = output.manifest["counts"] | _count(written["scores"], written["failures"])
+    counts = output.manifest["counts"] | _counts(**counted)
     code = runner.ending.exit_code(counts["statuses"], request.settings.fail_on_error)
     models = sorted({*output.manifest["models"], *runner.models} - {None})
     output.end(runner.ending, code=code, usage=runner.usage, counts=counts, summary=summary, models=models)
     return ScoreOutcome(code, summary, counts, runner.ending.explain(request.command), request.embedded)
 
 
-def _count(scores: DataFrame, failures: DataFrame) -> dict[str, Any]:
-    statuses = {row["status"]: row["count"] for row in scores.groupBy("status").count().collect()}
-    asked = failures.where(F.col("stage") != "input")
+def _counted() -> dict[str, Counted]:
+    """What is counted of tables while they are written."""
+    asked = F.col("stage") != "input"
+    statuses = {name: F.count_if(F.col("status") == name) for name in aggregate.COLUMN_OF_STATUS}
+    failures = {"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())}
+    return {"scores": Counted(statuses), "failures": Counted(failures)}
+
+
+def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
+    """Writes the tables that metrics give; those that none of them gives are empty, and no work of Spark's."""
+    few = output.manifest["counts"]["samples"] <= FEW_SAMPLES
+    written = {}
+    for name in [name for name in ORDER if name != "samples"]:
+        schema = RESULT_TABLES[name]
+        if name in tables:
+            frame, counts = tables[name], counted.get(name)
+            written[name] = output.write(name, frame, order=ORDER[name], schema=schema, few=few, counted=counts)
+        else:
+            output.write_rows(name, [], schema)
+    return written
+
+
+def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
+    statuses = {name: scores[name] for name in scores.columns if scores[name]}
     return {
         "scores": sum(statuses.values()),
         "statuses": statuses,
-        "failures": asked.count(),
-        "passing_failures": asked.where(is_transient()).count(),
+        "failures": failures["failures"],
+        "passing_failures": failures["passing_failures"],
     }
 
 
@@ -269,5 +303,5 @@ def show_summary(outcome: ScoreOutcome, output: str) -> None:
             f"{row['metric']:8} {system[:28]:28} {row['n']:>7,} {row['scored']:>7,} {row['undefined']:>7,} "
             f"{row['failed']:>7,} {mean:>6}  {interval}"
         )
-    print(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}")
+    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}"))
     sys.stdout.flush()

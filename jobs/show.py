@@ -212,7 +212,8 @@ def _score_line(score: Row) -> str:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
     unjudged = f", {score['unjudged']:,} pairs unjudged" if score["unjudged"] else ""
-    return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}"
+    dropped = f", {score['dropped']:,} without a source dropped" if score.get("dropped") else ""
+    return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
 
 
 def _number(value: float | None) -> str:

@@ -65,6 +65,7 @@ SCORES = pa.schema(
         ("covered", pa.int64()),
         ("uncovered", pa.int64()),
         ("unjudged", pa.int64()),
+        ("dropped", pa.int64()),
         ("status", pa.string()),
     ]
 )

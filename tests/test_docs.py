@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from jobs.cli.commands import COMMANDS
+from jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
+from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
 from jobs.settings.loading import describe
 from jobs.tables import TABLES
 from udfs.stages import STAGES
@@ -17,6 +19,7 @@ from udfs.stages import STAGES
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 TYPES = {
     "": pa.string(),
     "string": pa.string(),
@@ -89,6 +92,12 @@ def test_commands() -> None:
     assert listed[1].split(", ") == list(COMMANDS)
 
 
+def test_exit_codes() -> None:
+    documented = [int(code) for code, _ in rows(section("contract", "Exit codes"), "code")]
+    assert documented == sorted({0, MENDABLE, WRONG_USE, INTERRUPTED, FAILED_TOO_MANY, *EXIT_CODES.values()})
+    assert documented == [int(code) for code, _ in rows(README, "exit code")]
+
+
 def folders() -> Iterator[str]:
     """The folders of the repository that hold what the project is made of, as paths."""
     for top in ("jobs", "udfs", "graph", "conf", "docs", "notebooks", "tests"):
@@ -129,6 +138,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 NUMBERED = re.compile(r"\b[Mm]ethods(?:\.md)?,?\s+(?:sections?\s+)?(\d+(?:(?:, | and |, and )\d+)*)")
+ELSEWHERE = re.compile(r"(?<!docs/)\b(?:contract|architecture|methods)\.md")
 NAMED = re.compile(r"docs/(contract|architecture|methods)\.md, \\?\"([^\"\\]+)")
 
 
@@ -144,12 +154,21 @@ def test_sections_that_are_cited_exist() -> None:
         for found in NAMED.finditer(text):
             cited += 1
             missing += [(file, found[0])] if found[2] not in headings[found[1]] else []
+        missing += [(file, found[0]) for found in ELSEWHERE.finditer(text)] if file.endswith(".py") else []
     assert missing == []
     assert cited > 30
 
 
-@pytest.mark.parametrize("doc", DOCS)
-def test_files_that_the_docs_name_exist(doc: str) -> None:
-    named = re.findall(r"`((?:jobs|udfs|graph|conf|tests|docs)/[\w/.]+)`", DOCS[doc])
+@pytest.mark.parametrize("file", [*(f"docs/{name}.md" for name in DOCS), "README.md", "CONTRIBUTING.md"])
+def test_files_that_the_docs_name_exist(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:jobs|udfs|graph|conf|tests|docs|notebooks)/[\w/.]+)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_sections_of_the_tour_are_short() -> None:
+    tour = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    lengths = {part.splitlines()[0]: len(part.splitlines()) for part in tour.split("\n## ")[1:]}
+    assert len(lengths) >= 10
+    assert {name for name, lines in lengths.items() if lines >= 30} == set()

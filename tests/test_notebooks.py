@@ -30,7 +30,7 @@ SCHEMAS: dict[str, dict[str, pa.DataType]] = {
     | dict.fromkeys(["sources", "members"], pa.list_(STRING)),
     "scores": dict.fromkeys(["sample_id", "metric", "system"], STRING)
     | dict.fromkeys(["score", "score_low", "score_high"], DOUBLE)
-    | dict.fromkeys(["covered", "uncovered", "unjudged"], LONG)
+    | dict.fromkeys(["covered", "uncovered", "unjudged", "dropped"], LONG)
     | {"status": STRING},
     "failures": dict.fromkeys(["sample_id", "metric", "stage", "request_id", "error_type", "error"], STRING),
     "usage": {"stage": STRING, "model": STRING, "requests": LONG, "calls": LONG, "cost": DOUBLE},

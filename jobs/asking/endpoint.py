@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from jobs.asking import local_model
-from jobs.settings.model import Settings
+from jobs.settings.model import LlmSettings, Settings
+from udfs.llm.client import is_loopback
 
+_ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
+
+
+def key_remedy(llm: LlmSettings) -> str:
+    """What to do about the key where an endpoint asks for another, or for any."""
+    if llm.api_key_env is None:
+        return "no key was sent, for none is named for this address: name its variable with --set llm.api_key_env=NAME"
+    known = "is set" if os.environ.get(llm.api_key_env) else "is not set"
+    return f"check the key: {llm.api_key_env} (llm.api_key_env) {known}"
+
+
+def explain_refusal(error: str, llm: LlmSettings) -> str:
+    """What an endpoint that refuses a run said, and what to do where it is about the key."""
+    return f"{error}: {key_remedy(llm)}" if _ABOUT_KEYS.search(error) else error
+
+
+def clear_text_warning(base_url: str | None) -> str | None:
+    """What to say of an address that is called over a network without encryption; None for any other."""
+    if base_url is None or not base_url.startswith("http://") or is_loopback(base_url):
+        return None
+    return f"{base_url} is called without encryption: whoever is on the way reads texts and key; use https:// if it can"
 
 
 class RunEndpoint:
@@ -18,6 +42,7 @@ class RunEndpoint:
         self._settings, self._wait, self._notify = settings, wait, notify
         self._stack = ExitStack()
         self._base_url = settings.llm.base_url
+        self._told = False
         self._file = local_model.model_file(settings.llm.local_model) if embedded else None
 
     @property
@@ -26,7 +51,11 @@ class RunEndpoint:
         return self._file.sha256 if self._file else None
 
     def base_url(self) -> str:
-        """The address to call."""
+        """The address to call. The first time it says where texts and key would go in clear text."""
+        if not self._told:
+            self._told = True
+            if warning := clear_text_warning(self._base_url):
+                self._notify(warning)
         if self._base_url is None:
             assert self._file is not None
             server = local_model.LocalServer(self._file, wait=self._wait, notice=self._notify)

@@ -37,17 +37,21 @@ def open_engines(
     wait: bool = True,
     retry_failed: bool = False,
     small: bool = False,
+    asks: bool = False,
 ) -> Iterator[Engines]:
     """Spark, and an answering process that starts when it is first needed and ends with the context.
 
-    From here on the first signal asks the run to end in order. `small`: as `open_session` takes it. Raises JavaError
-    where no usable Java is found.
+    `small`: as `open_session` takes it. `asks`: something is sure to be asked, so that the process, whose Ray takes as
+    long to start as Spark does, is first of all. From here on the first signal asks the run to end in order. Raises
+    JavaError where no usable Java is found.
     """
-    spark = open_session(settings, small=small)
     interrupts = Interrupts()
-    interrupts.install()
     process = ProcessWhenNeeded(settings.ray.address, interrupts)
     try:
+        if asks:
+            process.open()
+        spark = open_session(settings, small=small)
+        interrupts.install()
         yield Engines(spark, display, interrupts, process, run, wait, retry_failed)
     finally:
         process.close()

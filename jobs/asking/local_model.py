@@ -201,12 +201,16 @@ def lock_path() -> Path:
 
 
 def threads() -> int:
-    """Threads for the model: the cores this process may use, a container's quota counted, eight at most."""
+    """Threads for the model: one less than the cores this process may use, a container's quota counted; 1 to 8.
+
+    llama.cpp's threads wait for each other at every step: with one a core, a single busy neighbour made it ten times
+    slower, with one core left to the neighbour, to Spark and to Ray it is as quick as its threads.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = _CGROUP_CPU.read_text(encoding="utf-8").split()
         cores = min(cores, max(1, round(int(quota) / int(period))))
-    return min(cores, MOST_THREADS)
+    return max(1, min(cores - 1, MOST_THREADS))
 
 
 def _own_file(path: Path) -> ModelFile:

@@ -10,21 +10,22 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from jobs.asking import snapshots, store
-from jobs.asking.endpoint import RunEndpoint
+from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
 from jobs.asking.local_model import LocalModelError
 from jobs.asking.process import AnsweringError, AnsweringProcess
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
 from jobs.asking.store import Reading
+from jobs.asking.usage import Asked, Usage
 from jobs.run.locks import FolderLock, LockedError
 from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
-from jobs.run.workspace import Workspace
+from jobs.run.workspace import Counted, Workspace
 from jobs.settings.model import Settings
 from jobs.tables import COMPLETIONS
 from udfs.llm.calls import CallSettings, Tally
@@ -37,6 +38,8 @@ from udfs.stages.arrow import UNASKED, parse_completions
 UNITS_OF_AN_ACTOR = 4
 MODELS_NAMED = 100
 FILES_NAMED = 5
+# As `jobs.asking.store.states_of_requests` names them
+STATES = ("ok", "lasting", "passing")
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 
 Given = TypeVar("Given")
@@ -93,7 +96,7 @@ class StageRunner:
     ended: str | None = None
     error: str | None = None
     spent: Spent = field(default_factory=Spent)
-    accounts: dict[str, _Account] = field(default_factory=dict)
+    counted: Usage = field(default_factory=Usage)
     models: set[str | None] = field(default_factory=set)
     damaged_files: int = 0
     missing_files: set[str] = field(default_factory=set)
@@ -102,7 +105,7 @@ class StageRunner:
     @property
     def usage(self) -> list[dict[str, Any]]:
         """The rows of the table `usage` so far, one a stage."""
-        return [account.row for account in self.accounts.values()]
+        return self.counted.rows
 
     @property
     def ending(self) -> Ending:
@@ -120,7 +123,8 @@ class StageRunner:
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
         results = self._ask(asking)
-        self._account(asking, results)
+        cost = cost_of(self.settings, asking.tally)
+        self.counted.add(Asked(stage, results, asking.reused or 0, asking.tally, asking.seconds, cost))
         if requests.all_asked:
             return results
         return results.unionByName(without_requests(identified, results.schema, requests.carry))
@@ -130,28 +134,34 @@ class StageRunner:
             self._look_up(asking)
             self._answer_missing(asking)
             before = self.damaged_files
-            results = self._read_results(asking)
+            results, counts = self._read_results(asking)
             if self.damaged_files == before or self.ended:
+                self._check(asking, counts)
                 return results
             # A page was damaged that looking up did not read: what was in its file has to be asked again
 
     def _look_up(self, asking: _Asking) -> None:
         """What the store has for each request, written down: a frame that is kept would hide what is added later."""
 
-        def look(reading: Reading) -> dict[str | None, int]:
+        def look(reading: Reading) -> tuple[int, int]:
             asking.seen = frozenset(reading.whole.names)
             ids = asking.asked.select("request_id").distinct()
+            if not reading.whole.uris and asking.requests.all_asked:
+                # Nothing is known, so that nothing has to be counted: rows are at least as many as their requests
+                asking.states = ids.withColumn("state", F.lit(None).cast("string"))
+                return 0, self.workspace.count(asking.identified)
             completions, check = reading.counted("request_id", "error_type")
             known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
             states = ids.join(known, on="request_id", how="left").select("request_id", "state")
-            asking.states = self.workspace.keep(states, f"{asking.stage.name}-states")
+            named = {name: F.count_if(F.col("state") == name) for name in STATES}
+            counts = Counted({"all": F.count(F.lit(1)), **named})
+            asking.states = self.workspace.keep(states, f"{asking.stage.name}-states", counts)
             check()
-            return {row["state"]: row["count"] for row in asking.states.groupBy("state").count().collect()}
+            lasting = 0 if self.engines.retry_failed else counts["lasting"]
+            return counts["ok"], counts["all"] - counts["ok"] - lasting
 
-        counts = self._read(asking.folder, look)
-        asking.count_reused(counts.get("ok", 0))
-        asking.missing = counts.get(None, 0) + counts.get("passing", 0)
-        asking.missing += counts.get("lasting", 0) if self.engines.retry_failed else 0
+        reused, asking.missing = self._read(asking.folder, look)
+        asking.count_reused(reused)
 
     def _read(self, folder: str, act: Callable[[Reading], Given]) -> Given:
         """What `act` makes of a stage's folder, read whole; the user hears of files that are not."""
@@ -261,11 +271,15 @@ class StageRunner:
 
         self.engines.display.start(asking.stage.name)
         try:
+            if lock is not None:
+                lock.check()
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
             self.models.update(event["models"])
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
+                if self.ended == "refused":
+                    self.error = explain_refusal(str(self.error), self.settings.llm)
         finally:
             self.engines.display.end()
             tally = last["tally"]
@@ -288,73 +302,42 @@ class StageRunner:
                 "set store (or --output) to a path that all machines share"
             ) from error
 
-    def _read_results(self, asking: _Asking) -> DataFrame:
+    def _read_results(self, asking: _Asking) -> tuple[DataFrame, Counted]:
+        """The results, and what was counted of them."""
         rows, carry = asking.asked, asking.requests.carry
         ids = rows.select("request_id").distinct()
-        schema = result_schema(asking.stage, rows, carry)
+        schema, outcomes = result_schema(asking.stage, rows, carry), _outcomes(asking.stage)
 
-        def read(reading: Reading) -> DataFrame:
+        def read(reading: Reading) -> tuple[DataFrame, Counted, Counted]:
             best = store.one_a_request(reading.completions.join(ids, on="request_id", how="left_semi"))
-            self.models.update(row["model"] for row in best.select("model").distinct().limit(MODELS_NAMED).collect())
-            parsed = rows.join(best.drop("model"), on="request_id", how="left").mapInArrow(
-                partial(parse_completions, stage=asking.stage.name, keys=carry), schema
+            models = Counted({"models": F.slice(F.array_sort(F.collect_set("model")), 1, MODELS_NAMED)})
+            counts = Counted(outcomes)
+            parsed = (
+                models.on(rows.join(best, on="request_id", how="left"))
+                .drop("model")
+                .mapInArrow(partial(parse_completions, stage=asking.stage.name, keys=carry), schema)
             )
-            return self.workspace.keep(parsed, f"{asking.stage.name}-results")
+            return self.workspace.keep(parsed, f"{asking.stage.name}-results", counts), models, counts
 
-        return self._read(asking.folder, read)
+        results, models, counts = self._read(asking.folder, read)
+        self.models.update(models["models"])
+        return results, counts
 
-    def _account(self, asking: _Asking, results: DataFrame) -> None:
-        """Brings the stage's row of the table `usage` up to date, from the results that the metric goes on with."""
-        outcome = F.when(F.col("error_type").isNull(), "answered").when(F.col("error_type") == UNASKED, UNASKED)
-        outcomes = results.select("request_id", outcome.otherwise("failed").alias("outcome")).distinct()
-        account = self.accounts.setdefault(asking.stage.name, _Account(asking.stage))
-        account.add(asking, outcomes, cost_of(self.settings, asking.tally))
-        if account.row["unasked"] and not self.ended:
+    def _check(self, asking: _Asking, outcomes: Counted) -> None:
+        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted."""
+        if outcomes["unasked"] and not self.ended:
             self.ended = "broken"
-            unread = account.row["unasked"]
+            unread = outcomes["unasked"]
             self.error = f"{unread:,} completions were written to {asking.folder} and cannot be read from there"
-        if asking.stage.rated and not self.warned_of_ratings:
-            unweighted = results.where(F.col("error_type").isNull() & ~F.col("weighted"))
-            if not unweighted.isEmpty():
-                self.warned_of_ratings = True
-                self._note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
+        if outcomes["unweighted"] and not self.warned_of_ratings:
+            self.warned_of_ratings = True
+            self._note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
 
 
-@dataclass
-class _Account:
-    """What a stage came to in this start, over all that was asked of it: a row of the table `usage`."""
-
-    stage: Stage
-    outcomes: DataFrame | None = None
-    answered: int = 0
-    row: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, asking: _Asking, outcomes: DataFrame, cost: float | None) -> None:
-        """Adds what was asked once; a request that was needed before is the same request."""
-        answered = outcomes.where(F.col("outcome") == "answered").count()
-        self.answered += max(0, answered - (asking.reused or 0))
-        self.outcomes = outcomes if self.outcomes is None else self.outcomes.unionByName(outcomes)
-        best = self.outcomes.groupBy("request_id").agg(F.min("outcome").alias("outcome"))
-        counts = {row["outcome"]: row["count"] for row in best.groupBy("outcome").count().collect()}
-        tally, row = asking.tally, self.row
-        retries = tally["calls"] - tally["asked"] - tally["rate_limited"] - tally["tool_turns"]
-        self.row = {
-            "stage": self.stage.name,
-            "model": self.stage.model,
-            "requests": sum(counts.values()),
-            "reused": max(0, counts.get("answered", 0) - self.answered),
-            "answered": self.answered,
-            "failed": counts.get("failed", 0),
-            "unasked": counts.get(UNASKED, 0),
-            "calls": tally["calls"] + row.get("calls", 0),
-            "retries": retries + row.get("retries", 0),
-            "rate_limited": tally["rate_limited"] + row.get("rate_limited", 0),
-            "prompt_tokens": tally["prompt_tokens"] + row.get("prompt_tokens", 0),
-            "completion_tokens": tally["completion_tokens"] + row.get("completion_tokens", 0),
-            "tokens_estimated": bool(tally["tokens_estimated"] or row.get("tokens_estimated")),
-            "cost": None if cost is None else cost + row.get("cost", 0.0),
-            "seconds": asking.seconds + row.get("seconds", 0.0),
-        }
+def _outcomes(stage: Stage) -> dict[str, Column]:
+    """What is counted of a stage's results while they are written."""
+    is_rated = F.col("error_type").isNull() & ~F.col("weighted") if stage.rated else F.lit(False)
+    return {"unasked": F.count_if(F.col("error_type") == UNASKED), "unweighted": F.count_if(is_rated)}
 
 
 @dataclass

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from udfs.hints import did_you_mean, near_misses
+from udfs.redaction import redact
 
 if TYPE_CHECKING:
+    from jobs.inputs.drawing import Draw
     from jobs.settings.layers import Layer
     from jobs.settings.loading import Resolved
     from jobs.settings.model import Settings
@@ -38,6 +40,7 @@ class Reader(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
+        # click takes the next word for a value whatever it is, and would tell of the word after it
         if ctx is not None and value in flags_of(ctx.command):
             self.fail("expected one argument", param, ctx)
         try:
@@ -65,6 +68,7 @@ class Option(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         if self._names is not None:
+            # Once, however often the help is shown
             self.help, self._names = f"{self.help}: {', '.join(self._names())}", None
         return super().get_help_record(ctx)
 
@@ -93,6 +97,7 @@ class Command(click.Command):
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, callback=None, params=[*parameters, debug])
         self._run, self._several, self._names = run, several, names
+        # Told below in the words that all wrong use is told in
         self.allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -223,6 +228,27 @@ def settings_options(*, several: bool = False) -> list[click.Parameter]:
     ]
 
 
+CONFLICTBANK_WAYS = ("by_source", "alone")
+_WAYS = "S_X of a context: by_source, of one evaluation (the default), or alone, each context evaluated by itself"
+CONFLICTBANK_OPTION = Option("--conflictbank", "HOW", _WAYS, read=one_of(CONFLICTBANK_WAYS))
+SAMPLE_OPTION = Option("--sample", "N", "N rows of the input at random (statistics.seed), by hash", read=count)
+
+
+def data_set(name: str | None, conflictbank: str | None) -> str | None:
+    """The layout of a data set. Raises UsageError where the way of ConflictBank is given for another."""
+    if conflictbank is not None and name != "conflictbank":
+        raise click.UsageError("--conflictbank goes with the data set conflictbank")
+    return f"{name}_alone" if conflictbank == "alone" else name
+
+
+def draw_of(options: Options, settings: Settings) -> Draw | None:
+    """What `--sample` asks for, by `--seed` where the command has one and it is given."""
+    from jobs.inputs.drawing import Draw
+
+    seed = getattr(options, "seed", None)
+    return Draw(options.sample, settings.statistics.seed if seed is None else seed) if options.sample else None
+
+
 def input_options(*, output: bool) -> list[click.Parameter]:
     """The options of samples, output and metrics; `output` says whether one must be given."""
     return [
@@ -230,6 +256,8 @@ def input_options(*, output: bool) -> list[click.Parameter]:
         Option("--output", "DIR", "where the tables go", required=output),
         Option("--metric", "LIST", "metrics, by comma", names=known_metrics, read=metric_names, required=True),
         Option("--format", "NAME", "a known data set", names=known_formats),
+        CONFLICTBANK_OPTION,
+        SAMPLE_OPTION,
         Option("--limit", "N", "only the first N samples by sample_id", read=count),
     ]
 
@@ -288,4 +316,4 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
         show()
         sys.stdout.flush()
         if message:
-            print(f"untold: {message}", file=sys.stderr)
+            print(redact(f"untold: {message}"), file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from importlib.resources import as_file, files
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,8 @@ from jobs.cli.arguments import (
     Command,
     Option,
     Options,
+    data_set,
+    draw_of,
     flag,
     input_options,
     load,
@@ -23,14 +26,28 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.studies import COMMANDS as STUDIES
 
+if TYPE_CHECKING:
+    from jobs.settings.model import Settings
+
 DEMO_OUTPUT = "untold-demo"
 
 
+def _begin_spark(settings: Settings, *paths: str | None) -> None:
+    """Starts Spark's JVM, as large as what lies at the paths asks for, while the rest of the command is imported."""
+    from jobs.inputs.files import count_bytes
+    from jobs.run.session import SMALL_BYTES, begin_session
+
+    begin_session(settings, small=count_bytes(*filter(None, paths)) < SMALL_BYTES)
+
+
 def _score(options: Options) -> int:
-    from jobs.run.output import absolute
-    from jobs.score import ScoreRequest
+    """Samples to statements, scores and a summary."""
+    from jobs.run.output import absolute, store_of
 
     resolved = load(options)
+    _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
+    from jobs.score import ScoreRequest
+
     return _run_score(
         ScoreRequest(
             input=options.input,
@@ -38,8 +55,9 @@ def _score(options: Options) -> int:
             metrics=options.metric,
             settings=resolved.settings,
             embedded=resolved.embedded,
-            format=options.format,
+            format=data_set(options.format, options.conflictbank),
             limit=options.limit,
+            draw=draw_of(options, resolved.settings),
             overwrite=options.overwrite,
             retry_failed=options.retry_failed,
             wait=not options.no_wait,
@@ -49,6 +67,7 @@ def _score(options: Options) -> int:
 
 
 def _run_score(request: object) -> int:
+    """Runs the main job and tells how it ended. `request` is a ScoreRequest, whose module imports the engines."""
     from jobs.run.progress import Display
     from jobs.score import ScoreRequest, score, show_summary
 
@@ -59,31 +78,40 @@ def _run_score(request: object) -> int:
 
 
 def _demo(options: Options) -> int:
-    from jobs.demo import show_expected
-    from jobs.run.output import absolute
+    """The shipped samples through the main job, and what a person would say of them beside it."""
+    from jobs.demo import demo_settings, show_expected, showing_results
+    from jobs.run.output import absolute, store_of
+    from jobs.run.progress import Display
     from jobs.score import ScoreRequest
 
     resolved = load(options, demo=True)
     with as_file(files("conf").joinpath("demo")) as folder:
+        samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
         request = ScoreRequest(
-            input=str(folder / "samples.jsonl"),
+            input=str(samples),
             output=absolute(options.output),
             metrics=("e2e",),
-            settings=resolved.settings,
+            settings=settings,
             embedded=resolved.embedded,
             overwrite=options.overwrite,
             command=options.command_line,
         )
-        code = _run_score(request)
+        store = store_of(settings, request.output)
+        with showing_results(samples, store, settings, resolved.embedded, Display().note):
+            code = _run_score(request)
         show_expected(request.output, folder / "expected.jsonl")
     return code
 
 
 def _plan(options: Options) -> int:
-    from jobs.plan import PlanRequest, plan, show_plan
-    from jobs.run.output import absolute
+    """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
+    from jobs.run.output import absolute, store_of
 
     resolved = load(options, asks=False)
+    store = store_of(resolved.settings, absolute(options.output or ""))
+    _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
+    from jobs.plan import PlanRequest, plan, show_plan
+
     rows = plan(
         PlanRequest(
             input=options.input,
@@ -91,8 +119,9 @@ def _plan(options: Options) -> int:
             metrics=options.metric,
             settings=resolved.settings,
             embedded=resolved.embedded,
-            format=options.format,
+            format=data_set(options.format, options.conflictbank),
             limit=options.limit,
+            draw=draw_of(options, resolved.settings),
             retry_failed=options.retry_failed,
         )
     )
@@ -104,6 +133,7 @@ def _plan(options: Options) -> int:
 
 
 def _show(options: Options) -> int:
+    """One sample's statements on standard output, and its graph as a picture."""
     from jobs.show import ShowRequest, show
 
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
@@ -111,6 +141,7 @@ def _show(options: Options) -> int:
 
 
 def _condense(options: Options) -> int:
+    """Relations from any source to statements, without any model."""
     from jobs.condense import CondenseRequest, condense, show_counts
     from jobs.run.output import absolute
 
@@ -122,12 +153,14 @@ def _condense(options: Options) -> int:
 
 
 def _doctor(options: Options) -> int:
+    """One line a check; 1 where one failed."""
     from jobs.doctor import examine
 
     return examine(lambda: load(options))
 
 
 def _schema(options: Options) -> int:
+    """Tables and columns as Arrow writes their types."""
     from jobs.tables import TABLES
 
     _check_name("table", options.table, TABLES)
@@ -139,6 +172,7 @@ def _schema(options: Options) -> int:
 
 
 def _prompts(options: Options) -> int:
+    """All stages with their variables, or one stage's template."""
     from udfs.stages import STAGES
     from udfs.stages.definitions import SUFFIXES
 
@@ -158,12 +192,14 @@ def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
 
 
 def _table_names() -> Iterable[str]:
+    """The names of the tables, for the help."""
     from jobs.tables import TABLES
 
     return TABLES
 
 
 def _stage_names() -> Iterable[str]:
+    """The names of the stages, for the help."""
     from udfs.stages import STAGES
 
     return STAGES

@@ -15,8 +15,9 @@ import click
 from jobs.cli.arguments import DEBUG, flags_of, with_hint
 from jobs.cli.commands import COMMANDS
 from udfs.errors import UserError
+from udfs.redaction import redact, redact_words
 
-WRONG_USE = 2
+MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 class _Group(click.Group):
@@ -44,13 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with UNTOLD.make_context("untold", list(given)) as context:
-            context.obj = shlex.join(["untold", *given])
+            context.obj = shlex.join(["untold", *redact_words(given)])
             return _guarded(context)
     except click.exceptions.Exit as ended:
         raise SystemExit(ended.exit_code) from None
     except click.UsageError as error:
         program = error.ctx.command_path if error.ctx else "untold"
-        print(f"{program}: {_describe_usage(error)}\ntry '{program} --help'", file=sys.stderr)
+        print(f"{program}: {redact(_describe_usage(error))}\ntry '{program} --help'", file=sys.stderr)
         raise SystemExit(WRONG_USE) from None
 
 
@@ -84,10 +85,10 @@ def _guarded(context: click.Context) -> int:
         return 0
     except (KeyboardInterrupt, Exception) as error:
         for line in _describe(error, context.obj):
-            print(f"untold: {line}", file=sys.stderr)
+            print(redact(f"untold: {line}"), file=sys.stderr)
         if DEBUG in context.meta:
-            traceback.print_exc()
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+            print(redact(traceback.format_exc()), file=sys.stderr, end="")
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else MENDABLE
 
 
 def _describe(error: BaseException, command: str) -> list[str]:

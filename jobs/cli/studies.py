@@ -7,12 +7,17 @@ import json
 import click
 
 from jobs.cli.arguments import (
+    CONFLICTBANK_OPTION,
     RUN_FLAGS,
+    SAMPLE_OPTION,
     Command,
     Option,
     Options,
     count,
+    data_set,
+    draw_of,
     flag,
+    known_metrics,
     load,
     load_or_none,
     metric_names,
@@ -29,19 +34,23 @@ QUESTION_FORMATS = ("eli5_category",)
 
 
 def _generate(options: Options) -> int:
+    """Questions to the answers of several systems, laid out as samples to be scored."""
     if (options.format is None) != (options.contexts is None):
         raise click.UsageError("--format eli5_category and --contexts go together: give both, or neither")
+    # Only here: wrong use is told before the engines are imported
     from jobs.generate import GenerateRequest, generate, show_systems
     from jobs.run.output import absolute
     from jobs.run.progress import Display
     from jobs.settings.systems import load_systems
 
+    systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     request = GenerateRequest(
         input=options.input,
         output=absolute(options.output),
-        systems=load_systems(options.systems, lambda layer: load(options, system=layer)),
+        systems=systems,
         contexts=options.contexts,
         limit=options.limit,
+        draw=draw_of(options, next(iter(systems.values())).settings),
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -53,6 +62,7 @@ def _generate(options: Options) -> int:
 
 
 def _compare(options: Options) -> int:
+    """Outputs of `untold score` to a ranking. Asks nothing, so it needs no endpoint."""
     from jobs.compare import compare, show_comparison
     from jobs.run.output import absolute
     from jobs.run.progress import Display
@@ -66,6 +76,7 @@ def _compare(options: Options) -> int:
         metrics=options.metric,
         seed=settings.statistics.seed,
         notify=display.note,
+        cluster=options.cluster,
     )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -74,7 +85,25 @@ def _compare(options: Options) -> int:
     return 0
 
 
+def _combine_studies(options: Options) -> int:
+    from jobs.combine_studies import combine_studies
+    from jobs.run.output import absolute
+    from jobs.run.progress import Display
+
+    settings = settings_without_endpoint(options)
+    report = combine_studies(
+        [absolute(directory) for directory in options.studies],
+        absolute(options.output),
+        seed=settings.statistics.seed,
+        overwrite=options.overwrite,
+        notify=Display().note,
+    )
+    print(report, end="")
+    return 0
+
+
 def _named_folder(text: str) -> tuple[str, str]:
+    """The two halves of MODEL=DIR. Raises ValueError for a text that has only one."""
     model, equals, folder = text.partition("=")
     if not (model.strip() and equals and folder):
         raise ValueError(f"{text!r} is not of the form MODEL=DIR")
@@ -82,6 +111,7 @@ def _named_folder(text: str) -> tuple[str, str]:
 
 
 def _meta_evaluate(options: Options) -> int:
+    """Metrics against human labels; with `--annotations` a report on a filled sheet, and nothing else."""
     _check_annotations(options)
     if options.annotations is not None:
         return _report_annotations(options)
@@ -98,9 +128,10 @@ def _check_annotations(options: Options) -> None:
 
 
 def _report_annotations(options: Options) -> int:
+    """Reads a filled sheet, writes the table and the report to --output, and prints the report."""
     from jobs.study.annotations import report_study
 
-    print(report_study(options.annotations, options.key, options.output, seed=options.seed), end="")
+    print(report_study(options.annotations, options.key, options.output, seed=options.seed or 0), end="")
     return 0
 
 
@@ -112,16 +143,36 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
-    models = [model for model, _ in options.scores]
-    if len(set(models)) < len(models):
+    given = [name for name, _ in options.scores]
+    if len(set(given)) < len(given):
         raise click.UsageError("--scores names one model twice")
-    if options.annotation_sheet and max(len(models), len(options.endpoint or ())) > 1:
+    scores, judges = _judges_of(options)
+    if judges and len(judges) < len(given):
+        raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
+    if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
     if not options.scores:
         _metrics_or_error(options)
 
 
+def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
+    """The folders of `--scores` by model, and by metric its judge where they have the form METRIC:JUDGE=DIR.
+
+    Raises UsageError where one judge has two folders.
+    """
+    scores: dict[str, str] = {}
+    judges: dict[str, str] = {}
+    for name, folder in options.scores:
+        metric, colon, judge = name.partition(":")
+        if colon and metric in known_metrics():
+            judges[metric] = name = judge
+        if scores.setdefault(name, folder) != folder:
+            raise click.UsageError(f"--scores gives {name} two folders; name the judges apart")
+    return scores, judges
+
+
 def _metrics_or_error(options: Options) -> None:
+    """Raises UsageError for metrics that cannot be run; with --scores a metric may be of any name."""
     try:
         metric_names(",".join(options.metric))
     except ValueError as error:
@@ -129,26 +180,31 @@ def _metrics_or_error(options: Options) -> None:
 
 
 def _run_meta_evaluate(options: Options) -> int:
+    """Runs the metrics on each endpoint, or takes scores that exist, and prints the report."""
     from jobs.meta_evaluate import MetaEvaluationRequest, Sheet, endpoint_of, meta_evaluate
     from jobs.run.output import absolute
     from jobs.run.progress import Display
 
     each = [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
     resolved = [] if options.scores else [load(one) for one in each]
+    settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
     sheet = None
     if options.annotation_sheet:
         restating = resolved[0] if resolved else load_or_none(each[0])
         endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
-        sheet = Sheet(options.annotation_sheet, options.seed, endpoint)
+        sheet = Sheet(options.annotation_sheet, options.seed or 0, endpoint)
+    scores, judges = _judges_of(options)
     request = MetaEvaluationRequest(
-        dataset=options.dataset,
+        dataset=str(data_set(options.dataset, options.conflictbank)),
         input=options.input,
         output=absolute(options.output),
-        settings=resolved[0].settings if resolved else settings_without_endpoint(each[0]),
-        metrics=options.metric,
+        settings=settings,
+        metrics=options.metric or (tuple(judges) or None),
         endpoints=tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved),
-        scores={model: absolute(folder) for model, folder in options.scores} or None,
+        scores={model: absolute(folder) for model, folder in scores.items()} or None,
+        judges=judges or None,
         limit=options.limit,
+        draw=draw_of(options, settings),
         sheet=sheet,
         cluster=options.cluster,
         overwrite=options.overwrite,
@@ -167,14 +223,24 @@ _QUESTIONS = [
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
     Option("--format", "NAME", "a known data set, with --contexts: eli5_category", read=one_of(QUESTION_FORMATS)),
     Option("--contexts", "FILE", "the contexts of such questions: rows of q_id and contexts"),
+    SAMPLE_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
 _COMPARED = [
     Option("--output", "DIR...", "outputs of untold score", required=True, multiple=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
+    flag("--cluster", "intervals and tests take all rows of a query together"),
     flag("--json", "print JSON"),
 ]
-_SCORES = "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked"
+_COMBINED = [
+    click.Argument(["studies"], nargs=-1, required=True, metavar="DIR..."),
+    Option("--output", "DIR", "where the table and the report go", required=True),
+    flag("--overwrite", "replace the tables of another run in --output"),
+]
+_SCORES = (
+    "scores that exist: an output of score, or a folder of Parquet; repeatable, and nothing is asked; "
+    "METRIC:JUDGE=DIR where each metric has a judge of its own"
+)
 _LABELLED = [
     Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
     Option("--input", "PATH", "the data set's file"),
@@ -182,11 +248,18 @@ _LABELLED = [
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
-    flag("--cluster", "intervals resample whole questions"),
+    flag("--cluster", "intervals and tests take all answers to a question together"),
+    CONFLICTBANK_OPTION,
+    SAMPLE_OPTION,
 ]
 _HUMAN_STUDY = [
     Option("--annotation-sheet", "N", "human study: draw N samples and write a blinded sheet and its key", read=count),
-    Option("--seed", "S", "human study: of the draw and the intervals (0)", read=whole_number, default=0),
+    Option(
+        "--seed",
+        "S",
+        "of --sample (statistics.seed), and of the human study's draw and intervals (0)",
+        read=whole_number,
+    ),
     Option("--annotations", "FILE", "human study: a filled sheet, CSV or XLSX: report on it, nothing else"),
     Option("--key", "FILE", "human study: the key that was written beside the sheet"),
 ]
@@ -198,6 +271,9 @@ COMMANDS: dict[str, click.Command] = {
     ),
     "compare": Command(
         "rank systems by their scores", _compare, [*_COMPARED, *settings_options()], several=("--output",)
+    ),
+    "combine-studies": Command(
+        "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
     ),
     "meta-evaluate": Command(
         "hold metrics against human labels",

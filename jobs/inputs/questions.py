@@ -7,13 +7,19 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs.inputs.drawing import Draw
 from jobs.inputs.samples import SHOWN_INVALID, SampleError, Samples, column_named, read_rows
 from udfs.samples.conversion import OF_ANSWERS
 from udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
 
 def read_questions(
-    spark: SparkSession, path: str, *, contexts: str | None = None, limit: int | None = None
+    spark: SparkSession,
+    path: str,
+    *,
+    contexts: str | None = None,
+    limit: int | None = None,
+    draw: Draw | None = None,
 ) -> tuple[Samples, list[str]]:
     """The questions of a file, a folder or a glob, and lines that say what of the input is left out.
 
@@ -22,18 +28,21 @@ def read_questions(
     `system`, `label`) are left out, so that rows that differ in these alone are one question.
 
     With `contexts`, the questions are in the form of ELI5-Category (q_id, title, selftext, ...) and their contexts in
-    that file, as rows of q_id and contexts. `limit` keeps the first questions, of those that have contexts, by id.
+    that file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of
+    these the first by id.
     Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
     """
     if contexts is not None:
-        return _join_contexts(spark, path, contexts, limit)
-    found = read_rows(spark, path, None, limit, required=("query", "contexts"))
+        return _join_contexts(spark, path, contexts, limit, draw)
+    found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
     notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
 
 
-def _join_contexts(spark: SparkSession, path: str, contexts: str, limit: int | None) -> tuple[Samples, list[str]]:
+def _join_contexts(
+    spark: SparkSession, path: str, contexts: str, limit: int | None, draw: Draw | None
+) -> tuple[Samples, list[str]]:
     asked = read_rows(spark, path, QUESTIONS, required=("query",))
     given = read_rows(spark, contexts, CONTEXTS, required=("contexts",))
     all_questions = asked.samples.drop(*OF_ANSWERS, "contexts").join(
@@ -42,12 +51,14 @@ def _join_contexts(spark: SparkSession, path: str, contexts: str, limit: int | N
     joined = all_questions.count()
     if not joined:
         raise SampleError(f"{contexts}: no contexts for any of the questions of {path}; check that their q_id agree")
-    questions = _first(all_questions, limit) if limit is not None and limit < joined else all_questions
+    drawn = all_questions if draw is None else all_questions.where(draw.among(all_questions))
+    count = joined if draw is None else drawn.count()
+    questions = _first(drawn, limit) if limit is not None and limit < count else drawn
     invalid = _invalid_of([asked.invalid, given.invalid], questions)
     found = Samples(
         samples=questions.select("sample_id", "query", "contexts", *_rest(questions)),
         invalid=invalid,
-        row_count=joined if limit is None else min(limit, joined),
+        row_count=count if limit is None else min(limit, count),
         invalid_count=invalid.count(),
         duplicates=asked.duplicates + given.duplicates,
         first_invalid=[row["error"] for row in invalid.orderBy("error").limit(SHOWN_INVALID).collect()],

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from jobs.inputs.drawing import Draw
 from jobs.inputs.files import (
     Facts,
     InputFile,
@@ -97,14 +98,15 @@ def read_samples(
     format: str | None = None,
     limit: int | None = None,
     required: Sequence[str] = REQUIRED,
+    draw: Draw | None = None,
 ) -> Samples:
     """The samples of a file, a directory or a glob, read and checked.
 
-    `format` names an adapter of `FORMATS`; `limit` keeps the first samples by sample_id; `required` are the columns
-    that whoever scores them reads. Raises SampleError for what
-    cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
+    `format` names an adapter of `FORMATS`; `draw` keeps rows at random, `limit` of these the first samples by
+    sample_id; `required` are the columns that whoever scores them reads. Raises SampleError for what cannot be read, a
+    missing column, too many columns, no samples at all, and one sample_id with two contents.
     """
-    return read_rows(spark, path, _adapter(format), limit, required)
+    return read_rows(spark, path, _adapter(format), limit, required, draw)
 
 
 def read_rows(
@@ -113,6 +115,7 @@ def read_rows(
     adapter: Adapter | None,
     limit: int | None = None,
     required: Sequence[str] = REQUIRED,
+    draw: Draw | None = None,
 ) -> Samples:
     """As `read_samples`, by an adapter or none, and for rows that need have only some of `REQUIRED`.
 
@@ -128,14 +131,18 @@ def read_rows(
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
         raise SampleError(f"{path}: no samples in it; give a file with at least one row")
-    last_id = _last_id(found.by_id, limit) if limit is not None and limit < found.distinct else None
-    kept = _kept(found, last_id)
+    drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None)
+    by_id = found.by_id if drawn is None else found.by_id.where(drawn)
+    distinct = found.distinct if drawn is None else by_id.count()
+    last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None
+    kept = _kept(found, last_id) if drawn is None else _kept(found, last_id).where(drawn)
     invalid = _invalid(found, kept, files)
-    first = [row["error"] for row in invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID).collect()]
+    shown = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
+    first = [row["error"] for row in shown.collect()] if found.broken else []
     return Samples(
         samples=_samples(kept, required, carried_types(files, found.facts, adapted=adapter is not None)),
         invalid=invalid.select("sample_id", "error"),
-        row_count=found.distinct if last_id is None else cast(int, limit),
+        row_count=distinct if last_id is None else cast(int, limit),
         # None were shown where there is none, and all of them where they are few
         invalid_count=invalid.count() if len(first) == SHOWN_INVALID else len(first),
         duplicates=found.total - found.distinct,

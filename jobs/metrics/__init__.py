@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 from jobs.metrics import e2e, nli, qa
 from jobs.metrics.base import Metric
 from jobs.settings.model import Settings
+from udfs.registry import Registry
 
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (e2e.METRIC, nli.METRIC, qa.METRIC)}
-METRICS |= {point.name: point.load() for point in entry_points(group=GROUP)}
+METRICS: Registry[Metric] = Registry((e2e.METRIC, nli.METRIC, qa.METRIC), GROUP)
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:

@@ -73,7 +73,8 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
     counts = statements.groupBy("sample_id").agg(
         F.count_if("covered").alias("covered"), F.count_if(~F.col("covered")).alias("uncovered")
     )
-    verdicts = judged.select("sample_id", has_failed().alias("lost_later"), is_unasked().alias("waiting_later"))
+    flags = has_failed().alias("lost_later"), is_unasked().alias("waiting_later")
+    verdicts = judged.select("sample_id", "dropped", *flags)
     joined = (
         samples.select("sample_id", "system")
         .join(prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
@@ -88,7 +89,7 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
         partial=F.lit(False),
     )
     nothing = [F.lit(None).cast("double").alias(name) for name in ("unjudged", "low", "high")]
-    return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(NAME))
+    return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(NAME, F.col("dropped")))
 
 
 METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume)

@@ -46,16 +46,20 @@ def comprehensiveness() -> Column:
     return F.try_divide(covered, covered + uncovered)
 
 
-def score_columns(metric: str) -> list[Column]:
+def score_columns(metric: str, dropped: Column | None = None) -> list[Column]:
     """The columns of the table `scores` of a comprehensiveness metric.
 
-    From sample_id, system, status, covered, uncovered, unjudged, low and high.
+    From sample_id, system, status, covered, uncovered, unjudged, low and high. `dropped` counts the items that a list
+    gave without a source; without it there are none.
     """
+    judged = F.col("status").isin("ok", "partial", "no_statements")
+    without_source = F.lit(0) if dropped is None else F.coalesce(dropped, F.lit(0))
     return [
         F.col("sample_id"),
         F.lit(metric).alias("metric"),
         F.col("system"),
         *bounded(comprehensiveness(), F.col("low"), F.col("high")),
         *map(counted, ("covered", "uncovered", "unjudged")),
+        F.when(judged, without_source).cast("long").alias("dropped"),
         F.col("status"),
     ]

@@ -1,66 +1,87 @@
-"""Locks as files: who holds a folder, from which host and process, and whether it is still there."""
+"""Locks on folders: who holds one, from which host and process, and whether it is still there.
+
+On one machine the operating system decides: a lock of its own is held for the holder's life, across containers, and
+goes with the process however that ends. Between machines, whose locks may not see each other on a shared disk, the
+file `_lock` decides: its holder writes it anew every 30 seconds, and is taken to be gone after five minutes.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import sleep, time
+from time import monotonic, sleep, time
 
+from filelock import FileLock, Timeout
+
+from jobs.run.processes import Process, this_process
 from udfs.errors import UserError
 
 HEARTBEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
 LOOK_SECONDS = 0.5
+# Between the lock of the system and the file that names its holder, and back, lie milliseconds
+NAMING_SECONDS = 1.0
+# What a killed run's answering process has in memory it writes within seconds of its end; then it is looked up again
+HELPER_SECONDS = 10.0
+_NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NOBODY = Process("unknown", "", "", 0, "")
 
 
 class LockedError(UserError):
     """Another run holds the folder. The message names its host and process."""
 
 
+class LostLockError(LockedError):
+    """Another run took the folder over while this one stood still. The message says what to do."""
+
+
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: run id, host, process ids (the run and its helpers), and when it was last heard of."""
+    """Who holds a lock: run id, process, and processes that help it."""
 
     run: str
-    host: str
-    pids: tuple[int, ...]
-    heartbeat: float
+    process: Process
+    helpers: tuple[Process, ...] = ()
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether its processes ended on this host, or it has not been heard of for five minutes."""
-        ended = self.host == socket.gethostname() and not any(_is_alive(pid) for pid in self.pids)
-        return ended or time() - self.heartbeat > STALE_SECONDS
+    def __str__(self) -> str:
+        elsewhere = self.process.shares_kernel and self.process.is_alive is None
+        where = " of another container" if elsewhere else ""
+        return f"host {self.process.host}, pid {self.process.pid}{where}"
 
 
 class FolderLock:
-    """An exclusive lock on a folder, kept alive by a heartbeat. Use it as a context manager.
+    """An exclusive lock on a folder for as long as the process lives. Use it as a context manager.
 
-    `lost` is set where another run took over, which happens to one that stood still for five minutes.
+    `waited` says whether another run held it first. A run that stood still for five minutes may lose it to another
+    machine: `check` before every write.
     """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
         self._path = Path(folder) / "_lock"
         self._run, self._wait, self._notify = run, wait, notify
-        self._pids: tuple[int, ...] = (os.getpid(),)
+        self._process, self._helpers = this_process(), tuple[Process, ...]()
+        # Opened with close-on-exec: no helper process inherits it. It stays when released, for all to lock one file
+        held = self._path.with_name("_lock-held")
+        self._system_lock = FileLock(held, thread_local=False, fallback_to_soft=False)
+        self._changing = threading.Lock()
         self._ended = threading.Event()
+        self._lost = False
         self.waited = False
-        self.lost = False
 
     def __enter__(self) -> FolderLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while (holder := self._take()) is not None:
+            text = f"{self._path.parent} is in use by a run on {holder}"
             if not self._wait:
-                raise LockedError(_describe(self._path.parent, holder))
+                raise LockedError(text)
             if not self.waited:
-                self._notify(_describe(self._path.parent, holder) + "; waiting for it")
+                self._notify(f"{text}; waiting for it")
             self.waited = True
             sleep(LOOK_SECONDS)
         threading.Thread(target=self._beat, daemon=True).start()
@@ -68,82 +89,109 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        with self._guard():
-            if self._is_own():
-                self._path.unlink()
+        with self._changing, ExitStack() as stack:
+            stack.callback(self._system_lock.release)
+            if not self.lost:
+                self._path.unlink(missing_ok=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another run took the folder over, by a look at the file now. Once lost is lost for good."""
+        # A disk that does not answer at this moment says nothing about who holds the folder
+        with suppress(OSError):
+            holder = read_holder(self._path)
+            self._lost = self._lost or holder is None or holder.run != self._run
+        return self._lost
+
+    def check(self) -> None:
+        """Raises LostLockError where another run took the folder over. It reads a small file: call it before writes."""
+        if self.lost:
+            raise LostLockError(
+                f"another run took over {self._path.parent} while this one stood still; "
+                "what was answered is kept: start again once it has ended"
+            )
 
     def add_process(self, pid: int) -> None:
-        """Counts a helper process as part of the holder."""
-        self._pids = (*self._pids, pid)
+        """Names a helper process. It holds nothing, but who follows a killed run gives it time to write what it has."""
+        self._helpers = (*self._helpers, this_process(pid))
         self._renew()
 
     def _take(self) -> Holder | None:
         """Takes the lock where it is free or its holder is gone; else who holds it."""
-        with self._guard():
+        until = monotonic() + NAMING_SECONDS
+        while not (locked := self._lock_system()) and locked is not None:
             holder = read_holder(self._path)
-            if holder is not None and not holder.is_gone:
+            if holder is not None and holder.process.is_alive is not False:
                 return holder
+            if monotonic() > until:
+                return holder or Holder("unknown", _NOBODY)
+            sleep(LOOK_SECONDS / 10)
+        with ExitStack() as stack:
+            stack.callback(self._system_lock.release)
+            holder = read_holder(self._path)
+            if holder is not None and not self._is_gone(holder, locked=bool(locked)):
+                return holder
+            if holder is not None:
+                _wait_for(holder.helpers)
             self._write()
+            stack.pop_all()
         return None
+
+    def _lock_system(self) -> bool | None:
+        """Whether the lock of the system was taken; None where the disk has no such locks."""
+        try:
+            self._system_lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS_HERE:
+                raise
+            return None
+        return True
+
+    def _is_gone(self, holder: Holder, *, locked: bool) -> bool:
+        """Whether a holder has ended. `locked`: this run has the lock of the system, so nobody on this machine has."""
+        if holder.process.shares_kernel and (locked or holder.process.is_alive is not None):
+            return locked or not holder.process.is_alive
+        return self._silence() > STALE_SECONDS
+
+    def _silence(self) -> float:
+        """Seconds since the holder wrote the file, by the clock of the disk: those of two machines may differ."""
+        probe = self._path.with_name(f"_lock-{self._run}")
+        probe.write_text("", encoding="utf-8")
+        now = probe.stat().st_mtime
+        probe.unlink()
+        return now - self._path.stat().st_mtime
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
             self._renew()
 
     def _renew(self) -> None:
-        with suppress(OSError), self._guard():
-            if self._ended.is_set():
-                return
-            self.lost = not self._is_own()
-            if not self.lost:
+        with suppress(OSError), self._changing:
+            if not self._ended.is_set() and not self.lost:
                 self._write()
-
-    def _is_own(self) -> bool:
-        holder = read_holder(self._path)
-        return holder is not None and holder.run == self._run
 
     def _write(self) -> None:
         aside = self._path.with_name(f"_lock-{self._run}")
-        holder = Holder(self._run, socket.gethostname(), self._pids, time())
-        aside.write_text(json.dumps(asdict(holder)), encoding="utf-8")
+        plain = asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
+        aside.write_text(json.dumps(plain), encoding="utf-8")
         os.replace(aside, self._path)
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Makes looking at the lock and changing it one step, over all processes and threads."""
-        with open(self._path.with_name("_lock-guard"), "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 def read_holder(path: Path) -> Holder | None:
     """The holder that a lock file names; None where there is no such file. A damaged file is held by nobody known."""
     try:
-        changed = path.stat().st_mtime
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return Holder(plain["run"], plain["host"], tuple(plain["pids"]), plain["heartbeat"])
+        helpers = tuple(Process(**helper) for helper in plain["helpers"])
+        return Holder(plain["run"], Process(**plain["process"]), helpers)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
-        return Holder("unknown", "unknown", (0,), changed)
+        return Holder("unknown", _NOBODY)
 
 
-def _describe(folder: Path, holder: Holder) -> str:
-    return f"{folder} is in use by a run on host {holder.host}, pid {holder.pids[0]}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return False
+def _wait_for(helpers: tuple[Process, ...]) -> None:
+    until = monotonic() + HELPER_SECONDS
+    while any(helper.is_alive for helper in helpers) and monotonic() < until:
+        sleep(LOOK_SECONDS / 10)

@@ -15,6 +15,7 @@ from jobs.settings.model import Settings, result_settings
 from udfs.errors import UserError
 from udfs.files import open_filesystem, write_bytes
 from udfs.llm.keys import Stage, canonical_json
+from udfs.redaction import without_secrets
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -50,6 +51,7 @@ def differences(own: Identity, theirs: Identity) -> list[str]:
 
     A setting that an older manifest does not have had its default then, since what it does was done without it.
     """
+    own = without_secrets(own)
     if "dataset" in own and "dataset" not in theirs:
         return [PARTS["dataset"]]
     found = [text for key, text in PARTS.items() if own.get(key) != theirs.get(key)]
@@ -91,8 +93,8 @@ def read_manifest(output: str) -> dict[str, Any] | None:
 
 
 def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest so that readers see the old one or the new one."""
-    content = json.dumps(manifest, indent=2, ensure_ascii=False).encode("utf-8")
+    """Writes the manifest without secrets, so that readers see the old one or the new one."""
+    content = json.dumps(without_secrets(manifest), indent=2, ensure_ascii=False).encode("utf-8")
     write_bytes(f"{output}/{NAME}", content + b"\n")
 
 

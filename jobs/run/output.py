@@ -16,14 +16,15 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.run import manifest
+from jobs.run.folders import check_folders
 from jobs.run.locks import FolderLock
 from jobs.run.manifest import Identity, OutputError
 from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
-from jobs.run.workspace import Workspace
-from jobs.settings.layers import without_secrets
+from jobs.run.workspace import Counted, Workspace
 from jobs.settings.model import Settings
 from udfs.files import is_local, open_filesystem
+from udfs.redaction import without_secrets
 
 WORK = "_work"
 SUMMED = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
@@ -51,28 +52,40 @@ class Output:
 
     In order: `claim` says whose the folder is to be, `begin` writes the manifest as `running`, `write` the tables,
     `end` the manifest as it ended. What raises between `begin` and `end` takes half a run's tables with it, those of
-    `kept` aside, and the manifest says `interrupted` or `failed`. `run` is the id of this start.
+    `kept` aside, and the manifest says `interrupted` or `failed`. `run` is the id of this start. A folder that is not
+    ours, and one that lies in one of `inputs` or holds it, raises OutputError before all else; `store`, where
+    completions are kept, may lie anywhere. One that another run took over is left to it: LostLockError.
     """
 
     place: str
     tables: Sequence[str]
     overwrite: bool = False
     kept: Sequence[str] = ()
+    inputs: Sequence[str | None] = ()
+    store: str | None = None
     run: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     earlier: Mapping[str, Any] | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     _workspace: Workspace | None = None
+    _lock: FolderLock | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Output:
+        check_folders(self.inputs, self.place, self.store)
         if is_local(self.place):
             path = open_filesystem(self.place)[1]
-            self._stack.enter_context(FolderLock(path, self.run, wait=False))
+            self._lock = self._stack.enter_context(FolderLock(path, self.run, wait=False))
         return self
+
+    def check_lock(self) -> None:
+        """Raises LostLockError where another run took the folder over; looked at before every write."""
+        if self._lock is not None:
+            self._lock.check()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with self._stack:
+            self.check_lock()
             if error is not None and self.manifest.get("status") == "running":
                 self.remove([name for name in self.tables if name not in self.kept])
                 ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -96,13 +109,20 @@ class Output:
 
     def is_complete(self, *, retry_failed: bool) -> bool:
         """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
-        if self.earlier is None or self.earlier["status"] != "finished" or not all(map(self.has, self.tables)):
+        return self._left_nothing(self.earlier, retry_failed)
+
+    def seems_complete(self, *, retry_failed: bool) -> bool:
+        """As `is_complete`, before `claim` knows whether the earlier start was one of the same identity."""
+        return not self.overwrite and self._left_nothing(manifest.read_manifest(self.place), retry_failed)
+
+    def _left_nothing(self, earlier: Mapping[str, Any] | None, retry_failed: bool) -> bool:
+        if earlier is None or earlier["status"] != "finished" or not all(map(self.has, self.tables)):
             return False
-        counts = self.earlier["counts"]
-        return not (counts["failures"] if retry_failed else counts["passing_failures"])
+        return not earlier["counts"]["failures" if retry_failed else "passing_failures"]
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did."""
+        self.check_lock()
         system, path = open_filesystem(self.place)
         system.create_dir(path, recursive=True)
         earlier = self.earlier or {}
@@ -114,6 +134,7 @@ class Output:
         self, ending: Ending, *, code: int = 0, usage: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> None:
         """Writes the manifest as it ended, with one more entry where this start had something to ask."""
+        self.check_lock()
         self.manifest |= {"status": ending.status, **fields}
         if usage is not None:
             self._add_start(usage, code)
@@ -148,11 +169,27 @@ class Output:
             self._workspace.remove()
         return self._workspace
 
-    def write(self, name: str, frame: DataFrame, *, order: Sequence[str], schema: pa.Schema | None = None) -> DataFrame:
-        """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written."""
+    def write(
+        self,
+        name: str,
+        frame: DataFrame,
+        *,
+        order: Sequence[str],
+        schema: pa.Schema | None = None,
+        few: bool = False,
+        counted: Counted | None = None,
+    ) -> DataFrame:
+        """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written.
+
+        `few`: one task sorts and writes them all. `counted`: what is counted of the rows on the way.
+        """
+        self.check_lock()
         columns = frame.columns if schema is None else schema.names
         rows = frame if schema is None else frame.select(*columns)
-        rows.orderBy(*order).write.mode("overwrite").parquet(f"{self.place}/{name}")
+        ordered = rows.coalesce(1).sortWithinPartitions(*order) if few else rows.orderBy(*order)
+        # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
+        watched = ordered if counted is None else counted.on(ordered)
+        watched.write.mode("overwrite").parquet(f"{self.place}/{name}")
         written = rows.schema if schema is None else spark_schema(schema)
         return frame.sparkSession.read.schema(written).parquet(f"{self.place}/{name}")
 
@@ -172,6 +209,7 @@ class Output:
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes those folders of the output that are there."""
+        self.check_lock()
         for name in names:
             if self.has(name):
                 system, path = open_filesystem(f"{self.place}/{name}")

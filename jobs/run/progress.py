@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from udfs.llm.calls import CallSettings
+from udfs.redaction import redact
 
 PLAIN_SECONDS = 10.0
 # A shorter wait is over before it is read.
@@ -59,7 +60,7 @@ class Display:
     def _print(self, text: str) -> None:
         before = "\r\x1b[2K" if self._terminal else ""
         with suppress(BrokenPipeError):
-            self._stream.write(f"{before}{text}\n")
+            self._stream.write(f"{before}{redact(text)}\n")
             self._stream.flush()
 
 

@@ -49,12 +49,12 @@ class _Jvm(Thread):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(name="untold-jvm", daemon=True)
-        self._options = options
+        self.options = options
         self._gateway: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        conf = SparkConf(loadDefaults=False).setAll(list(self._options.items()))
+        conf = SparkConf(loadDefaults=False).setAll(list(self.options.items()))
         try:
             quiet = {} if SHOW_JVM.is_set() else {"stderr": subprocess.DEVNULL}
             self._gateway = launch_gateway(conf, quiet)  # type: ignore[no-untyped-call]
@@ -69,6 +69,13 @@ class _Jvm(Thread):
             check_java()
             raise self._error
         return self._gateway
+
+    def abandon(self) -> None:
+        """Ends the JVM, for a session that is to be another's."""
+        self.join()
+        if self._gateway is not None:
+            self._gateway.shutdown()
+            self._gateway.proc.kill()
 
 
 def begin_session(settings: Settings, *, small: bool = False) -> None:
@@ -87,17 +94,30 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     Workers run this interpreter, and never import from the directory that the command was started in. `small`: there
     is so little to read that the start is what takes time (`SMALL`); the same plans run, only less prepared.
     """
-    global _begun
-    begin_session(settings, small=small)
-    if SparkContext._gateway is None and _begun is not None:
-        begun, _begun = _begun, None
-        SparkContext._ensure_initialized(gateway=begun.gateway())
+    options = session_options(settings, small)
+    if SparkContext._gateway is None:
+        begin_session(settings, small=small)
+        SparkContext._ensure_initialized(gateway=_take(options).gateway())
     builder = SparkSession.builder.appName(name)
-    for key, value in session_options(settings, small).items():
+    for key, value in options.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _take(options: dict[str, str]) -> _Jvm:
+    """The JVM that was begun, or a new one where that was begun for other options."""
+    global _begun
+    with _BEGINNING:
+        begun, _begun = _begun, None
+    if begun is not None and begun.options == options:
+        return begun
+    if begun is not None:
+        begun.abandon()
+    wanted = _Jvm(options)
+    wanted.start()
+    return wanted
 
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from pyarrow import fs
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from udfs.files import open_filesystem
+
+
+@dataclass
+class Counted:
+    """Aggregates of a frame's rows by name, taken while the frame is written, for no job of their own."""
+
+    columns: Mapping[str, Column]
+    _seen: Observation = field(default_factory=Observation)
+
+    def on(self, frame: DataFrame) -> DataFrame:
+        """The frame, counted by the first action on it."""
+        return frame.observe(self._seen, *[value.alias(name) for name, value in self.columns.items()])
+
+    def __getitem__(self, name: str) -> Any:
+        """A value, once the frame was written."""
+        return self._seen.get[name]
 
 
 @dataclass
@@ -21,13 +39,13 @@ class Workspace:
     _numbers: count[int] = field(default_factory=count)
     _kept: list[tuple[DataFrame, int]] = field(default_factory=list)
 
-    def keep(self, frame: DataFrame, name: str = "step") -> DataFrame:
-        """The same rows, computed once and counted on the way."""
+    def keep(self, frame: DataFrame, name: str = "step", counted: Counted | None = None) -> DataFrame:
+        """The same rows, computed once and counted on the way, by `counted` too."""
         path = self.path(name)
-        seen = Observation()
-        frame.observe(seen, F.count(F.lit(1)).alias("rows")).write.parquet(path)
+        rows = Counted({"rows": F.count(F.lit(1))})
+        rows.on(frame if counted is None else counted.on(frame)).write.parquet(path)
         kept = self.spark.read.schema(frame.schema).parquet(path)
-        self._kept.append((kept, seen.get["rows"]))
+        self._kept.append((kept, rows["rows"]))
         return kept
 
     def count(self, frame: DataFrame) -> int:

@@ -14,14 +14,12 @@ from pydantic import BaseModel
 
 from jobs.settings.model import STAGE_NAMES, Settings, StageSettings
 from udfs.hints import near_misses
+from udfs.redaction import is_secret_name
 
 ENVIRONMENT_PREFIX = "UNTOLD_"
 NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA"})
 
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
-_SECRET_NAME = re.compile(
-    r"(?i)(key|secret|password|passwd|(?<!max_)token|credentials?|authorization|bearer|_key_env)($|[._])"
-)
 _SECRET_VALUE = re.compile(
     r"(?i:\b(sk|gsk|hf|pk|rk|xai|ghp|bearer)[-_ ])|(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9_+=-]{20,}|://\S*[@?]"
 )
@@ -153,25 +151,20 @@ _SECTIONS = frozenset(
 )
 
 
+def _names_a_secret(name: str) -> bool:
+    """Whether the value of a setting may be a key; one may stand where the name of its variable belongs, too."""
+    return is_secret_name(name) or name.endswith("_key_env")
+
+
 def _shown(name: str, value: object) -> str:
     """`=value` for a message; nothing for structures, and for what may be a secret."""
     nested = isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value)
-    if nested or isinstance(value, Mapping) or _SECRET_NAME.search(name):
+    if nested or isinstance(value, Mapping) or _names_a_secret(name):
         return ""
     text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str)).split())
     if _SECRET_VALUE.search(text):
         return ""
     return f"={text[:_LONGEST_SHOWN]}…" if len(text) > _LONGEST_SHOWN else f"={text}"
-
-
-def without_secrets(values: Any, name: str = "") -> Any:
-    """The values, with texts left out whose names say that they are secrets."""
-    if isinstance(values, Mapping):
-        return {key: without_secrets(item, key) for key, item in values.items()}
-    if isinstance(values, list):
-        return [without_secrets(item, name) for item in values]
-    hidden = isinstance(values, str) and _SECRET_NAME.search(name) and name != "api_key_env"
-    return "(not shown)" if hidden else values
 
 
 def problem_line(name: str, value: object, where: str, problem: str) -> str:

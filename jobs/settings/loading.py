@@ -109,6 +109,13 @@ def _beneath(system: Layer | None, layer: Layer, endpoint: frozenset[str] = froz
     return replace(layer, assignments=[one for one in layer.assignments if one.key not in replaced])
 
 
+def _yielding(default: Layer, above: Iterable[Layer]) -> Layer:
+    """The shipped defaults without those of single stages that a layer above sets for all stages: `llm.max_tokens`."""
+    set_for_all = {one.key.removeprefix("llm.") for layer in above for one in layer.assignments}
+    yields = {f"stages.{stage}.{name}" for stage in STAGE_NAMES for name in set_for_all}
+    return replace(default, assignments=[one for one in default.assignments if one.key not in yields])
+
+
 @dataclass
 class _Merged:
     """Layers merged: the value of each setting, and which assignment it is from."""
@@ -157,8 +164,23 @@ def _combined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     return both
 
 
+# Sections with an endpoint of their own, each with its own key
+_KEYED_SECTIONS = tuple(key.removesuffix(".api_key_env") for key in KNOWN if key.endswith(".api_key_env"))
+
+
+def _withhold_keys(given: _Merged, merged: _Merged) -> None:
+    """Takes back a preset's key from an address that the user gave: the key was not named for it.
+
+    `given` is what the user set, `merged` everything. OPENAI_BASE_URL is no setting: it moves the preset with its key.
+    """
+    for section in _KEYED_SECTIONS:
+        key, address = f"{section}.api_key_env", f"{section}.base_url"
+        if given.given(address) and not given.given(key):
+            merged.values[key], merged.sources[key] = None, merged.sources[address]
+
+
 def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
-    nested: dict[str, Any] = {}
+    nested: dict[str, Any] = {"stages": {}}
     for key, value in merged.values.items():
         section = nested
         *parents, name = key.split(".")
@@ -256,8 +278,9 @@ def _incomplete(
     if llm.model is None:
         yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
     from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
-    if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env):
-        yield f"{llm.api_key_env}: not set in the environment, and {whose} needs its key (llm.api_key_env)"
+    if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env or ""):
+        variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
+        yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
     prices = (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
     if budget.max_cost is not None and None in prices:
         where = merged.origins["budget.max_cost"].where
@@ -293,8 +316,10 @@ def load_settings(
     given = _merge(upper)
     choice = _chosen(given, environ, demo, local_installed)
     where = given.origins["llm.endpoint"].where if "llm.endpoint" in given.origins else choice.layer.origin
-    lower = [default] if choice.preset is None else [default, _beneath(system, _preset_layer(choice.preset, where))]
+    presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, where))]
+    lower = [_yielding(default, [*presets, *upper]), *presets]
     merged = _merge([*lower, *upper, choice.layer])
+    _withhold_keys(given, merged)
     problems = [problem for layer in [*lower, *upper] for problem in layer.problems]
     settings = _validated(merged, problems)
     # What follows from the choice of an endpoint would only repeat a problem found before it

@@ -114,14 +114,14 @@ class LlmSettings(_Section):
     )
     base_url: Annotated[str, AfterValidator(_http_url)] | None = Field(
         default=None,
-        description="Address of an OpenAI-compatible API, /v1 included; needs no key",
+        description="Address of an OpenAI-compatible API, /v1 included; its key is named by llm.api_key_env",
         json_schema_extra={"allowed": "an http:// or https:// address, or null"},
     )
     model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
-    api_key_env: Annotated[str, AfterValidator(_variable_name)] = Field(
-        default="OPENAI_API_KEY",
-        description="Name of the environment variable that holds the API key",
-        json_schema_extra={"allowed": "the name of an environment variable"},
+    api_key_env: Annotated[str, AfterValidator(_variable_name)] | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the API key; null is the preset's own, or no key",
+        json_schema_extra={"allowed": "the name of an environment variable, or null"},
     )
     api: Api = Field(default="chat", description="Chat completions or plain completions")
     extra_body: ExtraBody = Field(
@@ -265,11 +265,23 @@ class GraphSettings(_Section):
     )
 
 
+# A list, or reasoning before an answer, takes more than a label; what a model thinks counts too (conf/default.yaml).
+_LONG_STAGES = (
+    *("extract_atoms", "revise_atoms", "rate_relevance", "mine_questions", "refine_questions"),
+    *("answer_questions", "compare_answers"),
+)
+
+
+def _default_stages() -> dict[str, StageSettings]:
+    longest = {"evaluate_coverage": StageSettings(max_tokens=16_384)}
+    return longest | {name: StageSettings(max_tokens=8_192) for name in _LONG_STAGES}
+
+
 class Settings(_Section):
     """Every setting of a run, validated."""
 
     llm: LlmSettings = LlmSettings()
-    stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
+    stages: dict[str, StageSettings] = Field(default_factory=_default_stages, description="Overrides of llm.* by stage")
     prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: Text | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"

@@ -71,18 +71,19 @@ def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: b
     LMR points of units under `COMPARED_UNDER`, `first` before `second` in `metrics`.
     """
     place = F.array_position(F.array(*map(F.lit, metrics)), F.col("metric"))
-    earned = points.where((F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER) & "points IS NOT NULL")
+    lmr = (F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER)
+    earned = points.where(lmr & F.col("points").isNotNull())
     side = earned.select("model", "unit", "cluster", "metric", "points", place.alias("place"))
     first = side.select("model", "unit", "cluster", *_renamed("first"))
     second = side.select("model", "unit", *_renamed("second"))
     pairs = first.join(second, on=["model", "unit"], how="inner").where("first_place < second_place")
     difference = F.col("first_points") - F.col("second_points")
-    compared = ["model", "first", "second"]
+    sides = ["model", "first", "second"]
     if clustered:
         sums = [F.sum(difference).alias("difference"), F.count("*").alias("size")]
-        units = pairs.groupBy(*compared, "cluster").agg(*sums)
+        units = pairs.groupBy(*sides, "cluster").agg(*sums)
     else:
-        units = pairs.select(*compared, difference.alias("difference"), F.lit(1).cast("long").alias("size"))
+        units = pairs.select(*sides, difference.alias("difference"), F.lit(1).cast("long").alias("size"))
     return units.groupBy("model", "first", "second", "difference", "size").agg(F.count("*").alias("count"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -86,9 +87,17 @@ def _read(place: str) -> bytes:
 
 
 def write_sheet(
-    spark: SparkSession, run: str, metrics: Sequence[str], n: int, seed: int, output: str, restate: Restate
+    spark: SparkSession,
+    run: str | Mapping[str, str],
+    metrics: Sequence[str],
+    n: int,
+    seed: int,
+    output: str,
+    restate: Restate,
 ) -> SheetCounts:
     """Draws `n` labelled samples of a run of `untold score`, and writes the blinded sheet and its key to `output`.
+
+    `run` is the folder of one for all metrics, or of one for each, where each has a judge of its own.
 
     The same run, metrics, n and seed give the same files, whatever the partitioning. Samples are drawn that have a
     result under every metric (status ok, partial or no_statements: lists that are wrongly empty are judged as well).
@@ -100,10 +109,12 @@ def write_sheet(
     UnreadableRunError where there is no such run; then nothing is written. Dejl et al. 2025; methods, section 6.
     """
     _check_metrics(metrics)
-    opened = open_run(run)
+    runs = dict.fromkeys(metrics, run) if isinstance(run, str) else {name: run[name] for name in metrics}
+    opened = {metric: open_run(place) for metric, place in runs.items()}
     for name in ("samples", "scores", "statements"):
-        opened.dataset(name)  # says in one line which is missing: scores alone have no sheet
-    samples = _draw(spark, run, metrics, n, seed)
+        for each in opened.values():
+            each.dataset(name)  # says in one line which is missing: scores alone have no sheet
+    samples = _draw(spark, runs, n, seed)
     drawn, restated = _gather(spark, opened, metrics, samples, restate)
     sheet, key = make_sheet(drawn, seed)
     meanings = [["errors", "meaning"], *([code, meaning] for code, meaning in ERROR_TYPES.items())]
@@ -123,15 +134,20 @@ def _check_metrics(metrics: Sequence[str]) -> None:
         )
 
 
-def _draw(spark: SparkSession, run: str, metrics: Sequence[str], n: int, seed: int) -> list[Row]:
+def _draw(spark: SparkSession, runs: Mapping[str, str], n: int, seed: int) -> list[Row]:
     """The drawn samples: rows of `find_drawable` in the order of the draw."""
-    samples, scores = (spark.read.parquet(f"{run}/{name}") for name in ("samples", "scores"))
-    drawable = find_drawable(samples, scores, metrics, seed)
+    judged = [
+        spark.read.parquet(f"{place}/scores").where(F.col("metric") == metric).select("sample_id", "metric", "status")
+        for metric, place in runs.items()
+    ]
+    metrics, places = list(runs), list(dict.fromkeys(runs.values()))
+    samples = spark.read.parquet(f"{places[0]}/samples")
+    drawable = find_drawable(samples, reduce(DataFrame.unionByName, judged), metrics, seed)
     drawn: list[Row] = drawable.orderBy("draw", "sample_id").limit(n).toArrow().to_pylist()
     if len(drawn) < n:
         raise AnnotationError(
-            f"--annotation-sheet {n}: {run} has {len(drawn)} labelled samples with a result of each of "
-            f"{', '.join(metrics)}; ask for fewer"
+            f"--annotation-sheet {n}: {' and '.join(places)} has {len(drawn)} labelled samples with a result of each "
+            f"of {', '.join(metrics)}; ask for fewer"
         )
     return drawn
 
@@ -156,12 +172,12 @@ def find_drawable(samples: DataFrame, scores: DataFrame, metrics: Sequence[str],
 
 
 def _gather(
-    spark: SparkSession, run: Run, metrics: Sequence[str], samples: Sequence[Row], restate: Restate
+    spark: SparkSession, runs: Mapping[str, Run], metrics: Sequence[str], samples: Sequence[Row], restate: Restate
 ) -> tuple[list[DrawnSample], int]:
     """What the metrics gave for the samples, and how many questions with answers were restated."""
-    statements = sorted(_rows(run, "statements", samples, metrics), key=_place)
+    statements = sorted(_rows(runs, "statements", samples, metrics), key=_place)
     answered = [row for row in statements if row["metric"] == QA]
-    answers = find_answers(answered, _rows(run, "atoms", samples, [QA])) if answered else []
+    answers = find_answers(answered, _rows(runs, "atoms", samples, [QA])) if answered else []
     restated = _restate(spark, sorted(set(answers)), restate) if answers else {}
     texts = {_place(row): restated[pair] for row, pair in zip(answered, answers, strict=True)}
     lists: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
@@ -169,17 +185,19 @@ def _gather(
         text = texts[_place(row)] if row["metric"] == QA else row["text"]
         lists[row["sample_id"], row["metric"], row["covered"]].append(plain_line(text))
     outputs: dict[str, list[MetricOutput]] = defaultdict(list)
-    for row in _rows(run, "scores", samples, metrics):
+    for row in _rows(runs, "scores", samples, metrics):
         place = row["sample_id"], row["metric"]
         outputs[place[0]].append(MetricOutput(place[1], row["score"], lists[*place, True], lists[*place, False]))
     return [_drawn_sample(sample, outputs[sample["sample_id"]]) for sample in samples], len(restated)
 
 
-def _rows(run: Run, table: str, samples: Sequence[Row], metrics: Sequence[str]) -> list[Row]:
+def _rows(runs: Mapping[str, Run], table: str, samples: Sequence[Row], metrics: Sequence[str]) -> list[Row]:
     """The rows of the drawn samples under the metrics. Only these are kept in memory."""
     ids = [sample["sample_id"] for sample in samples]
-    wanted = ds.field("sample_id").isin(ids) & ds.field("metric").isin(list(metrics))
-    rows: list[Row] = run.dataset(table).to_table(filter=wanted).to_pylist()
+    rows: list[Row] = []
+    for metric in metrics:
+        wanted = ds.field("sample_id").isin(ids) & (ds.field("metric") == metric)
+        rows += runs[metric].dataset(table).to_table(filter=wanted).to_pylist()
     return rows
 
 

@@ -98,18 +98,24 @@ def _check_instances(path: str, samples: DataFrame, whole: int) -> None:
 
 
 def read_score_tables(
-    spark: SparkSession, places: Mapping[str, str], metrics: Sequence[str] | None, ids: DataFrame, about: str
+    spark: SparkSession,
+    places: Mapping[str, str],
+    metrics: Sequence[str] | None,
+    ids: DataFrame,
+    about: str,
+    judged: Mapping[str, Sequence[str]] | None = None,
 ) -> ScoreTables:
     """The scores of each model, from an output of `untold score` or a bare folder of Parquet.
 
-    places: model -> folder. metrics: those wanted, all that a table has where it is None. ids: sample_id, a row a
+    places: model -> folder. metrics: those wanted, all that a table has where it is None; `judged` those of a model
+    that is to judge some alone. ids: sample_id, a row a
     sample of the input that is named `about`. Raises MetaEvaluationError for all that does not fit, SampleError where
     there are no files, UnreadableRunError for an output whose run has not ended.
     """
     frames, found, problems = [], {}, []
     for model, place in places.items():
         frame = _read(spark, model, place)
-        names, wrong = _check_values(frame, metrics, f"{model} ({place})")
+        names, wrong = _check_values(frame, (judged or {}).get(model, metrics), f"{model} ({place})")
         problems += wrong
         found[model] = names
         frames.append(frame.where(F.col("metric").isin(*names)))

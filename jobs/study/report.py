@@ -136,6 +136,24 @@ def render(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def render_averages(rows: Sequence[Row]) -> str:
+    """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models."""
+    lines = [
+        [
+            *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["undefined"]),
+            *(f"{row['n']:,}", _value(row, interval=True)),
+            "-" if row["published"] is None else f"{row['published']:.3f}",
+        ]
+        for row in rows
+    ]
+    note = (
+        "LMR. Averages count every data set the same; their intervals are 95 % BCa, joint over the data sets, 10,000 "
+        "resamples of each."
+    )
+    heads = ["data set", "metric", "model", "undefined", "n", "LMR", "published"]
+    return "\n\n".join(["# Meta-evaluations together", note, _table(heads, lines), PUBLISHED_NOTE]) + "\n"
+
+
 def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
     """By data set, metric, model and undefined: the rows by measure."""
     lines: dict[tuple[str, str, str, str], Values] = {}

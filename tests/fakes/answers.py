@@ -39,7 +39,7 @@ _THOUGHT = "<think>\nThe statements are compared one by one.\n</think>\n\n"
 _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
-_DEEDS |= {"no_tools", "tool_garbage", "tool_loop"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +417,8 @@ def _say(answer: Answer, request: Request, deeds: Mapping[str, Any]) -> tuple[Sa
     said = answered if isinstance(answered, Said) else Said(answered)
     if said.call:
         return said, "tool_calls"
+    if "finish" in deeds:
+        return said, deeds["finish"]
     if "think" in deeds:
         said = Said(_THOUGHT + said.text, {place + len(_THOUGHT): odds for place, odds in said.odds.items()})
     return (Said(said.text[: len(said.text) // 2], said.odds), "length") if "length" in deeds else (said, "stop")

@@ -10,9 +10,13 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.collections import PathCollection
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from graph import drawing
-from graph.drawing import condensed_graph, draw_graph, one_line, order_statements, raw_graph, sources_graph
+from graph.drawing import condensed_graph, draw_graph, make_figure, one_line, order_statements, raw_graph, sources_graph
 
 HOSTILE = {
     "mathtext": r"costs $5 and $\frac{1}{$ under_score ^ \ %",
@@ -247,6 +251,63 @@ def test_long_texts_are_wrapped_and_cut() -> None:
     assert max(map(len, lines)) <= drawing.WIDTH
     assert sum(line.count("word") for line in lines) <= drawing.TEXT_LENGTH / 5
     assert any("…" in line for line in lines)
+
+
+def random_graph(chance: random.Random, statements: int, words: int) -> Any:
+    """Statements with long texts, entailments and contradictions among them, and atoms of the response."""
+    rows = [
+        statement(f"s{n}", covered=n % 3 == 0, in_basis=n % 3 == 1, text=" ".join(chance.choices(WORDS, k=words)))
+        for n in range(statements)
+    ]
+    atoms = [atom(f"a{n}", "context", f"s{n}") for n in range(statements)]
+    atoms += [atom(f"r{n}", "response", text="W" * chance.randint(1, 300)) for n in range(statements // 4)]
+    names = [row["atom_id"] for row in atoms]
+    kinds = ("entailment", "entailment", "contradiction")
+    drawn = [(*chance.sample(names, 2), chance.choice(kinds)) for _ in range(2 * statements)]
+    return condensed_graph(atoms, [relation(*each) for each in drawn], rows)
+
+
+WORDS = ("reservoir", "WWWWWWWWWW", "illicit", "日本語のテキスト", "of", "4 May 1932", "x" * 90)
+
+
+def is_within(inner: Any, outer: Any) -> bool:
+    slack = 0.5  # of a pixel
+    return bool(
+        outer.x0 - slack <= inner.x0
+        and inner.x1 <= outer.x1 + slack
+        and outer.y0 - slack <= inner.y0
+        and inner.y1 <= outer.y1 + slack
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+@pytest.mark.parametrize(("statements", "words"), [(2, 3), (5, 60), (60, 12), (60, 60), (150, 4)])
+def test_every_text_node_and_edge_lies_within_the_figure(statements: int, words: int) -> None:
+    graph = random_graph(random.Random(statements), statements, words)
+    figure = make_figure(graph, title="W" * 200)
+    canvas: Any = figure.canvas
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert sum(len(text.get_text()) for text in texts) > 10 * len(graph)
+    assert all(is_within(text.get_window_extent(renderer), figure.bbox) for text in texts)
+    axes = figure.axes[0]  # cuts off what lies beyond it
+    nodes = [node for group in axes.findobj(PathCollection) for node in node_boxes(group)]
+    assert len(nodes) == min(len(graph), drawing.MAX_NODES)
+    assert all(is_within(node, axes.bbox) for node in nodes)
+    arrows = axes.findobj(FancyArrowPatch)
+    assert arrows
+    assert all(is_within(arrow.get_window_extent(renderer), axes.bbox) for arrow in arrows)
+    assert is_within(axes.bbox, figure.bbox)
+
+
+def node_boxes(group: Any) -> list[Bbox]:
+    """Where the markers of one kind of node are drawn, in pixels."""
+    scale = group.figure.dpi / 72
+    (path,), (size,) = group.get_paths(), group.get_sizes()
+    half = path.get_extents().max * size**0.5 * scale + group.get_linewidths()[0] * scale / 2
+    at = group.get_offset_transform().transform(group.get_offsets())
+    return [Bbox([place - half, place + half]) for place in at]
 
 
 @given(st.text(max_size=40))

@@ -19,7 +19,8 @@ from jobs.cli.main import main
 from jobs.compare import CompareError, compare, count_differences
 from jobs.results import UnreadableRunError
 from jobs.tables import SAMPLES, SCORES
-from udfs.statistics.intervals import bca_interval
+from udfs.statistics.intervals import bca_interval, clustered_bca_interval
+from udfs.statistics.permutation import clustered_permutation_test
 
 Scores = dict[tuple[str | None, str, int], float | None]
 IDENTITY = {
@@ -173,6 +174,34 @@ def test_one_question_of_a_system_in_two_outputs_is_an_error(spark: SparkSession
 
     with pytest.raises(CompareError, match="both have qa scores of system a, for 3 questions; give one of the two"):
         compare(spark, outputs, seed=0)
+
+
+def test_rows_of_one_query_are_taken_together_where_asked_and_noted_where_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    scores = draw("ab", 24)
+    output = write_output(tmp_path / "out", scores)
+    samples = pq.read_table(tmp_path / "out" / "samples").to_pylist()
+    queries = {row["sample_id"]: f"q{int(row['sample_id'].split(':')[0]) // 4}" for row in samples}
+    table = pa.Table.from_pylist([row | {"query": queries[row["sample_id"]]} for row in samples], SAMPLES)
+    pq.write_table(table, tmp_path / "out" / "samples" / "part-0.parquet")
+    notes: list[str] = []
+
+    found = compare(spark, [output], seed=3, cluster=True, notify=notes.append)
+    assert notes == []
+    compare(spark, [output], seed=3, notify=notes.append)
+    (note,) = notes
+    assert note.startswith("6 queries have several rows of one system")
+
+    sums = {name: [math.fsum(scores[name, "a", 4 * n + k] for k in range(4)) for n in range(6)] for name in "ab"}
+    for row in found["systems"]:
+        interval = clustered_bca_interval(sums[row["system"]], [4] * 6, seed=3)
+        assert [row["ci_low"], row["ci_high"]] == pytest.approx([interval.low, interval.high])
+    (pair,) = found["comparisons"]
+    differences = [one - other for one, other in zip(sums[pair["first"]], sums[pair["second"]], strict=True)]
+    test = clustered_permutation_test(differences, [4] * 6, seed=3)
+    assert (pair["n"], pair["p_value"]) == (24, test.p_value)
+    assert pair["difference"] == pytest.approx(test.difference)
 
 
 def test_outputs_that_were_judged_differently_are_named(spark: SparkSession, tmp_path: Path) -> None:

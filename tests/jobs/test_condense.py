@@ -95,6 +95,7 @@ def test_statements_atoms_and_scores(spark: SparkSession, tmp_path: Path, suffix
         "covered": 2,
         "uncovered": 2,
         "unjudged": 0,
+        "dropped": 0,
         "status": "ok",
     }
     assert open_run(request.output).manifest["status"] == "finished"

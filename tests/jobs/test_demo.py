@@ -34,7 +34,7 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     run = open_run(tmp_path / "untold-demo")
     scores = {row["sample_id"]: row for row in run.table("scores").to_pylist()}
-    assert len(scores) == 10
+    assert len(scores) == 6
     assert {row["status"] for row in scores.values()} == {"ok"}
     by_system = {row["system"]: row["mean"] for row in run.summary().to_pylist() if row["level"] == "system"}
     assert by_system["answer-a"] > by_system["answer-b"]
@@ -53,8 +53,8 @@ def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> N
     assert ended.returncode == 0, ended.stderr
     run = open_run(tmp_path / "out")
     scores = run.table("scores").to_pylist()
-    assert len(scores) == 10
-    assert sum(row["status"] in ("ok", "partial") for row in scores) >= 8
+    assert len(scores) == 6
+    assert sum(row["status"] in ("ok", "partial") for row in scores) >= 5
     statements = {row["statement_id"]: row for row in run.table("statements").to_pylist()}
     assert sum(row["covered"] + row["uncovered"] for row in scores if row["score"] is not None) == len(statements)
     assert all(row["sources"] and row["text"] in row["members"] for row in statements.values())

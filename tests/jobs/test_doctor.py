@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from jobs import doctor
+from jobs.asking.endpoint import clear_text_warning
 from jobs.doctor import Finding, check_disk, check_endpoint, check_ray, check_spark, check_store, examine, plain_url
 from jobs.settings.loading import NoEndpointError, Resolved, load_settings
 from jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
@@ -39,6 +41,16 @@ def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark and Ray have tests of their own; they take seconds each."""
     for name in ("check_spark", "check_ray"):
         monkeypatch.setattr(doctor, name, lambda settings: Finding("ok", "engine", "not started"))
+
+
+def this_address() -> str:
+    """An address of this machine that is no loopback, or one that nobody has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing by this
+        except OSError:
+            return "192.0.2.1"
+        return str(probe.getsockname()[0])
 
 
 def settings_for(server: ModelServer, **llm: Any) -> Settings:
@@ -100,6 +112,41 @@ def test_endpoint_that_fails_is_named_with_what_to_do(calm: ModelServer, deed: d
     assert remedy in found.text
 
 
+@pytest.mark.parametrize(
+    ("variable", "remedy"),
+    [
+        (
+            None,
+            "none is named for this address: name its variable with --set llm.api_key_env=NAME",
+        ),
+        ("KEY_OF_A_TEST", "KEY_OF_A_TEST (llm.api_key_env) is not set"),
+        ("HOME", "HOME (llm.api_key_env) is set"),
+    ],
+)
+def test_endpoint_that_wants_a_key_says_how_to_name_one(calm: ModelServer, variable: str | None, remedy: str) -> None:
+    calm.configure(api_key="another")
+    found = next(check_endpoint(settings_for(calm, api_key_env=variable), calm.base_url))
+    assert (found.state, found.about) == ("FAIL", "endpoint")
+    assert remedy in found.text
+
+
+def test_the_key_of_a_variable_that_was_not_named_is_not_sent(
+    calm: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    calm.configure(api_key=KEY)
+    assert states(calm)["endpoint"] == "FAIL"
+    assert states(calm, api_key_env="OPENAI_API_KEY")["endpoint"] == "ok"
+
+
+def test_address_without_encryption_is_a_warning_beyond_loopback(calm: ModelServer) -> None:
+    beyond = f"http://{this_address()}:9/v1"
+    assert next(check_endpoint(settings_for(calm), beyond)).about == "encryption"
+    assert clear_text_warning(beyond) is not None
+    for plain in ("http://localhost:1/v1", "http://127.0.0.1/v1", "http://[::1]:1/v1", "https://example.org/v1", None):
+        assert clear_text_warning(plain) is None
+
+
 @pytest.mark.usefixtures("without_engines")
 def test_endpoint_that_is_down_makes_doctor_fail(calm: ModelServer, capsys: pytest.CaptureFixture[str]) -> None:
     calm.configure(down=True)
@@ -114,7 +161,8 @@ def test_key_is_never_shown(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     calm.configure(api_key="another")
-    assert examine(resolved_for(calm)) == 1
+    settings = settings_for(calm, api_key_env="OPENAI_API_KEY")
+    assert examine(lambda: Resolved(settings, {}, embedded=False)) == 1
     assert KEY not in capsys.readouterr().out
 
 

@@ -182,7 +182,7 @@ def test_a_system_with_an_endpoint_has_nothing_of_the_runs(tmp_path: Path) -> No
     systems = load(tmp_path, "own: {}\nother: {endpoint: vllm, model: x}", *run)
 
     other, own = (systems[name].settings.llm for name in ("other", "own"))
-    assert (other.base_url, other.model, other.api_key_env) == ("http://localhost:8000/v1", "x", "OPENAI_API_KEY")
+    assert (other.base_url, other.model, other.api_key_env) == ("http://localhost:8000/v1", "x", None)
     assert (other.timeout_seconds, other.price_per_million_prompt_tokens) == (7, None)
     assert (own.base_url, own.model, own.api_key_env) == ("http://h/v1", "m", "OWN_KEY")
 

@@ -405,6 +405,14 @@ def test_recorded_judges_have_the_published_agreement(
     assert capsys.readouterr().out == (output / "meta_evaluation.md").read_text(encoding="utf-8")
 
 
+def test_each_metric_can_have_a_judge_of_its_own(spark: SparkSession, wiki: Path) -> None:
+    places = {name: write_scores(wiki / name, make_scores(seed=seed)) for seed, name in enumerate(("one", "two"))}
+    request = ask(wiki, places, metrics=("e2e", "nli"), judges={"e2e": "two", "nli": "one"})
+    run(spark, request)
+    rows = [row for row in rows_of(request, "meta_evaluation") if row["measure"] == "lmr"]
+    assert {(row["metric"], row["model"]) for row in rows} == {("e2e", "two"), ("nli", "one")}
+
+
 # What is refused
 
 
@@ -532,6 +540,18 @@ def test_a_model_has_one_folder_below_the_output() -> None:
         (["--dataset", "conflictbank", "--input", "a", "--metric", "e3e"], "no metric 'e3e'; there are e2e"),
         (["--dataset", "conflictbank", "--input", "a", "--scores", "d"], "'d' is not of the form MODEL=DIR"),
         (["--dataset", "conflictbank", "--input", "a", *["--scores", "m=d"] * 2], "--scores names one model twice"),
+        (
+            ["--dataset", "wikicontradict", "--input", "a", "--scores", "qa:m=d", "--scores", "nli:m=e"],
+            "--scores gives m two folders; name the judges apart",
+        ),
+        (
+            ["--dataset", "wikicontradict", "--input", "a", "--scores", "qa:m=d", "--scores", "org/x:free=e"],
+            "--scores METRIC:JUDGE=DIR names a judge for each metric",
+        ),
+        (
+            ["--dataset", "wikicontradict", "--input", "a", "--scores", "m=d", "--conflictbank", "alone"],
+            "--conflictbank goes with the data set conflictbank",
+        ),
         (
             ["--dataset", "conflictbank", "--input", "a", "--scores", "m=d", "--endpoint", "vllm"],
             "--scores takes scores that exist; leave --endpoint out",

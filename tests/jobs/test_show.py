@@ -199,6 +199,7 @@ def test_every_metric_is_shown_unless_one_is_named(make_run: MakeRun, capsys: py
             score(score_low=0.25, score_high=0.75, unjudged=3, status="partial"),
             "score: 0.50, between 0.25 and 0.75 (partial), 2 covered, 2 missing, 3 pairs unjudged",
         ),
+        (score(dropped=1), "score: 0.50 (ok), 2 covered, 2 missing, 1 without a source dropped"),
         (score(score=None, score_low=None, score_high=None, status="no_statements"), "score: none (no_statements)"),
         (
             score(score=None, score_low=0.0, score_high=1.0, status="failed"),

@@ -43,7 +43,10 @@ def _rule(stage: str, deed: Any, *, attempts: int | None = None) -> Row:
 RULES = [
     *(_rule(stage, deed, attempts=1) for stage in STAGES for deed in (LIMITED, {"status": 500}, "refuse", "cut_json")),
     *(_rule(stage, deed) for stage in STAGES for deed in ("html", "empty", "length", "filter", "no_usage")),
-    *(_rule(stage, {"status": 400}) for stage in STAGES),
+    *(_rule(stage, {"status": status}) for stage in STAGES for status in (400, 403, 408)),
+    *(_rule(stage, {"status": 200, "error": {"code": 502}}, attempts=1) for stage in STAGES),
+    *(_rule(stage, {"finish": "abort"}, attempts=1) for stage in STAGES),
+    _rule("evaluate_coverage", {"finish": "error"}),
     _rule("summarise_context", {"status": 500}),
     _rule("summarise_context", "hang", attempts=1),
     _rule("summarise_context", "refuse"),
@@ -59,8 +62,10 @@ ERRORS = {
     "empty": "empty",
     "length": "truncated",
     "garbage": "unparsable",
+    "finish": "bad_finish",
 }
-PASSING = {"http_500", "connection", "timeout", "bad_body"}
+ASKED_ONCE = {"http_400", "http_403", "http_408"}
+PASSING = {"http_408", "http_500", "connection", "timeout", "bad_body", "bad_finish"}
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,8 @@ def fate_of(payload: Row, rules: Sequence[Row]) -> Fate:
         deed = next(iter(deeds), None)
         if deed in (None, "no_usage"):
             return Fate(None, calls, limited, deed == "no_usage")
-        if deed == "filter" or deeds.get("status") == 400:
-            return Fate("filtered" if deed == "filter" else "http_400", calls, limited)
+        if deed == "filter" or f"http_{deeds.get('status')}" in ASKED_ONCE:
+            return Fate("filtered" if deed == "filter" else f"http_{deeds['status']}", calls, limited)
         if deeds.get("status") == 429:
             limited += 1
             continue
@@ -202,7 +207,7 @@ def test_every_fault_is_accounted_for(run_here: RunHere, case: Case) -> None:
     assert ended.code == 4, ended.err
     expected = expect(case.samples, RULES)
     seen = {fate.error_type for fate in expected.fates.values()}
-    assert seen == {None, *ERRORS.values(), "filtered", "http_400"}
+    assert seen == {None, *ERRORS.values(), "filtered", *ASKED_ONCE}
     assert _failed(case.output) == expected.failures
     failed = {sample_id for sample_id, _, _ in expected.failures}
     _check_samples(case, failed)

@@ -170,6 +170,7 @@ def test_an_endpoint_that_refuses_ends_the_run_at_once(
     assert ended.code == 1, ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("untold: ")]
     assert status in line
+    assert ("KEY_OF_A_TEST (llm.api_key_env) is set" in line) is (status == "401")
     assert SECRET not in ended.err + ended.out
     assert server.count() <= 8
     assert read_manifest(output)["status"] == "failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -137,12 +138,14 @@ async def _bound_body(response: httpx2.Response) -> None:
 class Endpoint:
     """An async client on the aiohttp transport that sends each call once and follows no redirect.
 
-    Without a key no Authorization header is sent. Proxies of the environment are ignored on the loopback interface.
+    Without a key no Authorization header is sent. What the client reads from OPENAI_* variables besides (organisation,
+    project, headers) goes with the key of OPENAI_API_KEY alone: it says whose account that is.
+
+    Proxies of the environment are ignored on the loopback interface.
     """
 
     def __init__(self, base_url: str, api_key: str | None, *, connections: int, timeout: float) -> None:
         self._timeout = timeout
-        self._options: Any = {} if api_key else {"headers": {"Authorization": Omit()}}
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=api_key or "none",
@@ -154,9 +157,13 @@ class Endpoint:
                 limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
                 timeout=httpx2.Timeout(timeout),
                 follow_redirects=False,
-                trust_env=not _is_loopback(base_url),
+                trust_env=not is_loopback(base_url),
             ),
         )
+        unsent = [] if api_key else ["Authorization"]
+        if not api_key or api_key != os.environ.get("OPENAI_API_KEY"):
+            unsent += ["OpenAI-Organization", "OpenAI-Project", *self._client._custom_headers]
+        self._options: Any = {"headers": {name: Omit() for name in dict.fromkeys(unsent)}} if unsent else {}
 
     async def call(self, api: str, body: bytes, timeout: float | None = None) -> Answer:
         """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.
@@ -370,7 +377,8 @@ def _valid_utf8(text: str | None) -> str | None:
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether a URL's host is this machine's loopback interface."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback

@@ -1,7 +1,7 @@
 """What an answer means for its request and for its run: record it, ask again, hold it back, or refuse the run.
 
-Plain data and pure functions: no clock, no waiting, no writing. `contract.md` ("Runs, outputs, stores", "Reading
-completions") says which failures pass, which last, and which end the run.
+Plain data and pure functions: no clock, no waiting, no writing. docs/contract.md, "Runs, outputs, stores", and
+docs/contract.md, "Reading completions", say which failures pass, which last, and which end the run.
 """
 
 from __future__ import annotations

@@ -18,6 +18,14 @@ _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
+# The tags of the shipped templates. What is escaped is no part of a request's key: whoever changes it has to change a
+# byte of the templates that use it too.
+_OUR_CLOSING_TAG = re.compile(
+    r"<(?=\s*/\s*(?:query|text|context|response|statement|question|answer|premise|hypothesis|first|second)\b)",
+    re.IGNORECASE,
+)
+
+
 class PromptError(UserError):
     """A template that cannot be used. The message names the stage and the line, never a variable's text."""
 
@@ -71,9 +79,16 @@ def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat",
         )
 
 
+def as_data(text: object) -> str:
+    """The text with the tags escaped that would close the one around it: `</context>` becomes `&lt;/context>`."""
+    return _OUR_CLOSING_TAG.sub("&lt;", str(text))
+
+
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+    environment.filters["as_data"] = as_data
+    return environment
 
 
 def _turns(source: str, api: str) -> list[tuple[str, str]]:

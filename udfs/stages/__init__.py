@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 import udfs.stages.e2e as e2e
 import udfs.stages.generation as generation
 import udfs.stages.nli as nli
 import udfs.stages.qa as qa
+from udfs.registry import Registry
 from udfs.stages.definitions import StageDefinition
 
 GROUP = "untold.stages"
 """The entry points by which other packages add stages: workers and actors know a stage by its name."""
 
-STAGES: dict[str, StageDefinition] = {
-    stage.name: stage
-    for stage in (
+STAGES: Registry[StageDefinition] = Registry(
+    (
         e2e.SUMMARISE_CONTEXT,
         e2e.EVALUATE_COVERAGE,
         nli.EXTRACT_ATOMS,
@@ -28,6 +26,6 @@ STAGES: dict[str, StageDefinition] = {
         qa.COMPARE_ANSWERS,
         generation.GENERATE_ANSWER,
         generation.RESTATE_ANSWER,
-    )
-}
-STAGES |= {point.name: point.load() for point in entry_points(group=GROUP)}
+    ),
+    GROUP,
+)

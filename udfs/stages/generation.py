@@ -16,13 +16,19 @@ RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
 
 _NAME = r"(?:(?:restated|rewritten|rephrased|combined|final|declarative|atomic) )?(?:statement|sentence)"
 _LABEL = re.compile(rf"[#*_\s]{{0,9}}{_NAME}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
-_GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?[,.!]*\s*)"
+_GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?(?:[,.!]+\s*|\s*\n))"
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:dr|mr|mrs|ms|prof|st|jr|sr|vs|etc|e\.g|i\.e|cf|approx|ca|fig|vol|inc|ltd|corp|gen|col|capt|lt|sgt|rev"
+    r"|hon|dept|univ|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mt|ft|u\.s|u\.k|a\.m|p\.m)|(?-i:\b[A-Z]))\.\Z",
+    re.IGNORECASE,
+)
 _INTRODUCTION = re.compile(
     rf"{_GREETING}?(?:here(?:['’]s| is)|this is|the following is) (?:a|an|the|your|my|one)\b"
     r"[^.:\n]{0,60}\b(?:statement|sentence|version)\b[^.:\n]{0,60}[:：][*_]{0,2}\s*",
     re.IGNORECASE,
 )
 _ONLY_GREETING = re.compile(_GREETING, re.IGNORECASE)
+_LONGEST_ABBREVIATION = 12
 _BULLETS = "-*+•●○◦▪■‣·–—"
 _ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
 _QUOTES = {'""', "“”", "«»", "„“"}
@@ -50,10 +56,7 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
 
 def _without_introduction(text: str) -> str:
     """The text without a greeting on a line of its own, `Here is the statement:` and `Statement:`."""
-    first, newline, rest = text.partition("\n")
-    if newline and _ONLY_GREETING.fullmatch(first.strip()):
-        text = rest.lstrip()
-    for opening in (_INTRODUCTION, _LABEL):
+    for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _INTRODUCTION, _LABEL):
         found = opening.match(text)
         text = text[found.end() :] if found else text
     return text
@@ -68,7 +71,7 @@ def _first_of(lines: Iterable[str]) -> str:
             break
         if not drawn:
             taken.append(line)
-        if taken and line.rstrip().endswith(_ENDS):
+        if taken and line.rstrip().endswith(_ENDS) and not _ABBREVIATION.search(line.rstrip()[-_LONGEST_ABBREVIATION:]):
             break
     return collapsed(" ".join(taken))
 

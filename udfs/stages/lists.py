@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
+from udfs.stages.definitions import Unparsable
 from udfs.stages.reading import (
     Line,
     is_drawing,
@@ -13,8 +15,13 @@ from udfs.stages.reading import (
     strip_thinking,
     unfenced,
     without_emphasis,
+    without_ticks,
 )
 
+_BEGINS_NOTE = re.compile(
+    r"\b(?:I|we|notes?|changes?|changed|explanations?|reasoning|rationale|comments?|removed|merged|dropped|kept)\b",
+    re.I,
+)
 AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
 
 _BOLD = "**"
@@ -22,7 +29,12 @@ _BOLD = "**"
 
 def read_rows(completion: str) -> list[Line]:
     """The lines of a completion without its thinking and without a fence around all of it."""
-    return [split_marker(line) for line in unfenced(strip_thinking(completion)).split("\n")]
+    return rows_of(unfenced(strip_thinking(completion)))
+
+
+def rows_of(text: str) -> list[Line]:
+    """The lines of a text."""
+    return [split_marker(line) for line in text.split("\n")]
 
 
 def says_none(rows: Iterable[Line]) -> bool:
@@ -31,32 +43,63 @@ def says_none(rows: Iterable[Line]) -> bool:
 
 
 def list_items(rows: Sequence[Line]) -> list[list[str]]:
-    """The lines of each list item; one goes on over the unmarked lines directly below that are indented further."""
+    """The lines of each list item; one goes on over the unmarked lines directly below that belong to it.
+
+    Those are indented further, or go on in lower case. Raises `Unparsable` where a line between two items may belong
+    to the first, and where items stand below a line that may begin a note.
+    """
     items: list[list[str]] = []
     indent: int | None = None
+    unclear = False
     for place, row in enumerate(rows):
         if row.marked and not is_drawing(row):
             indent = row.indent
-            if not is_none(row.text) and not is_group_label(rows, place):
-                items.append([row.text])
-        elif items and indent is not None and row.text and row.indent > indent:
+            if is_none(row.text) or is_group_label(rows, place):
+                continue
+            if unclear:
+                raise Unparsable("a line between the items of a list may belong to it or not")
+            items.append([row.text])
+        elif items and indent is not None and row.text and (row.indent > indent or row.text[0].islower()):
             items[-1].append(row.text)
         elif items and letters(row.text) in AFTERWORDS:
             break
         else:
+            unclear = unclear or _is_unclear(rows, place, began=bool(items), below_item=indent is not None)
             indent = None
     return items
 
 
+def _is_unclear(rows: Sequence[Line], place: int, *, began: bool, below_item: bool) -> bool:
+    """Whether an unmarked line, once a list has begun, may be more than a heading: part of an item, or a note's first.
+
+    A heading stands apart or looks like one; `I made these changes:` introduces what is no item.
+    """
+    row = rows[place]
+    if not began or is_drawing(row):
+        return False
+    return _BEGINS_NOTE.search(row.text) is not None if is_heading(rows, place) else below_item
+
+
+def is_heading(rows: Sequence[Line], place: int) -> bool:
+    """Whether an unmarked line looks like a heading: `# ...`, all bold, in square brackets, or with a last colon."""
+    text = rows[place].text
+    if rows[place].marked or not text:
+        return False
+    return text.startswith("#") or text.rstrip("*_ ").endswith((":", "：")) or text[0] + text[-1] in ("[]", "**", "__")
+
+
 def is_group_label(rows: Sequence[Line], place: int) -> bool:
-    """`* Part 1:` directly above items that are indented further."""
-    below = rows[place + 1] if place + 1 < len(rows) else rows[place]
-    return rows[place].text.rstrip("*_").endswith(":") and below.marked and below.indent > rows[place].indent
+    """`* Part 1:` or `* ## Part 1` above other items."""
+    text = rows[place].text
+    if not text.rstrip("*_ ").endswith((":", "：")):
+        return text.startswith("## ")
+    below = next((row for row in rows[place + 1 : place + 3] if row.text), rows[place])
+    return below is not rows[place] and below.marked
 
 
 def whole(text: str) -> str:
     """The text without surrounding emphasis, or half of a bold whose other half is cut off."""
-    text = text.strip()
+    text = without_ticks(text.strip())
     if text.count(_BOLD) % 2:
         text = text.removeprefix(_BOLD) if text.startswith(_BOLD) else text.removesuffix(_BOLD)
     return without_emphasis(text.strip())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -13,13 +13,15 @@ import pyarrow as pa
 from udfs.facts.nodes import normalise
 from udfs.llm.tools import COMPARE_QUANTITIES
 from udfs.ratings import Digit
+from udfs.stages.comparison import RELATIONS as RELATIONS
+from udfs.stages.comparison import parse_comparison
 from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.lists import AFTERWORDS, list_items, says_none, whole
 from udfs.stages.rated import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
 from udfs.stages.reading import (
     Line,
+    answer_span,
     collapsed,
-    end_of_thinking,
     is_drawing,
     is_none,
     letters,
@@ -27,8 +29,18 @@ from udfs.stages.reading import (
     strip_thinking,
     unfenced,
 )
-
-RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
+from udfs.stages.records import (
+    CONFIDENCE_NAMES,
+    QUESTION_NAMES,
+    RATING_NAMES,
+    Cell,
+    Record,
+    Value,
+    is_empty_list,
+    read_rating,
+    read_records,
+    unwrapped,
+)
 
 QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
 REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
@@ -41,6 +53,7 @@ _QUESTION_LABEL = re.compile(r"[*_]{0,2}(?:question|q)\s?\d{0,3}[*_]{0,2}\s?[:�
 _NOTE = re.compile(r"[\W_]{0,9}(?:notes?|nb|explanation|reasoning|rationale)[*_ ]{0,5}[:：]", re.I)
 _AROUND_QUESTION = " \t\r*_`\"'”’»):："
 _ASKED = re.compile(r"[?？][\W_]{0,6}[\[(][^\[\]()]{1,60}[\])][\W_]{0,4}\Z")
+_AROUND_ANSWER = " \t\r*_`\"'“”‘’«»[]()<>"
 _LONGEST_REMARK = 80
 _RELEVANCE = rating_pattern("relevance|relevancy")
 _CONFIDENCE = rating_pattern("confidence|certainty")
@@ -51,6 +64,7 @@ _ANSWER_LABEL = re.compile(rf"\s{{0,40}}{_BULLET}{_ANSWER_WORD}", re.I)
 _NEXT_ANSWER = re.compile(rf"[\n|](?=[^\S\n]{{0,40}}{_BULLET}{_ANSWER_WORD})", re.I)
 _LABEL_WITHIN = re.compile(rf"(?<![^\W_]){_ANSWER_WORD}", re.I)
 _AFTER_QUESTION = re.compile(r"[?？][\s*_`\"'”’»):：→]{0,12}(?:[-–—]\s{1,3})?")
+_DASHED = re.compile(r"\s[-–—:]{1,3}\s{1,3}|[:：]\s{1,3}")
 _NUMBER = re.compile(r"\s{0,40}[*_]{0,2}\(?\d{1,3}[.)][*_]{0,2}\s")
 _MOST_CUTS, _DECORATION = 8, 60
 _SEPARATOR = re.compile(
@@ -59,35 +73,20 @@ _SEPARATOR = re.compile(
     re.I,
 )
 _BEFORE_RATING = re.compile(r"\s[-–—|:]{1,3}\Z")
-_UNKNOWN = re.compile(r"[\W_]{0,9}unknown(?:[\W_]{0,9}|[\W_]{0,3}\([^()]{0,300}\)[\W_]{0,3})", re.I)
+# How models say that the text does not say; "in the text" and the like may follow.
+_SOURCE = r"(?:the|this)(?: \w+)? (?:text|context|passage|source|document)"
+_WHERE = rf"(?: (?:explicitly|directly|clearly))?(?: (?:in|by|from|within) {_SOURCE})?"
+_NO_ANSWER = (
+    r"(?:unknown|none|n\s?/\s?a|(?:it is |it's )?not (?:explicitly |directly )?(?:stated|mentioned|specified|given"
+    r"|provided|available|known|said|applicable|addressed|answered|indicated|discussed)"
+    r"|no (?:answer|information|mention|data)(?: (?:is )?(?:given|provided|available|found|stated))?"
+    r"|(?:the|this) (?:text|context|passage|source|document) (?:does not|doesn['’]t) "
+    r"(?:say|state|mention|specify|answer|give|provide|tell|indicate|address)(?: [^|\n.;,\[\]()]{1,80})?)" + _WHERE
+)
+_UNKNOWN = re.compile(rf"[\W_]{{0,9}}{_NO_ANSWER}(?:[\W_]{{0,9}}|[\W_]{{0,3}}\([^()]{{0,300}}\)[\W_]{{0,3}})", re.I)
 _UNKNOWN_REMARK = re.compile(
-    r"[\W_]{0,9}unknown[*_\"'”’`]{0,3}(?:\s*\Z|[^\S\n]*[\n(\[]|[.:;][*_\"'”’`]{0,3}\s|\s[-–—]\s)", re.I
+    rf"[\W_]{{0,9}}{_NO_ANSWER}" r"[*_\"'”’`]{0,3}(?:\s*\Z|[^\S\n]*[\n(\[]|[.:;][*_\"'”’`]{0,3}\s|\s[-–—]\s)", re.I
 )
-
-_NAMES = {
-    "equivalent": r"equivalent|equivalence",
-    "first_implies_second": r"first(?: answer)? (?:implies|entails)(?: the)? second(?: answer)?",
-    "second_implies_first": r"second(?: answer)? (?:implies|entails)(?: the)? first(?: answer)?",
-    "contradictory": r"contradictory|contradictions?|contradicts?",
-    "neutral": r"neutral",
-}
-_RELATION_NAME = re.compile(
-    r"(?:(?:final )?(?:classification|relation|relationship|label|answer|result)(?: is)? )?(?:the )?(?:"
-    + "|".join(f"(?P<{relation}>{names})" for relation, names in _NAMES.items())
-    + ")"
-)
-_SQUARE_BRACKET = re.compile(r"[\[【［]([^\[\]【】［］]{1,80})[\]】］]")
-_ROUND_BRACKET = re.compile(r"[(（]([^()（）]{1,80})[)）]")
-_AFTER_RELATION = re.compile(r"[\W_]{0,9}\Z|[*_.`\s]{0,6}(?:[(#]|[-–—:;,]\s|(?:note|because|since|as)\b)", re.I)
-_SIDE_LABEL = re.compile(
-    r"(?:(?:the )?(?:final|first|second) )?(?:answer|first|second|classification|comparison|result|a)"
-    r"(?: ?[12ab])?[*_]{0,2} ?[:：][*_]{0,2}",
-    re.I,
-)
-_BETWEEN_SIDES = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|]|vs\.?)(?=\s)", re.I)
-_AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
-_MOST_SPLITS = 64
-_SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
 
 
 @dataclass(frozen=True)
@@ -113,11 +112,17 @@ class _Answer:
 
 def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`questions`: the questions in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
-    rows = [_question_row(line) for line in unfenced(strip_thinking(completion)).split("\n")]
+    records = read_records(completion)
+    said = records.rest if records and (recorded := list(_recorded_questions(records.values))) else completion
+    rows = [_question_row(line) for line in unfenced(strip_thinking(said)).split("\n")]
     listed = [row for row, below in _with_next(rows) if not _is_heading(row, below)]
     items = [whole(" ".join(item)) for item in list_items(listed)]
     questions = [item for item in items if matching_key(item) and not _NOTE.match(item)]
-    if not questions and not says_none(rows):
+    if records and said is not completion:
+        if questions:
+            raise Unparsable("two lists of questions")
+        return {"questions": [question for question, _ in recorded]}
+    if not questions and not says_none(rows) and not is_empty_list(records):
         raise Unparsable("no list of questions")
     return {"questions": questions}
 
@@ -127,8 +132,16 @@ def parse_refined(completion: str, variables: Mapping[str, Any]) -> dict[str, li
 
     Raises `Unparsable` where no line is a question or a question has no rating from 1 to 5.
     """
-    listed = list(_rated_questions(completion))
-    if not listed and not says_none(split_marker(line) for _, line in _lines(completion)):
+    records = read_records(completion)
+    recorded = list(_recorded_questions(records.values)) if records else []
+    listed = recorded or list(_rated_questions(completion))
+    if records and recorded and any(_rated_questions(records.rest)):
+        raise Unparsable("two lists of questions")
+    if (
+        not listed
+        and not says_none(split_marker(line) for _, line in _lines(completion))
+        and not is_empty_list(records)
+    ):
         raise Unparsable("no list of questions")
     unrated = sum(digit is None for _, digit in listed)
     if unrated:
@@ -148,15 +161,14 @@ def parse_answers(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     confidence from 1 to 5.
     """
     questions: Sequence[str] = variables["questions"]
-    blocks = _blocks(completion, questions)
-    chosen = match_lines(questions, [block.question for block in blocks])
+    blocks = _recorded_answers(completion, questions) or _written_answers(completion, questions)
+    chosen = match_lines(questions, [question for question, _ in blocks])
     said = [
-        [answer for number in chosen.get(place, []) for answer in _answers(completion, blocks[number])]
-        for place in range(len(questions))
+        [answer for number in chosen.get(place, []) for answer in blocks[number][1]] for place in range(len(questions))
     ]
     matched = set(chain.from_iterable(chosen.values()))
-    strange = (block for number, block in enumerate(blocks) if number not in matched and not _asks(block.question))
-    _check_answers(said, any(answer for block in strange for answer in _answers(completion, block)))
+    strange = (answers for n, (question, answers) in enumerate(blocks) if n not in matched and not _asks(question))
+    _check_answers(said, any(strange))
     kept = [_distinct(answers) for answers in said]
     return {
         "answers": [[answer.text for answer in answers] for answers in kept],
@@ -164,30 +176,62 @@ def parse_answers(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     }
 
 
-def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """`relation`: one of `RELATIONS`, of the variable `first` to `second`, whichever the completion names first.
+def _recorded_questions(values: Sequence[Value]) -> Iterator[tuple[str, Digit | None]]:
+    """The questions of a JSON list or a table, each with its rating if it has one."""
+    for value in unwrapped(values, QUESTION_NAMES):
+        cell = value.cell(QUESTION_NAMES) if isinstance(value, Record) else value
+        if isinstance(cell, Cell) and matching_key(cell.text):
+            yield cell.bare, read_rating(value.field(RATING_NAMES)) if isinstance(value, Record) else None
+        elif isinstance(value, Record) and value.pairs and all(_asks(key) for key, _ in value.pairs):
+            yield from ((key, read_rating(each)) for key, each in value.pairs)
+        elif values:
+            raise Unparsable("an element of a list is no question")
 
-    That is the classification on the last line, below which one note may stand. Raises `Unparsable` where that has
-    none or several.
-    """
-    lines = reversed(strip_thinking(completion).split("\n"))
-    last = list(islice((line for line in lines if not is_drawing(split_marker(line))), 3))
-    for place, line in enumerate(last[:2]):
-        found = _classified(line, is_last=place == 0, variables=variables)
-        if found is not None:
-            sides, relation = found
-            sides = sides if matching_key(sides) else "".join(last[place + 1 : place + 2])
-            orders = _orders(sides, variables["first"], variables["second"])
-            return {"relation": _SWAPPED.get(relation, relation) if orders == {True} else relation}
-        if _SQUARE_BRACKET.search(line):
-            break
-    raise Unparsable("no classification on the last line")
+
+def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
+    """The questions of a JSON list or a table with their answers; none where it has no questions."""
+    records = read_records(completion)
+    if records is None:
+        return []
+    found: list[tuple[str, list[_Answer]]] = []
+    for value in unwrapped(records.values, QUESTION_NAMES):
+        question = value.cell(QUESTION_NAMES) if isinstance(value, Record) else None
+        if question is not None and isinstance(value, Record):
+            found.append((question.text, list(_recorded_answer(value))))
+        elif isinstance(value, Record) and all(_asks(key) for key, _ in value.pairs):
+            found.extend((key, list(_answers_of(each, None))) for key, each in value.pairs)
+        else:
+            raise Unparsable("an element of a list is no question with its answers")
+    if found and any(_answers(records.rest, block) for block in _blocks(records.rest, questions)):
+        raise Unparsable("two lists of answers")
+    return found
+
+
+def _written_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
+    return [(block.question, _answers(completion, block)) for block in _blocks(completion, questions)]
+
+
+def _recorded_answer(value: Record) -> Iterator[_Answer]:
+    """The answers of one object: in a list, or one beside its confidence; an empty list is `unknown`."""
+    return _answers_of(value.field(("answers", "answer", "a")), value.field(CONFIDENCE_NAMES))
+
+
+def _answers_of(said: Value | None, confidence: Value | None) -> Iterator[_Answer]:
+    if said == []:
+        yield _Answer("unknown", None)
+    for each in said if isinstance(said, list) else [said]:
+        if isinstance(each, Record):
+            own = each.field(CONFIDENCE_NAMES)
+            yield from _answers_of(each.field(("answer", "text", "value", "a")), own or confidence)
+        elif isinstance(each, Cell):
+            text = "unknown" if each.text in ("null", "") else each.bare
+            yield _Answer(text, read_rating(confidence))
 
 
 def _lines(completion: str) -> Iterator[tuple[int, str]]:
     """The lines after the thinking, each with its offset in the completion."""
-    offset = end_of_thinking(completion)
-    for line in completion[offset:].split("\n"):
+    offset, end = answer_span(completion)
+    for line in completion[offset:end].split("\n"):
         yield offset, line
         offset += len(line) + 1
 
@@ -298,7 +342,9 @@ def _question_in(line: str, known: Collection[str], longest: int, followed: bool
     One that is not `known` is a list item or stands above `A:`, and asks; a list item above `A:` need not ask.
     """
     labels = [label.start() for label in islice(_LABEL_WITHIN.finditer(line), _MOST_CUTS)]
-    cuts = (len(line), *labels, *(found.end() for found in islice(_AFTER_QUESTION.finditer(line), _MOST_CUTS)))
+    patterns = (_AFTER_QUESTION,) if _ANSWER_LABEL.match(line) else (_AFTER_QUESTION, _DASHED)
+    ends = [islice(pattern.finditer(line), _MOST_CUTS) for pattern in patterns]
+    cuts = (len(line), *labels, *(found.end() for found in chain(*ends)))
     for cut in (cut for cut in cuts if 0 < cut <= longest):
         for text in dict.fromkeys((line[:cut], _question_row(line[:cut]).text)):
             if is_known(text, known):
@@ -343,7 +389,7 @@ def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rati
     rest = completion[start:end]
     if rest.lstrip().startswith("|"):
         yield _unrated(rest.lstrip().strip("| \t\r\n"))
-    elif len(ratings) == 1 and not written.strip(_AROUND_SIDE):
+    elif len(ratings) == 1 and not written.strip(_AROUND_ANSWER):
         yield _Answer(_answer_text(rest.partition("\n")[0].lstrip(" :-–—")), ratings[0].digit)
 
 
@@ -375,67 +421,6 @@ def _distinct(answers: Iterable[_Answer]) -> list[_Answer]:
         if not answer.unknown:
             distinct.setdefault(normalise(answer.text), answer)
     return list(distinct.values())
-
-
-def _classified(line: str, is_last: bool, variables: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What stands before the classification that ends a line, and its relation; alone it needs no bracket.
-
-    Brackets within the two answers are none. Above a note only `first - second [classification]` counts.
-    """
-    if is_last and not any(map(str.isdigit, line)) and (relation := _relation(line)):
-        return "", relation
-    found = _bracketed(line, _SQUARE_BRACKET) or _bracketed(line, _ROUND_BRACKET)
-    if not found or not _AFTER_RELATION.match(line, found[-1][0].end()):
-        return None
-    bracket, relation = found[-1]
-    sides = line[: bracket.start()]
-    first, second = variables["first"], variables["second"]
-    if _orders(line, first, second):
-        return None
-    if len({relation for _, relation in found}) > 1 and not _orders(sides, first, second):
-        raise Unparsable("several classifications on the last line")
-    return (sides, relation) if is_last or not matching_key(sides) or _BETWEEN_SIDES.search(sides) else None
-
-
-def _bracketed(line: str, brackets: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
-    return [(found, relation) for found in brackets.finditer(line) if (relation := _relation(found[1]))]
-
-
-def _relation(text: str) -> str | None:
-    """The relation that a text names and nothing else."""
-    named = _RELATION_NAME.fullmatch(letters(text)) if len(text) <= _DECORATION * 2 else None
-    return named.lastgroup if named else None
-
-
-def _orders(sides: str, first: str, second: str) -> set[bool]:
-    """Whether a line names the two answers swapped: both where that cannot be told, none where it does not name them.
-
-    As they are written first, then without decoration, then by letters and digits.
-    """
-    splits = list(_splits(sides, (len(first), len(second))))
-    forms: tuple[Callable[[str], str], ...] = (normalise, _plain_side, matching_key)
-    for form in forms:
-        pair = form(first), form(second)
-        named = [(form(left), form(right)) for left, right in splits] if all(pair) else []
-        orders = {swapped for swapped, wanted in ((False, pair), (True, pair[::-1])) if wanted in named}
-        if orders:
-            return orders
-    return set()
-
-
-def _splits(sides: str, lengths: tuple[int, int]) -> Iterator[tuple[str, str]]:
-    """The ways to read a line as `first - second` where the parts are about as long as the answers."""
-    places = (found.span() for found in _BETWEEN_SIDES.finditer(sides))
-    near = ((start, end) for start, end in places if any(abs(start - length) <= _DECORATION for length in lengths))
-    for start, end in islice(near, _MOST_SPLITS):
-        if any(abs(len(sides) - end - length) <= _DECORATION for length in lengths):
-            yield sides[:start].strip(), sides[end:].strip()
-
-
-def _plain_side(text: str) -> str:
-    bare = split_marker(whole(text)).text.strip(_AROUND_SIDE)
-    label = _SIDE_LABEL.match(bare)
-    return normalise(bare[label.end() if label else 0 :].strip(_AROUND_SIDE))
 
 
 MINE_QUESTIONS = StageDefinition("mine_questions", ("query", "text"), parse_questions, QUESTIONS_SCHEMA)

@@ -67,18 +67,26 @@ def read_digit(text: str, found: re.Match[str], offset: int = 0) -> Digit | None
 
 
 def find_ratings(text: str, pattern: re.Pattern[str], start: int, end: int) -> list[Rating]:
-    """The ratings within text[start:end]: those in square brackets, else in round ones, else those that end a line."""
-    square: list[Rating] = []
-    rounded: list[Rating] = []
-    plain: list[Rating] = []
+    """The ratings within text[start:end]; on a line those in square brackets, else in round ones, else at its end."""
+    kinds: dict[int, dict[int, list[Rating]]] = {}
+    line, last = 0, start
     for found in pattern.finditer(text, start, end):
+        line, last = line + text.count("\n", last, found.start()), found.start()
         opener = _opener(text, found.start(), start)
         if opener is not None and (is_named(found) or _closes(text, found)):
             rating = Rating(opener, _closing(text, opener, found.end(), end), read_digit(text, found))
-            (square if text[opener] in _SQUARE else rounded).append(rating)
         elif is_named(found) and found["number"] and (ends := _ENDS_LINE.match(text, found.end(), end)):
-            plain.append(Rating(found.start(), max(found.end(), ends.end() - 1), read_digit(text, found)))
-    return square or rounded or plain
+            rating = Rating(found.start(), max(found.end(), ends.end() - 1), read_digit(text, found))
+        else:
+            continue
+        kinds.setdefault(line, {}).setdefault(rank(text, found.start(), start), []).append(rating)
+    return [rating for ranked in kinds.values() for rating in ranked[max(ranked)]]
+
+
+def rank(text: str, place: int, start: int = 0) -> int:
+    """What counts more of the ratings on one line: 2 in square brackets, 1 in round ones, 0 for none."""
+    opener = _opener(text, place, start)
+    return 0 if opener is None else 1 + (text[opener] in _SQUARE)
 
 
 def _opener(text: str, place: int, start: int) -> int | None:

@@ -5,14 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_THINK_OPEN = re.compile(r"\s*<think>", re.IGNORECASE)
-_THINK_CLOSE = re.compile(r"</think>", re.IGNORECASE)
+_THINK_OPEN = re.compile(r"\s*<(think|thinking|reasoning)>", re.IGNORECASE)
+_THINK_CLOSE = re.compile(r"</(think|thinking|reasoning)>", re.IGNORECASE)
 _ORPHAN_CLOSE = re.compile(r"</think>[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
+
+# Channels are OpenAI's harmony form of gpt-oss; servers that do not know its tokens leave their names in the text.
+_TOKEN = r"<[|｜][^<>|｜\s]{1,40}[|｜]>"
+_FINAL = re.compile(r"<\|channel\|>\s{0,9}final\s{0,9}(?:<\|constrain\|>\s{0,9}\w{0,20}\s{0,9})?<\|message\|>")
+_CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>")
+_FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
+_GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
+_ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
+_TOKENS_BEFORE = re.compile(rf"(?:\s*{_TOKEN}(?:assistant(?=\s*[<\n]))?)+")
+_TOKEN_AT_END = re.compile(rf"{_TOKEN}\Z")
+_LONGEST_TOKEN = 44
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
-_NUMBER_MARKER = r"(?:\d{1,3}[.)]|\(\d{1,3}\))"
+_NUMBER_MARKER = r"(?:\d{1,3}[.)]|\(\d{1,3}\)|[a-z]\))"
+_LABEL_MARKER = r"(?i:statement|unit|atom|item)\s\d{1,3}\s?[:：.)]"
+_SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?|\\d\ufe0f?\u20e3"
 _MARKER = re.compile(
-    rf"[•●○◦▪■‣·]\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)"
+    r"[•●○◦▪■‣·]\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
+    rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
+    rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
+_CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
+_TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
 _BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
@@ -30,16 +47,48 @@ class Line:
 
 
 def strip_thinking(completion: str) -> str:
-    """The completion after its leading `<think>…</think>`, trimmed; "" where that never closes.
+    """What a completion answers: without leading thinking and without tokens at its ends, trimmed.
 
-    A chat template may have written the opening tag itself: a closing tag that ends a line, with no opening one
-    before it, ends the thinking too.
+    Thinking is `<think>…</think>`, and all up to the last `<|channel|>final<|message|>` or line `assistantfinal`; ""
+    where it never ends. A chat template may have written the opening tag itself: a closing tag that ends a line, with
+    no opening one before it, ends the thinking too.
     """
-    return completion[end_of_thinking(completion) :].strip()
+    start, end = answer_span(completion)
+    return completion[start:end].strip()
 
 
-def end_of_thinking(completion: str) -> int:
-    """The offset behind what `strip_thinking` removes at the front, for readers that speak of places."""
+def answer_span(completion: str) -> tuple[int, int]:
+    """Where the answer that `strip_thinking` gives begins and ends, for readers that speak of places."""
+    start = _end_of_channels(completion)
+    start += _end_of_thinking(completion[start:])
+    tokens = _TOKENS_BEFORE.match(completion, start)
+    if tokens:
+        start = tokens.end()
+        start += _end_of_thinking(completion[start:])
+    return start, max(start, _start_of_tokens(completion))
+
+
+def _end_of_channels(completion: str) -> int:
+    """Behind the last opening of a final channel; the end of a completion that only opens others."""
+    finals = [found.end() for pattern in (_FINAL, _FINAL_LINE) for found in pattern.finditer(completion)]
+    if not finals and _ANALYSIS.match(completion):
+        finals = [found.end() for found in _GLUED_FINAL.finditer(completion)]
+    unfinished = not finals and _CHANNEL.match(completion)
+    return len(completion) if unfinished else max(finals, default=0)
+
+
+def _start_of_tokens(completion: str) -> int:
+    """Before the tokens that end a completion, `<|return|>` or `<|im_end|>`, and the white space around them."""
+    end = len(completion)
+    while True:
+        trimmed = len(completion[max(0, end - _LONGEST_TOKEN) : end].rstrip()) + max(0, end - _LONGEST_TOKEN)
+        found = _TOKEN_AT_END.search(completion, max(0, trimmed - _LONGEST_TOKEN), trimmed)
+        if found is None:
+            return end
+        end = found.start()
+
+
+def _end_of_thinking(completion: str) -> int:
     start, thought = 0, False
     while opening := _THINK_OPEN.match(completion, start):
         closing = _THINK_CLOSE.search(completion, opening.end())
@@ -96,14 +145,24 @@ def collapsed(text: str) -> str:
 
 
 def split_marker(line: str) -> Line:
-    """A line and its marker, a bullet or a number; one marker only, so that `- 1. FC Köln` keeps its number."""
-    text = line.strip()
+    """A line and its marker, a bullet or a number; one marker only, so that `- 1. FC Köln` keeps its number.
+
+    A tick box or a tick behind the marker, and the `>` of a quotation before it, are decoration.
+    """
+    text = line.strip().removeprefix("> ").lstrip()
     indent = len(line) - len(line.lstrip())
     if marker := _MARKER.match(text):
-        return Line(text[marker.end() :].strip(), True, indent)
+        inner = text[marker.end() :].strip()
+        box = _CHECKBOX.match(inner)
+        return Line(without_ticks(inner[box.end() :] if box else inner), True, indent)
     if bold := _BOLD_FROM_NUMBER.match(text):
         return Line("**" + text[bold.end() :], True, indent)
     return Line(text, False, indent)
+
+
+def without_ticks(text: str) -> str:
+    """The text without ticks, coloured dots and arrows at its ends, as chatty models draw them beside items."""
+    return text.strip(_TICKS + " \t\r") if text[:1] in _TICKS or text[-1:] in _TICKS else text
 
 
 def without_emphasis(text: str) -> str:

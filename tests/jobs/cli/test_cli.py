@@ -33,6 +33,35 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return shown.err
 
 
+SECRET = "s3cr3t/Value+9="
+
+
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_no_secret_of_a_command_line_or_the_environment_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setenv("OTHER_TOKEN", "a-value-of-the-environment")
+    place = f"nowhere://user:{SECRET}@host/a-value-of-the-environment?sig={SECRET}"
+    assert main(["show", "--output", place, "--sample", "s", *flags]) == 1
+    shown = capsys.readouterr()
+    assert "nowhere://(not shown)@host/(not shown)?sig=(not shown)" in shown.err
+    assert ("Traceback" in shown.err) is bool(flags)
+    assert not any(secret in shown.err + shown.out for secret in (SECRET, "a-value-of-the-environment"))
+
+
+def test_how_to_go_on_is_said_without_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Options) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "score", Command("", interrupted, COMMANDS["score"].params))
+    hidden = ["--set", f"spark.conf.spark.hadoop.fs.s3a.secret.key={SECRET} {SECRET}"]
+    assert main([*SCORE, *hidden, "--limit", "5"]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("--set 'spark.conf.spark.hadoop.fs.s3a.secret.key=(not shown)' --limit 5")
+
+
 @pytest.mark.parametrize(
     ("unknown", "near"), [("--overwrit", "--overwrite"), ("--retry-faild", "--retry-failed"), ("--nowait", "--no-wait")]
 )
@@ -283,7 +312,7 @@ def error_classes() -> list[type[BaseException]]:
 
 
 # What these tell is turned into an error of their caller, which knows where the fault lies
-TURNED = {"UnreadableFileError", "CondensationError"}
+TURNED = {"UnreadableFileError", "UnreadableTableError", "CondensationError", "_TooLargeError"}
 
 
 def test_every_error_that_a_user_can_mend_is_of_one_base() -> None:

@@ -355,6 +355,13 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
             }
 
 
+def test_a_conflictbank_instance_is_two_evaluations_by_source(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "bank.jsonl", [CONFLICTBANK_ROW])
+    samples = read_samples(spark, path, format="conflictbank").samples.collect()
+    assert sorted(row["sample_id"] for row in samples) == ["0-counterfactual-all", "0-default-all"]
+    assert [[context["id"] for context in row["contexts"]] for row in samples] == [["D", "C1", "C2", "C3"]] * 2
+
+
 def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**CONFLICTBANK_ROW, "temporal_conflict_evidence": None}])
 

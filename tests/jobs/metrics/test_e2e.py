@@ -49,7 +49,7 @@ class Stages:
         self.asked[stage] = [row.asDict(recursive=True) for row in rows.collect()]
         answer = self._summary if stage == "summarise_context" else self._coverage
         result = [tuple(row[name] for name in carry) + answer(row) for row in self.asked[stage]]
-        output = "summary string" if stage == "summarise_context" else f"statements {STATEMENTS}"
+        output = "summary string" if stage == "summarise_context" else f"statements {STATEMENTS}, dropped long"
         schema = ", ".join(f"`{name}` {rows.schema[name].dataType.simpleString()}" for name in carry)
         return rows.sparkSession.createDataFrame(result, f"{schema}, {output}, {ERRORS}")
 
@@ -62,10 +62,10 @@ class Stages:
     def _coverage(self, row: dict[str, Any]) -> tuple[Any, ...]:
         response = row["response"]
         if response in ("unparsable", "unasked"):
-            return (None, "id-2", response, "why")
+            return (None, None, "id-2", response, "why")
         if response == "empty":
-            return ([], "id-2", None, None)
-        return ([("told", True, [1]), ("untold", False, [1, 2]), ("also untold", False, [])], "id-2", None, None)
+            return ([], 0, "id-2", None, None)
+        return ([("told", True, [1]), ("untold", False, [1, 2]), ("also untold", False, [])], 2, "id-2", None, None)
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def test_a_judged_sample_has_its_share_of_covered_statements(spark: SparkSession
         "covered": 1,
         "uncovered": 2,
         "unjudged": 0,
+        "dropped": 2,
         "status": "ok",
     }
 

@@ -67,6 +67,43 @@ def test_openai_base_url_moves_the_preset_and_needs_no_key(endpoint: str | None)
     assert resolved.settings.llm.model == "gpt-4.1-mini"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "environ", "endpoint", "named"),
+    [
+        ((), {"OPENAI_API_KEY": "k"}, None, "OPENAI_API_KEY"),
+        ((), {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "https://h/v1"}, None, "OPENAI_API_KEY"),
+        ((), {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "https://h/v1"}, "openai", "OPENAI_API_KEY"),
+        ((), {"OPENAI_API_KEY": "k", "OPENROUTER_API_KEY": "r"}, "openrouter", "OPENROUTER_API_KEY"),
+        ((), {"OPENAI_API_KEY": "k"}, "vllm", None),
+        ((), {"OPENAI_API_KEY": "k"}, "local", None),
+        (SERVER, {"OPENAI_API_KEY": "k"}, None, None),
+        (SERVER, {"OPENAI_API_KEY": "k"}, "openai", None),
+        (SERVER, {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "https://h/v1"}, "openai", None),
+        ((*SERVER, "llm.api_key_env=null"), {"OPENAI_API_KEY": "k"}, "openai", None),
+        ((*SERVER, "llm.api_key_env=OPENAI_API_KEY"), {"OPENAI_API_KEY": "k"}, None, "OPENAI_API_KEY"),
+        (SERVER, {"OPENAI_API_KEY": "k", "UNTOLD_LLM__API_KEY_ENV": "MINE"}, "openai", "MINE"),
+        (("llm.api_key_env=MINE",), {"MINE": "k"}, "openai", "MINE"),
+        ((), {"OPENAI_API_KEY": "k", "UNTOLD_LLM__BASE_URL": "https://h/v1"}, "openai", None),
+    ],
+)
+def test_a_key_goes_only_where_it_was_named_for(
+    overrides: Sequence[str], environ: dict[str, str], endpoint: str | None, named: str | None
+) -> None:
+    resolved = load("llm.model=m", *overrides, environ=environ, endpoint=endpoint)
+    assert resolved.settings.llm.api_key_env == named
+
+
+def test_a_preset_file_names_the_key_of_its_own_address(tmp_path: Path) -> None:
+    preset = write(tmp_path, "llm: {base_url: 'https://h/v1', model: m, api_key_env: MINE}", "mine.yaml")
+    assert load(endpoint=str(preset)).settings.llm.api_key_env == "MINE"
+    assert load("llm.base_url=https://other/v1", endpoint=str(preset)).settings.llm.api_key_env is None
+
+
+def test_a_preset_whose_key_was_taken_away_says_so() -> None:
+    (line,) = problems("llm.api_key_env=null", endpoint="openai", environ={"OPENAI_API_KEY": "k"})
+    assert line.startswith("llm.api_key_env: not set, and the endpoint openai needs its key")
+
+
 def test_base_url_setting_beats_openai_base_url_and_needs_no_key() -> None:
     environ = {"OPENAI_BASE_URL": "http://other/v1"}
     assert load("llm.base_url=http://h/v1", environ=environ, endpoint="openai").settings.llm.base_url == "http://h/v1"
@@ -74,9 +111,11 @@ def test_base_url_setting_beats_openai_base_url_and_needs_no_key() -> None:
 
 
 def test_preset_file_of_ones_own(tmp_path: Path) -> None:
-    preset = write(tmp_path, "llm: {base_url: 'http://h/v1', model: m}\nstages.match_one.max_tokens: 5", "mine.yaml")
+    preset = write(
+        tmp_path, "llm: {base_url: 'http://h/v1', model: m}\nstages.mine_questions.max_tokens: 5", "mine.yaml"
+    )
     settings = load(endpoint=str(preset)).settings
-    assert (settings.llm.model, settings.stages["match_one"].max_tokens) == ("m", 5)
+    assert (settings.llm.model, settings.stages["mine_questions"].max_tokens) == ("m", 5)
 
 
 @pytest.mark.parametrize("text", ["store: x", "llm.endpoint: openai"])

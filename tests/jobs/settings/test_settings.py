@@ -43,7 +43,7 @@ def test_default_file_names_every_setting() -> None:
         ("llm.max_attempts", 4),
         ("llm.deadline_seconds", 600),
         ("llm.outage_minutes", 10),
-        ("llm.api_key_env", "OPENAI_API_KEY"),
+        ("llm.api_key_env", None),
         ("statistics.seed", 0),
         ("thresholds.relevance", 3.5),
         ("thresholds.confidence", 2),
@@ -243,7 +243,7 @@ store: 2026-01-01
 """
     settings = load(config=write(tmp_path, text)).settings
     assert (settings.llm.base_url, settings.llm.model) == ("http://h/v1", "4.10")
-    assert settings.stages["evaluate_coverage"].model_fields_set == {"temperature"}
+    assert settings.stages["evaluate_coverage"].model_fields_set == {"temperature", "max_tokens"}
     assert settings.stages["rate_relevance"].max_tokens == 9
     assert settings.spark.conf == {"spark.executor.cores": "2", "spark.ui.enabled": "false"}
     assert settings.store == "2026-01-01"
@@ -322,13 +322,28 @@ def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
         "stages.evaluate_coverage.temperature=null",
         "stages.evaluate_coverage.model=big",
         "stages.evaluate_coverage.extra_body={a: null, b: {c: 3}}",
-        "stages.match_one.extra_body=null",
+        "stages.mine_questions.extra_body=null",
     ).settings
     own = decoding_for(settings, "evaluate_coverage")
-    assert (own.model, own.temperature, own.top_p, own.max_tokens) == ("big", None, 1.0, 4096)
+    assert (own.model, own.temperature, own.top_p, own.max_tokens) == ("big", None, 1.0, 16_384)
     assert own.extra_body == {"b": {"c": 3, "d": 2}}
-    assert decoding_for(settings, "match_one").extra_body == {}
-    assert decoding_for(settings, "match_many").temperature == 0
+    assert decoding_for(settings, "mine_questions").extra_body == {}
+    assert decoding_for(settings, "refine_questions").temperature == 0
+
+
+def test_what_is_set_for_all_stages_replaces_the_shipped_defaults_of_single_ones() -> None:
+    settings = load(*SERVER, "llm.max_tokens=300", "stages.mine_questions.max_tokens=500").settings
+    limits = {name: decoding_for(settings, name).max_tokens for name in STAGE_NAMES}
+    assert limits.pop("mine_questions") == 500
+    assert set(limits.values()) == {300}
+
+
+@pytest.mark.parametrize(
+    ("stage", "tokens"), [("evaluate_coverage", 16_384), ("rate_relevance", 8_192), ("classify_relation", 4_096)]
+)
+def test_stages_that_write_much_may_write_more_unless_said_otherwise(stage: str, tokens: int) -> None:
+    assert decoding_for(load(*SERVER).settings, stage).max_tokens == tokens
+    assert decoding_for(load(*SERVER, f"stages.{stage}.max_tokens=7").settings, stage).max_tokens == 7
 
 
 def test_decoding_of_an_unknown_stage_is_refused() -> None:
@@ -407,8 +422,10 @@ def test_result_settings_hold_what_changes_results(update: dict[str, Any]) -> No
 
 
 def test_result_settings_of_some_stages() -> None:
-    settings = Settings(stages={"match_one": StageSettings(max_tokens=3)})
-    assert result_settings(settings, ["evaluate_coverage"]) == result_settings(Settings(), ["evaluate_coverage"])
+    settings = Settings(stages={"mine_questions": StageSettings(max_tokens=3)})
+    assert result_settings(settings, ["evaluate_coverage"]) == result_settings(
+        Settings(stages={}), ["evaluate_coverage"]
+    )
 
 
 def test_settings_are_frozen_and_refuse_unknown_keys() -> None:

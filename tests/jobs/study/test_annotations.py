@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,14 @@ def test_the_workbook_is_the_sheet_without_formulas(whole: Path) -> None:
     raw = (whole / FILES[1]).read_text(encoding="utf-8-sig")
     assert f",'{HOSTILE[:10]}" in raw.replace('"', "")
     assert ",=" not in raw.replace('"', "")
+
+
+def test_each_metric_may_be_of_a_run_of_its_own(spark: SparkSession, run: str, tmp_path: Path) -> None:
+    runs = {metric: str(shutil.copytree(run, tmp_path / metric)) for metric in METRICS}
+    for place, given in (("one", run), ("each", runs)):
+        write_sheet(spark, given, METRICS, COUNT, 7, str(tmp_path / place), restate)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "each").iterdir()} == files
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_files(

@@ -272,6 +272,31 @@ def test_a_key_of_the_package_s_own_variable_is_not_sent(monkeypatch: pytest.Mon
     assert KEY.encode() not in received
 
 
+OTHERS = {"OPENAI_ORG_ID": "org-1", "OPENAI_PROJECT_ID": "proj-2", "OPENAI_ADMIN_KEY": "admin-3"}
+OTHERS |= {"OPENAI_CUSTOM_HEADERS": "X-Own: header-4\nAuthorization: header-5"}
+
+
+@pytest.mark.parametrize("key", [None, "key-of-another-endpoint"])
+def test_nothing_of_the_package_s_own_account_goes_to_another_endpoint(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**OTHERS, "OPENAI_API_KEY": KEY}.items():
+        monkeypatch.setenv(name, value)
+    answer, received = call_raw(http(200, completion()), key=key)
+    assert answer.text == "text"
+    assert [
+        value for value in ("org-1", "proj-2", "admin-3", "header-4", "header-5") if value.encode() in received
+    ] == []
+    assert b"X-Own" not in received
+
+
+def test_the_package_s_own_account_goes_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**OTHERS, "OPENAI_API_KEY": KEY}.items():
+        monkeypatch.setenv(name, value)
+    _, received = call_raw(http(200, completion()), key=KEY)
+    assert [value for value in ("org-1", "proj-2", "header-4") if value.encode() not in received] == []
+
+
 def test_proxies_are_ignored_on_the_loopback_interface(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.linear import assert_linear
 from udfs.stages.definitions import Unparsable
 from udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
-from udfs.stages.reading import is_none, letters, split_marker, strip_thinking, without_emphasis
+from udfs.stages.reading import is_none, letters, split_marker, strip_thinking, without_emphasis, without_ticks
 
 DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).parents[4] / "shared" / "data"))
 RECORDED = DATA / "wikicontradict" / "recorded_e2e"
@@ -111,7 +111,6 @@ def test_what_models_write_is_read(completion: str) -> None:
         ("- A [1] [2]", "A [1]", [2]),
         ("- A [3,1 , 1]", "A", [1, 3]),
         ("- A [0, 2, 4, 99999999999999999999]", "A", [2]),
-        ("- A [7]", "A", []),
         ("- A [1-3]", "A", [1, 2, 3]),
         ("- A [contexts 1 and 2]", "A", [1, 2]),
         ("- A [Contexts: 1; 3]", "A", [1, 3]),
@@ -120,19 +119,10 @@ def test_what_models_write_is_read(completion: str) -> None:
         ("- A. [1];", "A.", [1]),
         ("- A is **b [1]**", "A is **b**", [1]),
         ("- `A [1]`", "A", [1]),
-        ("- A", "A", []),
-        ("- A []", "A", []),
-        ("- A [None]", "A", []),
-        ("- A [sic]", "A [sic]", []),
         ("- A [Response, 1]", "A", [1]),
-        ("- A [5 May, 2004]", "A [5 May, 2004]", []),
-        ("- A [of 3]", "A [of 3]", []),
-        ("- A (1, 3)", "A (1, 3)", []),
         ("- A (parts 1, 3) [2]", "A (parts 1, 3)", [2]),
         ("- A [1] (by implication).", "A (by implication).", [1]),
         ("- [1, 2] A is B.", "A is B.", [1, 2]),
-        ("- The value a[1] is B", "The value a[1] is B", []),
-        ("- The law [2004] was passed", "The law [2004] was passed", []),
         ("- 1. FC Köln won [1]", "1. FC Köln won", [1]),
         ("1.5 million came [1]", "1.5 million came", [1]),
         ("- **Mounted mint (MM)** – same as **b** [1]", "**Mounted mint (MM)** – same as **b**", [1]),
@@ -140,7 +130,6 @@ def test_what_models_write_is_read(completion: str) -> None:
         ("+ A [1]", "A", [1]),
         ("— A [1]", "A", [1]),
         ("12) A [1]", "A", [1]),
-        ("- None [1]", "None", [1]),
     ],
 )
 def test_a_line_is_split_into_text_and_sources(line: str, text: str, sources: list[int]) -> None:
@@ -162,7 +151,7 @@ def test_none_beside_its_heading_is_an_empty_list() -> None:
 
 
 def test_bare_sentences_are_no_empty_list_though_the_other_list_has_items() -> None:
-    with pytest.raises(Unparsable, match="neither a list nor None"):
+    with pytest.raises(Unparsable, match="neither a list with sources nor None"):
         coverage(lists("- A [1]", "The sun is hot.\nThe moon is cold."))
 
 
@@ -174,7 +163,7 @@ def test_what_says_that_a_list_is_empty_makes_it_empty(nothing: str) -> None:
 
 
 def test_prose_without_any_item_is_unparsable() -> None:
-    with pytest.raises(Unparsable, match="neither a list nor None"):
+    with pytest.raises(Unparsable, match="neither a list with sources nor None"):
         coverage(lists("The sun is hot.", "None"))
 
 
@@ -208,17 +197,13 @@ def test_covered_wins_over_uncovered_and_sources_of_equals_are_united() -> None:
     ]
 
 
-def test_an_item_without_sources_keeps_its_indented_lines() -> None:
-    assert one("- The sun\n  is hot\nThat is all.") == ("The sun is hot", [])
-
-
 def test_an_unmarked_line_with_sources_is_an_item_after_a_closed_one() -> None:
     assert coverage(lists("- A [1]\nB [2]", "None")) == [("A", True, [1]), ("B", True, [2])]
 
 
 def test_rows_fit_the_output_schemas() -> None:
     variables = {"query": "?", "contexts": ["a", "b"], "response": "r"}
-    row = EVALUATE_COVERAGE.parse(lists("- A [1, 2]", "- B"), variables)
+    row = EVALUATE_COVERAGE.parse(lists("- A [1, 2]", "- B [2]\n- C"), variables)
     assert pa.Table.from_pylist([row], schema=EVALUATE_COVERAGE.output).to_pylist() == [row]
     assert pa.Table.from_pylist([{"summary": None}], schema=SUMMARISE_CONTEXT.output).num_rows == 1
 
@@ -239,6 +224,10 @@ def test_rows_fit_the_output_schemas() -> None:
         "Summary: None",
         "**Summary:** None.",
         "## Summary\n\nNone",
+        "None. The text deals with cheese.",
+        "None - it speaks of nothing else.",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>None<|return|>",
+        "None<|im_end|>",
     ],
 )
 def test_a_lone_none_is_no_summary(completion: str) -> None:
@@ -259,6 +248,8 @@ def test_a_lone_none_is_no_summary(completion: str) -> None:
         ("<think>a</think>\n\nThe sun is hot.", "The sun is hot."),
         ("The text says much.\n</think>\n\nThe sun is hot.", "The sun is hot."),
         ("None of the ships sank.", "None of the ships sank."),
+        ("None of the drugs is safe", "None of the drugs is safe"),
+        ("analysis\nIt is short.\nassistantfinal\nThe sun is hot.", "The sun is hot."),
         ("Summary judgement was given: the case ended.", "Summary judgement was given: the case ended."),
         ("Use the tag <think>x</think> here.", "Use the tag <think>x</think> here."),
     ],
@@ -275,6 +266,75 @@ def test_no_answer_is_unparsable(completion: str) -> None:
         summary(completion)
 
 
+SOURCELESS = ["A", "A [7]", "A []", "A [None]", "A [sic]", "A [of 3]", "A (1, 3)", "a[1] is B", "The law [2004] was"]
+
+
+@pytest.mark.parametrize("item", SOURCELESS)
+def test_an_item_without_a_shown_context_is_dropped_and_counted_beside_others(item: str) -> None:
+    variables = {"contexts": ["text"] * 3}
+    row = EVALUATE_COVERAGE.parse(lists(f"- B [1]\n- {item}\n- C [2]", "None"), variables)
+    assert ([each["text"] for each in row["statements"]], row["dropped"]) == (["B", "C"], 1)
+
+
+@pytest.mark.parametrize("item", SOURCELESS)
+def test_a_list_of_nothing_but_such_items_is_unparsable(item: str) -> None:
+    with pytest.raises(Unparsable, match="neither a list with sources nor None"):
+        coverage(lists(f"- {item}", "- B [1]"))
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    ["None of them is covered.", "- Nothing is left out", "**N/A** - see above", "[No statements]",
+     "- none, all is said", "No covered statements were found.", "- None [1]", "n/a"],
+)  # fmt: skip
+def test_a_list_that_begins_with_nothing_is_empty(nothing: str) -> None:
+    assert coverage(lists(nothing, "- B [1]")) == [("B", False, [1])]
+
+
+@pytest.mark.parametrize("heading", ["### Summary", "**Summary:**", "Note:", "Summary", "**Overall assessment**"])
+def test_a_heading_of_another_name_ends_a_list(heading: str) -> None:
+    assert coverage(lists("None", f"- B [1]\n\n{heading}\n- That is one statement.")) == [("B", False, [1])]
+
+
+def test_statements_below_a_heading_of_an_unknown_name_are_unparsable() -> None:
+    with pytest.raises(Unparsable, match="none of the lists"):
+        coverage(lists("None", "- B [1]\n\n### Doubtful\n- C [2]"))
+
+
+@pytest.mark.parametrize("heading", ["[Partially covered statements]", "### Partially covered", "**Partly covered:**"])
+def test_partially_covered_statements_are_unparsable(heading: str) -> None:
+    with pytest.raises(Unparsable, match="partially"):
+        coverage(lists("- A [1]", "- B [1]") + f"\n{heading}\n- C [2]")
+
+
+@pytest.mark.parametrize(
+    ("covered", "uncovered"),
+    [
+        ("Covered:", "Uncovered:"), ("Covered", "Uncovered"), ("**Covered**", "**Not covered**"),
+        ("Covered statements", "Missing statements"), ("## Covered (1)", "## Missing (1)"),
+        ("[Covered statements]", "[Not covered statements]"), ("1. **Covered:**", "2. **Uncovered:**"),
+    ],
+)  # fmt: skip
+def test_headings_without_brackets_are_read(covered: str, uncovered: str) -> None:
+    assert coverage(f"{covered}\n- The sun is hot. [1, 3]\n\n{uncovered}\n- The moon is cold. [2]") == SUN_AND_MOON
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        '{"covered_statements": [{"statement": "The sun is hot.", "sources": [1, 3]}],'
+        ' "uncovered_statements": [{"statement": "The moon is cold.", "sources": [2]}]}',
+        'Here:\n```json\n{"covered": ["The sun is hot. [1, 3]"],\n "uncovered": ["The moon is cold. [2]"]}\n```',
+        '[{"text": "The sun is hot.", "covered": true, "contexts": "1, 3"},\n'
+        '{"text": "The moon is cold.", "covered": false, "contexts": 2}]',
+        "[Covered statements]\n| Statement | Contexts |\n|---|---|\n| The sun is hot. | 1, 3 |\n\n"
+        "[Uncovered statements]\n| Statement | Contexts |\n|---|---|\n| The moon is cold. | [2] |",
+    ],
+)
+def test_json_and_tables_are_read(completion: str) -> None:
+    assert coverage(completion) == SUN_AND_MOON
+
+
 def reads_as_itself(text: str) -> bool:
     """Whether the text has no decoration of its own that a reader must take for a list's."""
     stripped = text.strip()
@@ -282,8 +342,8 @@ def reads_as_itself(text: str) -> bool:
     return (
         bool(stripped)
         and without_emphasis(stripped) == stripped
-        and "covered" not in words
-        and "uncovered" not in words
+        and not {"covered", "uncovered", "none", "nothing", "n", "missing", "omitted"} & set(words)
+        and without_ticks(stripped) == stripped
     )
 
 

@@ -33,6 +33,11 @@ def test_the_stages_are_registered_with_their_variables() -> None:
         ("```text\nIt is 5 m high.\n```", "It is 5 m high."),
         ("It is this:\n```\n5 m\n```", "It is this:\n```\n5 m\n```"),
         ("None", "None"),
+        (
+            "<|channel|>analysis<|message|>9 m?<|end|><|channel|>final<|message|>It is 5 m high.<|return|>",
+            "It is 5 m high.",
+        ),
+        ("It is 5 m high.<|im_end|>\n<|endoftext|>", "It is 5 m high."),
         ("There is no relevant information.", "There is no relevant information."),
     ],
 )
@@ -69,6 +74,9 @@ STATEMENTS = {
     "note": "The tower: 5 m high.\nNote: I kept the unit.",
     "note apart": "The tower: 5 m high.\n\nI kept the unit.",
     "thinking": "<think>5 m?</think>\nThe tower: 5 m high.",
+    "greeting in line": "Sure! The tower: 5 m high.",
+    "greeting and label": "Sure! Statement: The tower: 5 m high.",
+    "channels": "<|channel|>analysis<|message|>5 m?<|end|><|channel|>final<|message|>The tower: 5 m high.<|return|>",
     "rule": "---\nThe tower: 5 m high.\n---",
 }
 
@@ -100,6 +108,14 @@ def test_what_belongs_to_a_statement_stays(statement: str) -> None:
 def test_a_label_is_no_statement(completion: str) -> None:
     with pytest.raises(Unparsable, match="no statement"):
         restated(completion)
+
+
+def test_an_abbreviation_does_not_end_a_statement() -> None:
+    completion = "It was built by Dr.\nSmith in 1900.\nNote: I kept the title."
+    assert restated(completion) == "It was built by Dr. Smith in 1900."
+    assert (
+        restated("Dr. Smith built it in 1900. Note that it burnt.") == "Dr. Smith built it in 1900. Note that it burnt."
+    )
 
 
 pieces = st.one_of(

@@ -77,6 +77,26 @@ UNIT_LISTS = {
     "notes with bullets": "- The sun is hot: Fact\n- He thinks: the moon is cold: Claim\n\n"
     "**Notes:**\n- I kept the order.",
     "thinking": "<think>\n- Draft: Fact\n</think>\n- The sun is hot: Fact\n- He thinks: the moon is cold: Claim",
+    "leading types": "- Fact: The sun is hot\n- **Claim:** He thinks: the moon is cold",
+    "leading brackets": "- [Fact] The sun is hot\n- (Claim) He thinks: the moon is cold",
+    "dashes": "- The sun is hot - Fact\n- He thinks: the moon is cold — **Claim**",
+    "remarks": "- The sun is hot: Fact (verifiable)\n- He thinks: the moon is cold: Claim (opinion)",
+    "groups by type": "### Facts\n- The sun is hot\n\n### Claims\n- He thinks: the moon is cold",
+    "groups by bold type": "**Facts:**\n\n1. The sun is hot\n\n**Claims:**\n\n1. He thinks: the moon is cold\n\n"
+    "**Questions:**\n\nNone",
+    "nested groups": "- Facts:\n  - The sun is hot\n- Claims:\n  - He thinks: the moon is cold",
+    "table": "| # | Unit | Type |\n|---|---|---|\n| 1 | The sun is hot | Fact |\n"
+    "| 2 | He thinks: the moon is cold | Claim |",
+    "json": 'Here:\n```json\n[{"unit": "The sun is hot", "type": "Fact"},\n'
+    ' {"unit": "He thinks: the moon is cold", "type": "claim"}]\n```',
+    "json by type": '{"facts": ["The sun is hot"], "claims": ["He thinks: the moon is cold"]}',
+    "json lines": '{"text": "The sun is hot", "unit_type": "Fact"}\n'
+    '{"text": "He thinks: the moon is cold", "unit_type": "Claim"}',
+    "type below": "1. Unit: The sun is hot\n   Type: Fact\n2. Unit: He thinks: the moon is cold\n   Type: Claim",
+    "ticks": "✅ The sun is hot: Fact\n✅ He thinks: the moon is cold: Claim",
+    "channels": "<|channel|>analysis<|message|>- Draft: Fact<|end|><|start|>assistant<|channel|>final<|message|>"
+    "- The sun is hot: Fact\n- He thinks: the moon is cold: Claim<|return|>",
+    "glued channels": "analysisI split it.assistantfinal- The sun is hot: Fact\n- He thinks: the moon is cold: Claim",
     "indented": "- The sun is hot: Fact\n    - He thinks: the moon is cold: Claim",
 }
 
@@ -141,12 +161,11 @@ def test_a_lone_none_is_no_atom(completion: str) -> None:
         "The sun is hot.",
         "- The sun is hot",
         "- The sun is hot: Truth",
-        "- Fact: The sun is hot",
         "- The sun is hot: Fact or Claim",
         "- The sun is hot: Fact\n- The moon is cold",
         "- The sun is hot\n- The moon is cold: Fact",
         "- The sun is hot\n\nThat is all.",
-        "**Facts:**\n- The sun is hot",
+        "**Facts:**\n- The sun is hot\n\n### Opinions\n- The moon is cold",
         "- : Fact",
         "<think>- The sun is hot: Fact",
     ],
@@ -169,12 +188,38 @@ REVISED_LISTS = {
     "groups": "* Sentence 1:\n  * The sun is hot.\n* Sentence 2:\n  * The moon: cold.",
     "rules": "---\n* The sun is hot.\n* * *\n* The moon: cold.\n* \n---",
     "thinking": "<think>* He is hot.</think>* The sun is hot.\n* The moon: cold.",
+    "no space": "*The sun is hot.\n*The moon: cold.",
+    "heading item": "* Revised statements:\n* The sun is hot.\n* ## Moon\n* The moon: cold.",
+    "heading between": "1. The sun is hot.\n**Moon**\n2. The moon: cold.",
+    "goes on in lower case": "* The sun\nis hot.\n* The moon: cold.",
+    "json": '["The sun is hot.", "The moon: cold."]',
+    "json objects": '{"statements": [{"id": 1, "statement": "The sun is hot."},'
+    ' {"id": 2, "statement": "The moon: cold."}]}',
+    "table": "| No. | Statement |\n|--|--|\n| 1 | The sun is hot. |\n| 2 | The moon: cold. |",
+    "channel behind a tag": "<|start|>assistant<|channel|>final<|message|>* The sun is hot.\n* The moon: cold.<|end|>",
+    "tick boxes": "- [x] The sun is hot.\n- [ ] The moon: cold. ✅",
 }
 
 
 @pytest.mark.parametrize("completion", REVISED_LISTS.values(), ids=REVISED_LISTS.keys())
 def test_what_models_write_as_statements_is_read(completion: str) -> None:
     assert revised(completion) == ["The sun is hot.", "The moon: cold."]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        '["The sun is hot.", "The moon',
+        '* The sun is hot.\n["The moon is cold."]',
+        "* The sun is hot.\nThe moon is cold.\n* The sea is wet.",
+        "* The sun is hot.\n\nI changed two things:\n* The moon is cold.",
+        '[{"note": "The sun is hot."}]',
+    ],
+)
+def test_lists_that_could_lose_a_statement_are_unparsable(completion: str) -> None:
+    with pytest.raises(Unparsable) as raised:
+        revised(completion)
+    assert "sun" not in str(raised.value)
 
 
 @pytest.mark.parametrize("completion", ["", "The sun is hot.\nThe moon is cold.", "I cannot do that.", "*", "---"])
@@ -228,6 +273,12 @@ RATED_LISTS = {
     "one reworded": "* The tower is high [Relevance: 4]\n* It has floors [Relevance: 1]\n"
     "* 1. FC Köln won [Relevance: 5]",
     "ratings alone": "Relevance: 4\nRelevance: 1\nRelevance: 5",
+    "json": '[{"statement": "The tower is high", "relevance": 4},'
+    ' {"statement": "It has [3 of 5] floors", "relevance": "1"},'
+    ' {"statement": "1. FC Köln won", "relevance": 5.0}]',
+    "json by statement": '{"The tower is high": 4, "It has [3 of 5] floors": 1, "1. FC Köln won": 5}',
+    "square brackets win": "* The tower is high (relevance: 3) [Relevance: 4]\n"
+    "* It has [3 of 5] floors [Relevance: 1] (relevance: 2 at most)\n* 1. FC Köln won (Relevance: 5), relevance: 3",
     "numbered ratings alone": "1. [Relevance: 4]\n2. [Relevance: 1]\n3. [Relevance: 5]",
 }
 
@@ -360,6 +411,15 @@ def test_the_answer_is_found(form: str, label: str) -> None:
         ("Neutral: the premise doesn't entail the hypothesis.", "neutral"),
         ("This is neutral rather than a contradiction.", "neutral"),
         ("Contradiction: yes\nEntailment: no", "contradiction"),
+        ("The premise neither entails nor contradicts the hypothesis.", "neutral"),
+        ("It is neither contradicted nor entailed.", "neutral"),
+        ("certain", "entailment"),
+        ("**Impossible**: the years differ.", "contradiction"),
+        ("Open.", "neutral"),
+        ("The hypothesis is impossible.", "contradiction"),
+        ("Answer: open", "neutral"),
+        ('{"relation": "neutral", "reason": "It adds something."}', "neutral"),
+        ("<|channel|>analysis<|message|>entailment?<|end|><|channel|>final<|message|>neutral<|return|>", "neutral"),
     ],
 )
 def test_verbs_are_labels_and_negated_ones_are_not(completion: str, expected: str) -> None:
@@ -375,7 +435,6 @@ def test_verbs_are_labels_and_negated_ones_are_not(completion: str, expected: st
         "No contradiction.",
         "There is no clear contradiction here.",
         "The hypothesis isn't entailed by the premise.",
-        "The premise neither entails nor contradicts the hypothesis.",
         "I cannot tell whether the premise entails it.",
         "Non-contradictory",
         "entailment or neutral",

@@ -77,6 +77,10 @@ QUESTION_LISTS = {
     "wrapped": "* How high\n  is it?\n* Who built it:\n  a king?",
     "notes with bullets": "* How high is it?\n* Who built it: a king?\n\n**Notes:**\n* I left out one.",
     "bulleted note": "* How high is it?\n* Who built it: a king?\n* Note: the text has no more.",
+    "json": '["How high is it?", "Who built it: a king?"]',
+    "json objects": '```json\n{"questions": [{"question": "How high is it?"},'
+    ' {"question": "Who built it: a king?"}]}\n```',
+    "channels": "<|channel|>final<|message|>* How high is it?\n* Who built it: a king?<|return|>",
     "thinking": "<think>* How old is it?</think>\n* How high is it?\n* Who built it: a king?",
     "orphan thinking": "Well.\n</think>\n* How high is it?\n* Who built it: a king?",
 }
@@ -134,6 +138,8 @@ REFINED_LISTS = {
     "repeated": "* How high is it? [Relevance: 4]\n* Who built [all of] it? [Relevance: 1]\n"
     "* how  high is it? [Relevance: 2]",
     "fence": "```\n* How high is it? [Relevance: 4]\n* Who built [all of] it? [Relevance: 1]\n```",
+    "json": '[{"question": "How high is it?", "relevance": 4}, {"question": "Who built [all of] it?", "relevance": 1}]',
+    "table": "| Question | Relevance |\n|---|---|\n| How high is it? | 4 |\n| Who built [all of] it? | **1** |",
     "thinking": "<think>* Why? [Relevance: 5]</think>\n* How high is it? [Relevance: 4]\n"
     "* Who built [all of] it? [Relevance: 1]",
 }
@@ -228,6 +234,13 @@ ANSWER_LISTS = {
     "---\n**1. FC Köln won [3 of 5] games?**\n\nA: unknown\n\nNote: I used the text only.",
     "fence": "```\n* How high is it?\nA: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n"
     "* 1. FC Köln won [3 of 5] games?\nA: unknown\n```",
+    "json": '[{"question": "How high is it?", "answers": [{"answer": "5 m", "confidence": 4},'
+    ' {"answer": "16 ft", "confidence": 2}]}, {"question": "1. FC Köln won [3 of 5] games?", "answers": []}]',
+    "flat json": '[{"question": "How high is it?", "answer": "5 m", "confidence": 4},'
+    ' {"question": "How high is it?", "answer": "16 ft", "confidence": 2},'
+    ' {"question": "1. FC Köln won [3 of 5] games?", "answer": "unknown", "confidence": null}]',
+    "table": "| Question | Answer | Confidence |\n|---|---|---|\n| How high is it? | 5 m | 4 |\n"
+    "| How high is it? | 16 ft | 2 |\n| 1. FC Köln won [3 of 5] games? | unknown | |",
     "thinking": "<think>* How high is it?\nA: 9 m [Confidence: 5]</think>\n* How high is it?\n"
     "A: 5 m [Confidence: 4] | A: 16 ft [Confidence: 2]\n* 1. FC Köln won [3 of 5] games?\nA: unknown",
 }  # fmt: skip
@@ -294,8 +307,6 @@ def test_a_question_without_an_answer_is_unparsable_and_counted(completion: str,
     [
         "A: 5 m",
         "5 m",
-        "A: None",
-        "A: not stated",
         "A: 5 m [4]",
         "A: 5 m [Confidence: 0]",
         "A: 5 m [Confidence: 6]",
@@ -314,6 +325,22 @@ def test_a_question_without_an_answer_is_unparsable_and_counted(completion: str,
 def test_an_answer_without_a_confidence_is_unparsable(written: str) -> None:
     with pytest.raises(Unparsable, match="no confidence from 1 to 5 for an answer to 1 of 2 questions"):
         answered(f"* B?\nA: unknown\n* Q?\n{written}", ["Q?", "B?"])
+
+
+@pytest.mark.parametrize("confidence", ["", " [Confidence: 1]", " (confidence: 5)"])
+@pytest.mark.parametrize(
+    "written",
+    ["None", "Not stated", "not mentioned in the text", "Unknown.", "N/A", "The text does not say", "no information"],
+)
+def test_an_answer_that_says_that_the_text_does_not_say_is_none(written: str, confidence: str) -> None:
+    assert answered(f"* Q?\nA: {written}{confidence}", ["Q?"]) == [[]]
+
+
+@pytest.mark.parametrize("mark", [" - ", ": ", " – "])
+def test_a_question_and_its_answer_may_stand_on_one_line(mark: str) -> None:
+    questions = ["price of a violin", "How old is it?"]
+    completion = f"* price of a violin{mark}20 $ [Confidence: 4]\n* How old is it?{mark}8 years [Confidence: 5]"
+    assert answered(completion, questions) == [[("20 $", 4)], [("8 years", 5)]]
 
 
 def test_answers_under_a_line_that_asks_nothing_are_unparsable() -> None:
@@ -362,6 +389,11 @@ def test_offsets_count_from_the_start_of_the_completion() -> None:
         "[{}]",
         "So:\n**{}**",
         "Classification: {}",
+        "**Classification:** {}",
+        "The first is the second.\n\\boxed{{{}}}",
+        "5 km - 5,000 m $\\boxed{{\\text{{{}}}}}$",
+        "5 km - 5,000 m **{}**",
+        '{{"reason": "lengths",\n"classification": "{}"}}',
         "```\n5 km - 5,000 m [{}]\n```",
         "5 km - 5,000 m [{}]\n\n---",
         "5 km - 5,000 m [{}] (both are lengths)",
@@ -408,6 +440,9 @@ def test_a_classification_has_several_names(name: str, expected: str) -> None:
         ("Second: Paris - First: France", "France", "Paris"),
         ("1. FC Köln - 1. FC Bonn", "1. FC Bonn", "1. FC Köln"),
         ("Paris\t-\tFrance", "France", "Paris"),
+        ("(Paris) - (France)", "France", "Paris"),
+        ('"Paris." - "France."', "France", "Paris"),
+        ("Second answer (Paris) - First answer (France)", "France", "Paris"),
     ],
 )
 def test_the_order_on_the_line_says_which_is_first(line: str, first: str, second: str) -> None:

@@ -1,0 +1,108 @@
+"""The table `usage`: what each stage of a start came to, counted once over all that was asked, when the run ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from udfs.llm.keys import Stage
+from udfs.stages.arrow import UNASKED
+
+ANSWERED, FAILED = "answered", "failed"
+TALLIED = ("calls", "asked", "rate_limited", "tool_turns", "prompt_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One asking of a stage: its results, how many requests the store had answers of, and what the calls came to."""
+
+    stage: Stage
+    results: DataFrame
+    reused: int
+    tally: Mapping[str, int]
+    seconds: float
+    cost: float | None
+
+
+@dataclass
+class Usage:
+    """What was asked of all stages so far. `rows` costs one Spark execution after anything was added, else none."""
+
+    asked: list[Asked] = field(default_factory=list)
+    _rows: list[dict[str, Any]] = field(default_factory=list)
+    _counted: int = 0
+
+    def add(self, asked: Asked) -> None:
+        """Adds what was asked once; a request that was needed before is the same request."""
+        self.asked.append(asked)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table, one a stage in the order of asking."""
+        if self._counted < len(self.asked):
+            outcomes = _count_outcomes(self.asked)
+            names = dict.fromkeys(one.stage.name for one in self.asked)
+            self._rows = [_row(name, self.asked, outcomes[name]) for name in names]
+            self._counted = len(self.asked)
+        return self._rows
+
+
+@dataclass
+class _Outcomes:
+    """The distinct requests of a stage by their best outcome, and of each asking how many were answered."""
+
+    best: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    answered: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
+    """By stage; askings by their place in the list. Of several outcomes the first in the alphabet counts."""
+    state = F.when(F.col("error_type").isNull(), ANSWERED).when(F.col("error_type") == UNASKED, UNASKED)
+    outcome = state.otherwise(FAILED).alias("outcome")
+    frames = [
+        one.results.select(F.lit(one.stage.name).alias("stage"), F.lit(number).alias("asking"), "request_id", outcome)
+        for number, one in enumerate(asked)
+    ]
+    answered = F.collect_set(F.when(F.col("outcome") == ANSWERED, F.col("asking")))
+    requests = (
+        reduce(DataFrame.unionByName, frames)
+        .groupBy("stage", "request_id")
+        .agg(F.min("outcome").alias("outcome"), F.array_sort(answered).alias("askings"))
+    )
+    found: dict[str, _Outcomes] = defaultdict(_Outcomes)
+    for row in requests.groupBy("stage", "outcome", "askings").count().collect():
+        found[row["stage"]].best[row["outcome"]] += row["count"]
+        for asking in row["askings"]:
+            found[row["stage"]].answered[asking] += row["count"]
+    return found
+
+
+def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, Any]:
+    asked = [one for one in everything if one.stage.name == stage]
+    sums = {name: sum(one.tally[name] for one in asked) for name in TALLIED}
+    # An asking answered what it has answers of, less what the store had before it
+    answered = sum(max(0, count - everything[number].reused) for number, count in outcomes.answered.items())
+    costs = [one.cost for one in asked if one.cost is not None]
+    return {
+        "stage": asked[0].stage.name,
+        "model": asked[0].stage.model,
+        "requests": sum(outcomes.best.values()),
+        "reused": max(0, outcomes.best.get(ANSWERED, 0) - answered),
+        "answered": answered,
+        "failed": outcomes.best.get(FAILED, 0),
+        "unasked": outcomes.best.get(UNASKED, 0),
+        "calls": sums["calls"],
+        "retries": sums["calls"] - sums["asked"] - sums["rate_limited"] - sums["tool_turns"],
+        "rate_limited": sums["rate_limited"],
+        "prompt_tokens": sums["prompt_tokens"],
+        "completion_tokens": sums["completion_tokens"],
+        "tokens_estimated": any(one.tally["tokens_estimated"] for one in asked),
+        "cost": sum(costs) if costs else None,
+        "seconds": sum(one.seconds for one in asked),
+    }

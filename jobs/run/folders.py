@@ -1,0 +1,168 @@
+"""Folders that a run may write into: empty, an output, or nothing but our tables; and apart from what it reads."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from jobs.inputs.files import local_path
+from jobs.run.manifest import NAME, OutputError
+from jobs.tables import TABLES
+from udfs.files import open_filesystem
+from udfs.samples.files import is_remote
+
+# What our commands write beside tables, where nobody else would; none of it is removed for its name alone
+_WORK = "_work"
+_RUNS = "runs"
+_STORE = "completions"
+_NESTS = (_RUNS, _STORE)
+_FILES = re.compile(
+    r"_lock.*|manifest\.json(\.tmp)?|meta_evaluation\.(md|svg|png)|human_study\.md|annotation_(key|sheet)\..*"
+)
+_SPARKS_OWN = re.compile(r"/[._]")
+_STORE_VERSION = re.compile(r"v\d+")
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def check_folders(inputs: Iterable[str | None], output: str, store: str | None = None) -> None:
+    """Raises OutputError for an output that another may miss, and for one that lies in an input or holds one.
+
+    An output that is not empty and has no manifest of ours must hold nothing but our tables (and `store`, which may lie
+    anywhere): a run removes and replaces folders by their names.
+    """
+    for path in inputs:
+        if path is not None:
+            _check_apart(path, output)
+    foreign = _find_foreign(output, store)
+    if foreign is not None:
+        raise OutputError(
+            f"{output} holds {foreign} and no manifest of a run, so that it is no output of untold, and nothing is "
+            "written into it, --overwrite or not; give another --output, or an empty folder"
+        )
+
+
+def _check_apart(path: str, output: str) -> None:
+    """Raises OutputError where, links and globs resolved, one of them lies in the other."""
+    place = _real(output)
+    if any(_is_within(found, place) for found in _places_of(path)):
+        raise OutputError(f"{path} lies in the output {output}, which a run writes over; give another --output")
+    holding = any(_is_within(place, found) for found in _places_of(path))
+    if holding or _is_matched(place, path):
+        raise OutputError(f"{output} lies in the input {path} and would be read with it; give another --output")
+
+
+def _places_of(path: str) -> Iterator[str]:
+    """The real paths of what an input names, and of the links to files in it; links to folders are not followed."""
+    yield _real(path)
+    if is_remote(path):
+        return
+    local = local_path(path)
+    for match in [local] if os.path.exists(local) else glob.iglob(local, recursive=True):
+        yield os.path.realpath(match)
+        for parent, _, names in os.walk(match):
+            links = (os.path.join(parent, name) for name in names)
+            yield from (os.path.realpath(link) for link in links if os.path.islink(link))
+
+
+def _real(path: str) -> str:
+    """A path without links, or a URI without the differences between Spark's schemes and Arrow's."""
+    if is_remote(path):
+        return re.sub("^s3[an]://", "s3://", path).rstrip("/")
+    return os.path.realpath(os.path.expanduser(local_path(path)))
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    return f"{inner}/".startswith(f"{outer.rstrip('/')}/")
+
+
+def _is_matched(place: str, path: str) -> bool:
+    """Whether a glob stands for the output too, which may not be there yet; its `*` then stops at no slash."""
+    wildcard = _WILDCARD.search(path)
+    if wildcard is None or (not is_remote(path) and os.path.exists(local_path(path))):
+        return False
+    head, _, _ = path[: wildcard.start()].rpartition("/")
+    rest = path[len(head) :].lstrip("/")
+    return fnmatch.fnmatchcase(place, f"{glob.escape(_real(head or os.curdir)).rstrip('/')}/{rest}")
+
+
+def _find_foreign(output: str, store: str | None) -> str | None:
+    """The name of something in the output that is not ours; None in an output, and where there is nothing such."""
+    system, path = open_filesystem(output)
+    kind = system.get_file_info(path).type
+    if kind == fs.FileType.File:
+        return "the content of a file"
+    found = [] if kind == fs.FileType.NotFound else sorted(_entries(system, path), key=lambda info: info.base_name)
+    if any(info.base_name == NAME and _is_manifest(system, info.path) for info in found):
+        return None
+    kept = _real(store) if store else None
+    return next((info.base_name for info in found if not _is_ours(system, info, output, kept)), None)
+
+
+def _entries(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    return list(system.get_file_info(fs.FileSelector(path, allow_not_found=True)))
+
+
+def _is_manifest(system: fs.FileSystem, path: str) -> bool:
+    """Whether a file is the manifest of a run; browsers, packages and backups have files of this name as well."""
+    with suppress(OSError, ValueError), system.open_input_stream(path) as stream:
+        manifest = json.loads(stream.read())
+        return isinstance(manifest, dict) and {"format", "status"} <= manifest.keys()
+    return False
+
+
+def _is_ours(system: fs.FileSystem, info: fs.FileInfo, output: str, store: str | None) -> bool:
+    name = str(info.base_name)
+    if info.type == fs.FileType.File:
+        return bool(_FILES.fullmatch(name)) and (name != NAME or _is_damaged(system, info.path))
+    place = f"{_real(output)}/{name}"
+    if store is not None and (_is_within(store, place) or _is_version(place, store)):
+        return True
+    below = [f"{output}/{name}/{entry.base_name}" for entry in _entries(system, info.path)] if name in _NESTS else []
+    if name == _STORE:
+        return all(_is_version(entry, f"{output}/{name}") for entry in below)
+    if name == _RUNS:
+        return all(_find_foreign(entry, None) is None for entry in below)
+    return (name in TABLES or name == _WORK) and _holds_tables(system, info.path, name)
+
+
+def _is_version(path: str, store: str) -> bool:
+    """Whether a folder is what a store's completions of one version lie in."""
+    parent, _, name = path.rpartition("/")
+    return parent == store and _STORE_VERSION.fullmatch(name) is not None
+
+
+def _is_damaged(system: fs.FileSystem, path: str) -> bool:
+    """Whether a file is no JSON, as a manifest is that a full disk cut short."""
+    try:
+        with system.open_input_stream(path) as stream:
+            json.loads(stream.read())
+    except ValueError:
+        return True
+    return False
+
+
+def _holds_tables(system: fs.FileSystem, path: str, name: str) -> bool:
+    """Whether a folder holds Parquet alone, with the table's leading column where it has the name of a table.
+
+    What has a leading `_` or `.` is Spark's own.
+    """
+    found = system.get_file_info(fs.FileSelector(path, recursive=True))
+    files = [info for info in found if info.is_file and not _SPARKS_OWN.search(info.path.removeprefix(path))]
+    if any(info.extension != "parquet" for info in files):
+        return False
+    if not files or name == _WORK:
+        return True
+    try:
+        columns = pq.read_schema(files[0].path, filesystem=system).names
+    except (OSError, pa.ArrowException):
+        return False
+    return TABLES[name].names[0] in columns

@@ -1,0 +1,84 @@
+"""Averages over data sets, and how they spread over models: rows of several meta-evaluations in, rows out."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jobs.study.agreement import unit_counts
+from jobs.study.points import LMR
+from jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
+from udfs.statistics.intervals import joint_bca_interval
+
+SPREAD = "lmr_spread"
+Row = Mapping[str, Any]
+Owner = tuple[str, str, str]  # metric, model, undefined
+
+
+def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
+    """Rows of `meta_evaluation`: the average LMR of each metric and model, then its spread over models.
+
+    counts: rows of `match_counts`. A metric of a model is averaged where every data set has it: every data set counts
+    the same, and the interval is joint over all of them. The spread is the standard deviation over at least two models,
+    of no model. Dejl et al. 2025; methods, section 6.
+    """
+    by_owner = _by_owner(counts)
+    datasets = sorted({dataset for found in by_owner.values() for dataset in found})
+    whole = {owner: found for owner, found in by_owner.items() if len(found) == len(datasets)}
+    averages = [_average(owner, [found[name] for name in datasets], seed) for owner, found in sorted(whole.items())]
+    return with_published(averages) + _spreads(averages)
+
+
+def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
+    """Metric, model and the data sets that lack it, of what cannot be averaged."""
+    found = {(metric, model): set(sets) for (metric, model, _), sets in _by_owner(counts).items()}
+    datasets = set[str]().union(*found.values())
+    return [(*owner, sorted(datasets - sets)) for owner, sets in sorted(found.items()) if sets != datasets]
+
+
+def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
+    by_owner: dict[Owner, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in counts:
+        if row["measure"] == LMR:
+            by_owner[row["metric"], row["model"], row["undefined"]][row["dataset"]].append(row)
+    return by_owner
+
+
+def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
+    interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
+    return {
+        "dataset": AVERAGE,
+        **dict(zip(("metric", "model", "undefined"), owner, strict=True)),
+        "measure": LMR,
+        "value": interval.mean,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
+        "left_out": sum(row["left_out"] for rows in sets for row in rows),
+    }
+
+
+def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in averages:
+        if row["value"] is not None:
+            values[row["metric"], row["undefined"]].append(row["value"])
+    return [
+        {
+            "dataset": AVERAGE,
+            "metric": metric,
+            "model": None,
+            "undefined": undefined,
+            "measure": SPREAD,
+            "value": statistics.stdev(found),
+            "ci_low": None,
+            "ci_high": None,
+            "n": len(found),
+            "left_out": None,
+            "published": PUBLISHED_SPREADS.get(metric) if undefined == PUBLISHED_CONVENTION else None,
+        }
+        for (metric, undefined), found in sorted(values.items())
+        if len(found) > 1
+    ]

@@ -1,0 +1,54 @@
+"""The table `usage`: what several askings of a stage came to, each request counted once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from pyspark.sql import SparkSession
+
+from jobs.asking.prompts import bind_stage
+from jobs.asking.usage import Asked, Usage
+from jobs.settings.model import Settings
+from udfs.llm.calls import Tally
+
+RESULTS = "request_id string, error_type string"
+STAGE = bind_stage("classify_relation", Settings())
+OTHER = bind_stage("extract_atoms", Settings())
+
+
+def asked(spark: SparkSession, *rows: tuple[str, str | None], reused: int = 0, **tally: int) -> Asked:
+    frame = spark.createDataFrame(list(rows), RESULTS)
+    return Asked(STAGE, frame, reused, asdict(Tally()) | tally, 1.5, 0.25)
+
+
+def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSession) -> None:
+    usage = Usage()
+    first = asked(spark, ("a", None), ("a", None), ("b", None), ("c", "timeout"), reused=1, calls=5, asked=2)
+    # What the first answered is in the store before the second, which has `a` and `b` from there
+    second = asked(spark, ("a", None), ("b", None), ("d", None), ("e", "unasked"), reused=2, calls=1, asked=1)
+    usage.add(first)
+    usage.add(second)
+    usage.add(replace(asked(spark, ("a", "unparsable")), stage=OTHER, cost=None))
+
+    row, other = usage.rows
+
+    assert {name: row[name] for name in ("requests", "reused", "answered", "failed", "unasked")} == {
+        "requests": 5,
+        "reused": 1,
+        "answered": 2,
+        "failed": 1,
+        "unasked": 1,
+    }
+    assert (row["stage"], row["calls"], row["retries"], row["cost"], row["seconds"]) == (STAGE.name, 6, 3, 0.5, 3.0)
+    assert (other["stage"], other["requests"], other["failed"], other["cost"]) == (OTHER.name, 1, 1, None)
+
+
+def test_counting_is_one_execution_for_all_stages_and_none_the_second_time(spark: SparkSession) -> None:
+    usage = Usage()
+    for _ in range(3):
+        usage.add(asked(spark, ("a", None)))
+    status = spark._jsparkSession.sharedState().statusStore()
+    before = status.executionsCount()
+
+    assert usage.rows == usage.rows
+    assert status.executionsCount() - before == 1

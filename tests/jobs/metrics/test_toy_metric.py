@@ -1,0 +1,83 @@
+"""A metric from outside the package, added by what CONTRIBUTING says, through the whole job."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.results import open_run
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import SETTINGS
+
+TOY = Path(__file__).with_name("toy.py")
+ENTRY_POINTS = "[untold.stages]\nlist_words = toy:LIST_WORDS\n\n[untold.metrics]\nwords = toy:WORDS\n"
+TEMPLATE = "=== user\nList the words of this text, one a line, as `- word`:\n{{ text }}\n"
+SAMPLES = [
+    {"sample_id": "all", "response": "high tower", "contexts": ["The TOWER is high."]},
+    {"sample_id": "half", "response": "blue tower", "contexts": ["A tower.", "It is high."]},
+    {"sample_id": "lost", "response": "unlisted", "contexts": ["A tower."]},
+]
+RULES = [
+    {"when": {"contains": "high tower"}, "do": {"text": "- high\n- tower"}},
+    {"when": {"contains": "blue tower"}, "do": {"text": "- blue\n- tower"}},
+    {"do": {"text": "I would rather not."}},
+]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder of packages with the toy in it, as pip leaves one."""
+    folder = tmp_path / "site-packages"
+    described = folder / "toy-1.0.dist-info"
+    described.mkdir(parents=True)
+    shutil.copy(TOY, folder / "toy.py")
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+def untold(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "jobs.cli", *arguments],
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(packages), str(TOY.parents[3])])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_toy_metric_goes_through_the_whole_job(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "list_words.jinja").write_text(TEMPLATE)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("\n".join(json.dumps({"query": "What is known?", **sample}) for sample in SAMPLES))
+    with ModelServer(rules=RULES) as server:
+        chosen = {**SETTINGS, "llm.base_url": server.base_url, "prompts_dir": tmp_path / "prompts"}
+        given = ["--input", str(samples), "--output", str(tmp_path / "out"), "--metric", "words"]
+        given += [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+        planned = untold(installed, "plan", *given, "--json")
+        ended = untold(installed, "score", *given, "--set", "llm.max_attempts=1")
+
+    assert [(row["metric"], row["stage"], row["requests"]) for row in json.loads(planned.stdout)] == [
+        ("words", "list_words", 3)
+    ], planned.stderr
+    assert ended.returncode == 4, ended.stderr
+    run = open_run(tmp_path / "out")
+    scores = {row["sample_id"]: (row["score"], row["status"]) for row in run.table("scores").to_pylist()}
+    assert scores == {"all": (1.0, "ok"), "half": (0.5, "ok"), "lost": (None, "failed")}
+    assert [(row["sample_id"], row["error_type"]) for row in run.table("failures").to_pylist()] == [
+        ("lost", "unparsable")
+    ]
+    (summary,) = [row for row in run.summary().to_pylist() if row["level"] == "overall"]
+    assert (summary["metric"], summary["n"], summary["mean"]) == ("words", 3, 0.75)
+
+
+def test_the_toy_is_small() -> None:
+    assert len(TOY.read_text(encoding="utf-8").splitlines()) < 60

@@ -1,0 +1,93 @@
+"""What the demo says while it runs, and what it ships: without the model, which `test_demo` runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+
+from jobs.asking.prompts import bind_stage
+from jobs.asking.store import stage_folder
+from jobs.demo import STAGE, demo_settings, describe_work, showing_results
+from jobs.settings.model import Settings
+from jobs.tables import COMPLETIONS
+from tests.fakes.answers import coverage_text
+from udfs.llm.segments import write_file
+from udfs.llm.templates import compile_prompt
+
+DEMO = Path(__file__).parents[2] / "conf" / "demo"
+SAMPLES = DEMO / "samples.jsonl"
+LONGEST_CONTEXT = 120
+WAIT_SECONDS = 60.0
+
+
+def rows_of(name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (DEMO / name).read_text(encoding="utf-8").splitlines()]
+
+
+def answer(folder: Path, number: int, sample: dict[str, object], cached: int) -> None:
+    """Writes a judgement of a sample to the store, as an actor does: one statement covered, two left out."""
+    settings = demo_settings(Settings(), DEMO)
+    stage = bind_stage(STAGE, settings)
+    contexts = [context["text"] for context in sample["contexts"]]  # type: ignore[index,attr-defined]
+    request = stage.request_id({"query": sample["query"], "contexts": contexts, "response": sample["response"]})
+    row = {
+        "request_id": request,
+        "text": coverage_text([("One.", (1,))], [("Two.", (1,)), ("Three.", (2,))]),
+        "prompt_tokens": 100,
+        "cached_prompt_tokens": cached,
+    }
+    values = [{name: row.get(name) for name in COMPLETIONS.names}]
+    place = Path(stage_folder(str(folder), stage))
+    place.mkdir(parents=True, exist_ok=True)
+    write_file(str(place / f"run-{number}.parquet"), pa.Table.from_pylist(values, schema=COMPLETIONS))
+
+
+def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(tmp_path: Path) -> None:
+    first, second, *_ = rows_of("samples.jsonl")
+    answer(tmp_path, 1, first, cached=0)
+    said: list[str] = []
+    shown = Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith(str(second["sample_id"])):
+            shown.set()
+
+    with showing_results(SAMPLES, str(tmp_path), demo_settings(Settings(), DEMO), False, say):
+        answer(tmp_path, 2, second, cached=75)
+        assert shown.wait(WAIT_SECONDS)
+
+    assert said == [
+        "5 judgements to make (1 known from before)",
+        f"{second['sample_id']}: 1 covered, 2 left out",
+        "75% of 100 tokens of prompts had been read before and were kept",
+    ]
+
+
+def test_the_work_is_named_with_its_time_on_so_many_threads() -> None:
+    one, four = describe_work(6, 0, 1), describe_work(6, 0, 4)
+
+    assert one.startswith("6 judgements to make on 1 thread: ")
+    assert four.startswith("6 judgements to make on 4 threads: ")
+    assert "minutes" in one
+    assert describe_work(0, 6, 4) == "0 judgements to make (6 known from before)"
+
+
+def test_the_demo_needs_no_condensing_and_a_shorter_prompt() -> None:
+    samples = rows_of("samples.jsonl")
+    settings = demo_settings(Settings(), DEMO)
+    row = {"query": "q", "contexts": ["c"], "response": "r"}
+    lengths = [
+        compile_prompt(bind_stage(STAGE, chosen).template, api="chat", name=STAGE).characters(row)
+        for chosen in (settings, Settings())
+    ]
+
+    assert [sample["sample_id"] for sample in samples] == [one["sample_id"] for one in rows_of("expected.jsonl")]
+    assert len(samples) == 6
+    assert not settings.summarise_contexts
+    texts = [context["text"] for sample in samples for context in sample["contexts"]]  # type: ignore[attr-defined]
+    assert max(map(len, texts)) <= LONGEST_CONTEXT
+    assert lengths[0] < lengths[1]

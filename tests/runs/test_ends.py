@@ -1,0 +1,117 @@
+"""What ends a whole run before its time, or holds it up: credit, quota, a disk. Nothing is lost or paid for twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from tests.fakes.disks import SmallDisk
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    Run,
+    count_distinct,
+    make_samples,
+    read_manifest,
+    read_table,
+    score,
+    sum_usage,
+    write_samples,
+)
+
+IN_FLIGHT = 8
+SETTINGS: dict[str, Any] = {"llm.max_in_flight": IN_FLIGHT}
+SAMPLES = make_samples(40)
+NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
+
+
+def places(folder: Path) -> tuple[Path, Path]:
+    return write_samples(folder / "samples.jsonl", SAMPLES), folder / "out"
+
+
+def check_mended(server: ModelServer, path: Path, output: Path, paid: int) -> None:
+    """A start against an endpoint that is well again asks what is missing, and everything is judged."""
+    server.configure(rules=[], latency=0.0)
+    server.reset()
+    ended = score(server, path, output, settings=SETTINGS)
+    assert ended.code == 0, ended.err
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+    assert count_distinct(SAMPLES) - paid <= server.count() <= count_distinct(SAMPLES) - paid + IN_FLIGHT
+
+
+def test_a_run_whose_credit_is_used_up_ends_with_one_line_and_no_failures(server: ModelServer, tmp_path: Path) -> None:
+    path, output = places(tmp_path)
+    server.configure(rules=[{"when": {"after": 30}, "do": NO_CREDIT}])
+    ended = score(server, path, output, settings=SETTINGS)
+    assert ended.code == 1, ended.err
+    assert "HTTP 402" in ended.err.strip().splitlines()[-1]
+    assert "add credit" in ended.err.strip().splitlines()[-1]
+    assert read_manifest(output)["status"] == "failed"
+    assert not read_table(output, "failures")
+    assert sum_usage(output, "answered") == 30
+    check_mended(server, path, output, 30)
+
+
+@pytest.mark.slow
+def test_429s_without_end_are_an_outage(server: ModelServer, tmp_path: Path) -> None:
+    path, output = places(tmp_path)
+    server.configure(rules=[{"do": {"status": 429}}])
+    ended = score(server, path, output, settings={**SETTINGS, "llm.outage_minutes": 0.05})
+    assert ended.code == 5, ended.err
+    assert read_manifest(output)["status"] == "outage"
+    assert not read_table(output, "failures")
+    check_mended(server, path, output, 0)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    try:
+        disk = SmallDisk(tmp_path / "disk")
+    except PermissionError as error:
+        pytest.skip(str(error))
+    yield disk
+    disk.close()
+
+
+def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
+    path, output = places(tmp_path)
+    server.configure(latency=0.3)
+    run = Run(server, path, output, settings={**SETTINGS, "store": disk.folder})
+    try:
+        run.wait_for(server, 2 * IN_FLIGHT)
+        disk.fill()
+        end = monotonic() + 120
+        while "answers cannot be written (No space left on device)" not in run.errors and monotonic() < end:
+            sleep(0.1)
+        disk.empty()
+        ended = run.wait()
+    finally:
+        if run.is_running:
+            run.kill()
+    assert ended.code == 0, ended.err
+    assert "answers cannot be written (No space left on device)" in ended.err
+    assert server.count() == count_distinct(SAMPLES)
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arrivals", [20, 37, 55])
+def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
+    server: ModelServer, tmp_path: Path, arrivals: int
+) -> None:
+    path, output = places(tmp_path)
+    server.configure(latency=0.1)
+    run = Run(server, path, output, settings={**SETTINGS, "llm.flush_seconds": 0.02})
+    run.wait_for(server, arrivals)
+    os.kill(run.pid, signal.SIGTERM)
+    ended = run.wait(timeout=120)
+    assert ended.code == 130, ended.err
+    calls, answered = server.count(), sum_usage(output, "answered")
+    assert answered <= calls == read_manifest(output)["totals"]["calls"]
+    assert calls - answered <= IN_FLIGHT
+    check_mended(server, path, output, answered)

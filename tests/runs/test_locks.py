@@ -1,0 +1,107 @@
+"""A run that stood still while another took its folders over, and the ports of all that a run starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.run.locks import Holder
+from jobs.run.processes import Process
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import Ended, Run, count_distinct, make_samples, read_manifest, write_samples
+
+NEXT = Holder("next", Process("another-host", "another-boot", "", 1234, "99"))
+IN_FLIGHT = 2
+SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A run whose stage's folder another took over: the ports of its processes before, and how it ended."""
+
+    output: Path
+    listening: list[tuple[str, str]]
+    programs: set[str]
+    calls_before: int
+    calls: int
+    distinct: int
+    ended: Ended
+
+
+@pytest.fixture(scope="module")
+def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TakenOver]:
+    folder = tmp_path_factory.mktemp("taken")
+    rows = make_samples(50)
+    path, output = write_samples(folder / "samples.jsonl", rows), folder / "out"
+    with ModelServer(latency=1.0) as server:
+        run = Run(server, path, output, settings=SETTINGS)
+        try:
+            run.wait_for(server, 4)
+            listening, programs = _listening(run.tree())
+            (lock,) = output.glob("completions/v1/*/_lock")
+            calls_before = server.count()
+            lock.write_text(json.dumps(asdict(NEXT)), encoding="utf-8")
+            ended = run.wait()
+        finally:
+            run.kill()
+        yield TakenOver(output, listening, programs, calls_before, server.count(), count_distinct(rows), ended)
+
+
+def _listening(processes: list[psutil.Process]) -> tuple[list[tuple[str, str]], set[str]]:
+    """(program, address) of each socket that listens or takes datagrams, and the programs of all processes."""
+    found, programs = [], set()
+    for process in processes:
+        try:
+            name = " ".join(process.cmdline()).partition(" ")[0].rpartition("/")[2]
+            sockets = process.net_connections(kind="inet")
+        except psutil.NoSuchProcess:
+            continue
+        programs.add(name)
+        open_to = [one for one in sockets if one.status == psutil.CONN_LISTEN or (one.type == 2 and not one.raddr)]
+        found += [(name, one.laddr.ip) for one in open_to if one.laddr]
+    return found, programs
+
+
+def _is_loopback(address: str) -> bool:
+    found = ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def test_everything_that_a_run_starts_listens_on_loopback_alone(taken_over: TakenOver) -> None:
+    assert {"java", "gcs_server", "raylet"} <= taken_over.programs
+    assert any(name.startswith("ray::AnsweringActor") for name in taken_over.programs)
+    assert {"java", "gcs_server", "raylet"} <= {name for name, _ in taken_over.listening}
+    assert [one for one in taken_over.listening if not _is_loopback(one[1])] == []
+
+
+def test_a_run_whose_store_was_taken_over_asks_nothing_more_and_says_so(taken_over: TakenOver) -> None:
+    assert taken_over.ended.code == 1
+    assert "took over" in taken_over.ended.err
+    assert taken_over.calls < taken_over.distinct
+    # What the look at the lock, five times a second, and the leases of a quarter of a second let through
+    assert taken_over.calls <= taken_over.calls_before + 2 * IN_FLIGHT
+
+
+def test_a_run_whose_output_was_taken_over_leaves_it_alone(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(latency=0.5)
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(20)), tmp_path / "out"
+    run = Run(server, path, output, settings=SETTINGS)
+    try:
+        run.wait_for(server, 4)
+        (output / "_lock").write_text(json.dumps(asdict(NEXT)), encoding="utf-8")
+        (output / "scores").mkdir()
+        ended = run.wait()
+    finally:
+        run.kill()
+    assert ended.code == 1
+    assert "took over" in ended.err
+    assert (output / "scores").is_dir()
+    assert read_manifest(output)["status"] == "running"
+    assert json.loads((output / "_lock").read_text()) == json.loads(json.dumps(asdict(NEXT)))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from udfs.registry import Registry
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: str
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Thing]:
+    """A registry with a thing of its own, and two that another package gives, one of them under the same name."""
+    described = tmp_path / "others-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[things]\ntheirs = others_things:THING\nours = others_things:THING\n")
+    (tmp_path / "others_things.py").write_text(
+        "from tests.udfs.test_registry import Thing\nTHING = Thing('theirs')\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Registry([Thing("ours")], "things")
+
+
+def test_ours_come_first_and_are_not_replaced(registry: Registry[Thing]) -> None:
+    assert list(registry) == ["ours", "theirs"]
+    assert len(registry) == 2
+    assert registry["ours"] == Thing("ours")
+
+
+def test_what_others_give_is_loaded_when_it_is_looked_up(registry: Registry[Thing]) -> None:
+    assert "theirs" in registry
+    assert "others_things" not in sys.modules
+    assert registry["theirs"] == Thing("theirs")
+    assert registry["theirs"] is sys.modules["others_things"].THING
+
+
+def test_an_unknown_name_is_no_key(registry: Registry[Thing]) -> None:
+    assert "nobody's" not in registry
+    with pytest.raises(KeyError):
+        registry["nobody's"]

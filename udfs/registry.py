@@ -1,0 +1,46 @@
+"""Named values, ours and those of other packages: the stages and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol, TypeVar
+
+
+class Named(Protocol):
+    """What a registry holds."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Value = TypeVar("Value", bound=Named)
+
+
+class Registry(Mapping[str, Value]):
+    """Values by name: our own, then those that other packages give as entry points of `group`.
+
+    These are loaded when they are looked up: what they load imports the modules that hold registries, and a process
+    that asks for one stage is spared what a metric of the same package needs.
+    """
+
+    def __init__(self, own: Iterable[Value], group: str) -> None:
+        self._values = {value.name: value for value in own}
+        others: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=group)}
+        self._others = {name: point for name, point in others.items() if name not in self._values}
+        self._names = (*self._values, *self._others)
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._values:
+            self._values[name] = self._others[name].load()
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        # Mapping would look the value up, and so load it
+        return name in self._names

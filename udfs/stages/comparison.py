@@ -1,0 +1,132 @@
+"""Reading how two answers relate (Dejl et al. 2025; methods, sections 3 and 12)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from udfs.facts.nodes import normalise
+from udfs.stages.definitions import Unparsable
+from udfs.stages.lists import whole
+from udfs.stages.rated import matching_key
+from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
+
+RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
+
+_DECORATION = 60
+_NAMES = {
+    "equivalent": r"equivalent|equivalence",
+    "first_implies_second": r"first(?: answer)? (?:implies|entails)(?: the)? second(?: answer)?",
+    "second_implies_first": r"second(?: answer)? (?:implies|entails)(?: the)? first(?: answer)?",
+    "contradictory": r"contradictory|contradictions?|contradicts?",
+    "neutral": r"neutral",
+}
+_RELATION_NAME = re.compile(
+    r"(?:(?:final )?(?:classification|relation|relationship|label|answer|result)(?: is)? )?(?:the )?(?:"
+    + "|".join(f"(?P<{relation}>{names})" for relation, names in _NAMES.items())
+    + ")"
+)
+_BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")
+_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
+_LABELLED = re.compile(
+    r"(?<![^\W_])(?:classification|relation(?:ship)?|label|verdict)[*_]{0,2}\s?(?:[:：]|is\b)[\W_]{0,6}"
+    rf"((?:the )?(?:{'|'.join(_NAMES.values())}))(?![^\W_])",
+    re.I,
+)
+_SQUARE_BRACKET = re.compile(r"[\[【［]([^\[\]【】［］]{1,80})[\]】］]")
+_ROUND_BRACKET = re.compile(r"[(（]([^()（）]{1,80})[)）]")
+_AFTER_RELATION = re.compile(r"[\W_]{0,9}\Z|[*_.`\s]{0,6}(?:[(#]|[-–—:;,]\s|(?:note|because|since|as)\b)", re.I)
+_SIDE_LABEL = re.compile(
+    r"(?:(?:the )?(?:final|first|second) )?(?:answer|first|second|classification|comparison|result|a)"
+    r"(?: ?[12ab])?[*_]{0,2} ?(?:[:：][*_]{0,2}|(?=[(\"'“‘]))",
+    re.I,
+)
+_BETWEEN_SIDES = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|]|vs\.?)(?=\s)", re.I)
+_AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
+_MOST_SPLITS = 64
+_SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
+_BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
+
+
+def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """`relation`: one of `RELATIONS`, of the variable `first` to `second`, whichever the completion names first.
+
+    That is the classification on the last line, below which one note may stand. Raises `Unparsable` where that has
+    none or several.
+    """
+    lines = reversed(strip_thinking(completion).split("\n"))
+    last = list(islice((line for line in lines if not is_drawing(split_marker(line))), 3))
+    last = [_BOXED.sub(r"[\1]", line) for line in last]
+    for place, line in enumerate(last[:2]):
+        found = _classified(line, is_last=place == 0, variables=variables)
+        if found is not None:
+            sides, relation = found
+            sides = sides if matching_key(sides) else "".join(last[place + 1 : place + 2])
+            orders = _orders(sides, variables["first"], variables["second"])
+            return {"relation": _SWAPPED.get(relation, relation) if orders == {True} else relation}
+        if _SQUARE_BRACKET.search(line):
+            break
+    raise Unparsable("no classification on the last line")
+
+
+def _classified(line: str, is_last: bool, variables: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What stands before the classification that ends a line, and its relation; alone it needs no bracket.
+
+    Brackets within the two answers are none. Above a note only `first - second [classification]` counts.
+    """
+    if is_last and not any(map(str.isdigit, line)) and (relation := _relation(line)):
+        return "", relation
+    found = next((found for brackets in _BRACKETS if (found := _bracketed(line, brackets))), [])
+    if not found or not _AFTER_RELATION.match(line, found[-1][0].end()):
+        return None
+    bracket, relation = found[-1]
+    sides = line[: bracket.start()]
+    first, second = variables["first"], variables["second"]
+    if _orders(line, first, second):
+        return None
+    if len({relation for _, relation in found}) > 1 and not _orders(sides, first, second):
+        raise Unparsable("several classifications on the last line")
+    return (sides, relation) if is_last or not matching_key(sides) or _BETWEEN_SIDES.search(sides) else None
+
+
+def _bracketed(line: str, brackets: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
+    return [(found, relation) for found in brackets.finditer(line) if (relation := _relation(found[1]))]
+
+
+def _relation(text: str) -> str | None:
+    """The relation that a text names and nothing else."""
+    named = _RELATION_NAME.fullmatch(letters(text)) if len(text) <= _DECORATION * 2 else None
+    return named.lastgroup if named else None
+
+
+def _orders(sides: str, first: str, second: str) -> set[bool]:
+    """Whether a line names the two answers swapped: both where that cannot be told, none where it does not name them.
+
+    As they are written first, then without decoration, then by letters and digits.
+    """
+    splits = list(_splits(sides, (len(first), len(second))))
+    forms: tuple[Callable[[str], str], ...] = (normalise, _plain_side, matching_key)
+    for form in forms:
+        pair = form(first), form(second)
+        named = [(form(left), form(right)) for left, right in splits] if all(pair) else []
+        orders = {swapped for swapped, wanted in ((False, pair), (True, pair[::-1])) if wanted in named}
+        if orders:
+            return orders
+    return set()
+
+
+def _splits(sides: str, lengths: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    """The ways to read a line as `first - second` where the parts are about as long as the answers."""
+    places = (found.span() for found in _BETWEEN_SIDES.finditer(sides))
+    near = ((start, end) for start, end in places if any(abs(start - length) <= _DECORATION for length in lengths))
+    for start, end in islice(near, _MOST_SPLITS):
+        if any(abs(len(sides) - end - length) <= _DECORATION for length in lengths):
+            yield sides[:start].strip(), sides[end:].strip()
+
+
+def _plain_side(text: str) -> str:
+    bare = split_marker(whole(text)).text.strip(_AROUND_SIDE)
+    label = _SIDE_LABEL.match(bare)
+    return normalise(bare[label.end() if label else 0 :].strip(_AROUND_SIDE))

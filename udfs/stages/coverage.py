@@ -1,0 +1,399 @@
+"""Reading the two lists of `evaluate_coverage` (Dejl et al. 2025; methods, section 4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from udfs.stages.definitions import Unparsable
+from udfs.stages.lists import AFTERWORDS, is_heading
+from udfs.stages.reading import (
+    Line,
+    collapsed,
+    is_fence,
+    is_rule,
+    letters,
+    split_marker,
+    strip_thinking,
+    without_emphasis,
+    without_ticks,
+)
+from udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
+from udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
+
+_COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
+_SHORT = {
+    _COVERED: ("covered",),
+    _UNCOVERED: ("uncovered", "not covered", "missing", "omitted", "left out", "missed"),
+    _PARTIAL: ("partially covered", "partly covered", "partial", "partially uncovered"),
+}
+_LONG = {
+    f"{words}": kind
+    for kind, names in _SHORT.items()
+    for name in names
+    for noun in ("statements", "statement", "atomic statements", "facts")
+    for words in (f"{name} {noun}", f"{noun} {name}")
+}
+_HEADINGS = {**_LONG, **{name: kind for kind, names in _SHORT.items() for name in names}}
+_ENDS_OF_HEADING = (" by the response", " in the response", " from the contexts")
+_NOTHING_BESIDE = (" none", " nothing", " n a")
+_LONGEST_HEADING = 120
+_BRACKETED_HEADING = re.compile(
+    r"[\[【［][\s*_]*(uncovered|covered|partially covered)\s+statements[\s*_:]*[\]】］]", re.IGNORECASE
+)
+
+_NOTHING = r"[\W_]{0,9}(?:none|nothing|n\s?/\s?a|n\.a\.|not applicable|no (?:\w+ ){0,2}statements?)(?![^\W_])"
+_BEGINS_NONE = re.compile(_NOTHING, re.IGNORECASE)
+_ONLY_NONE = re.compile(rf"{_NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
+_NO_STATEMENTS = re.compile(
+    r"there (?:are|were) no (?:\w+ ){0,2}statements?(?: (?:were )?(?:found|identified|left out))?"
+    r"|(?:all|every) (?:of )?(?:the )?(?:atomic )?statements?(?: of the contexts)? (?:are|is|were|was) (?:un)?covered"
+)
+_NOTE = re.compile(
+    r"[\W_]{0,10}(?:notes?|nb|n\.b\.|p\.s\.|explanation|reasoning|rationale)[*_ ]{0,5}[:.：]", re.IGNORECASE
+)
+_OTHER_HEADINGS = AFTERWORDS | {
+    *("summary", "justification", "comments", "conclusion", "conclusions", "analysis", "total", "overview", "remarks"),
+    *("final answer", "score", "assessment", "overall", "observations", "final summary", "coverage summary"),
+}
+_GROUPS = re.compile(
+    r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
+)
+
+_STATEMENT_FIELDS: tuple[str, ...] = (
+    *("statement", "statements", "text", "fact", "content", "coveredstatement", "coveredstatements"),
+    *("uncoveredstatement", "uncoveredstatements", "missingstatement", "missingstatements"),
+)
+_SOURCE_FIELDS: tuple[str, ...] = (
+    *("sources", "source", "contexts", "context", "contextnumbers", "contextids", "contextnumber"),
+    *("numbers", "ids", "sourcecontexts", "supportingcontexts"),
+)
+_KIND_FIELDS = ("covered", "status", "coverage", "iscovered", "label", "classification")
+_BEGINS_JSON = re.compile(r"^[ \t]{0,40}(?:\[\s{0,40})?\{\s{0,40}\"", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A statement as one list gives it."""
+
+    text: str
+    sources: frozenset[int]
+
+
+@dataclass
+class _List:
+    """What one list holds: its statements, how many items state no source, and whether it says that it is empty."""
+
+    items: list[_Item]
+    dropped: int = 0
+    says_none: bool = False
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.items) or self.says_none or not self.dropped
+
+
+@dataclass(frozen=True)
+class _Sourced:
+    """A line and the sources of its last bracket: null where it gives none; `at_end` where that ends the line."""
+
+    line: Line
+    text: str
+    sources: frozenset[int] | None
+    at_end: bool
+
+    @property
+    def closed(self) -> bool:
+        return self.sources is not None and self.at_end
+
+
+def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """`statements`: each distinct text once, covered ones first, in order of appearance; `sources` count from 1.
+
+    `dropped` counts the items beside them that state no source. Raises `Unparsable` where a heading is missing, where
+    partially covered statements have one of their own, and where a list neither has a statement nor says that it has
+    none.
+    """
+    contexts = len(variables["contexts"])
+    lists = _recorded_lists(completion, contexts) or _written_lists(completion, contexts)
+    if not all(each.readable for each in lists):
+        raise Unparsable("the text under the headings is neither a list with sources nor None")
+    dropped = sum(each.dropped for each in lists if each.items)
+    return {"statements": _distinct(*(each.items for each in lists)), "dropped": dropped}
+
+
+def _written_lists(completion: str, contexts: int) -> list[_List]:
+    sections = _sections(strip_thinking(completion).split("\n"))
+    return [_read_section(sections[kind], contexts) for kind in (_COVERED, _UNCOVERED)]
+
+
+def _sections(lines: list[str]) -> dict[str, list[str]]:
+    """The lines under the last heading of each kind, each up to the next heading of any kind."""
+    headings = [(number, *found) for number, line in enumerate(lines) if (found := _heading(line))]
+    ends = [number for number, *_ in headings[1:]] + [len(lines)]
+    sections = {
+        kind: [rest, *lines[number + 1 : end]] for (number, kind, rest), end in zip(headings, ends, strict=False)
+    }
+    missing = [kind for kind in (_COVERED, _UNCOVERED) if kind not in sections]
+    if missing:
+        raise Unparsable("missing heading: " + ", ".join(f"[{kind.capitalize()} statements]" for kind in missing))
+    if _PARTIAL in sections:
+        raise Unparsable("a list of partially covered statements")
+    return sections
+
+
+def _heading(line: str) -> tuple[str, str] | None:
+    """The kind of list that a line opens and what else it holds, or null.
+
+    A heading stands alone but for decoration and a remark in brackets. Only after a bracketed one may `None` or a first
+    item follow: a sentence that speaks of covered statements opens nothing. `Covered` in a list item needs a colon, a
+    bracket or bold letters.
+    """
+    bare = _without_remark(line)
+    if len(bare) <= _LONGEST_HEADING and (named := _named_heading(bare)):
+        return named
+    bracket = min((place for place in map(line.find, OPENERS) if place >= 0), default=-1)
+    found = _BRACKETED_HEADING.match(line, bracket) if bracket >= 0 and not letters(line[:bracket]) else None
+    if found is None:
+        return None
+    rest = line[found.end() :].strip(" \t\r:*_`")
+    if rest.startswith("(") and rest.endswith(")"):
+        return found[1].lower(), ""
+    follows = split_marker(rest).marked or last_bracket(rest) is not None or _BEGINS_NONE.match(rest)
+    return (found[1].lower(), rest) if follows else None
+
+
+def _without_remark(line: str) -> str:
+    """The line without `(in the response)` or `(3)` at its end."""
+    bare = line.rstrip(" \t\r:*_`.：")
+    opening = bare.rfind("(") if bare.endswith(")") else -1
+    return bare[:opening] + line[len(bare) :] if opening > 0 else line
+
+
+def _named_heading(line: str) -> tuple[str, str] | None:
+    words, rest = letters(line), ""
+    for end in _NOTHING_BESIDE:
+        if words.endswith(end) and words != "n a":
+            words, rest = words.removesuffix(end), "None"
+    for end in _ENDS_OF_HEADING:
+        words = words.removesuffix(end)
+    kind = _HEADINGS.get(words)
+    if kind is None or (words not in _LONG and not rest and not _stands_out(line)):
+        return None
+    return kind, rest
+
+
+def _stands_out(line: str) -> bool:
+    row = split_marker(line)
+    return not row.marked or is_heading([Line(row.text, False, 0)], 0)
+
+
+def _read_section(lines: Sequence[str], contexts: int) -> _List:
+    """The list in the lines under a heading, tables in it included."""
+    text = "\n".join(lines)
+    tables = read_tables(text, 0, len(text))
+    if tables is None:
+        return _read_list(lines, contexts)
+    found = _read_list(tables.rest.split("\n"), contexts)
+    tabled = _read_values(tables.values, contexts)
+    return _List([*tabled.items, *found.items], tabled.dropped + found.dropped, found.says_none or tabled.says_none)
+
+
+def _read_list(lines: Iterable[str], contexts: int) -> _List:
+    """The items of one list.
+
+    An item is a line with a bullet or number, or one that ends in sources. An item without sources goes on over the
+    unmarked lines that directly follow it: up to the first that ends in sources, else as long as they are indented
+    further; one without a marker only while they are indented. Other unmarked lines are items without a source where
+    they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
+    """
+    rows = _before_other_heading([_sourced(line, contexts) for line in lines])
+    found = _List([])
+    loose: list[int] = []
+    place = 0
+    while place < len(rows):
+        row = rows[place]
+        if _is_nothing(row) or _is_group_label(rows, place):
+            place += 1
+        elif _ONLY_NONE.fullmatch(row.text) or (not row.sources and _says_none(row.text)):
+            found.says_none, place = True, place + 1
+        else:
+            end = _end_of_item(rows, place)
+            _add_item(found, loose, rows, place, end, contexts)
+            place = end
+    between = sum(before > 0 for before in loose[: _last_below(loose, len(found.items))])
+    found.dropped += between if found.items else len(loose)
+    return found
+
+
+def _add_item(found: _List, loose: list[int], rows: Sequence[_Sourced], place: int, end: int, contexts: int) -> None:
+    """Adds the item in rows[place:end]; one unmarked and without source to `loose`, as how many items came before."""
+    if not rows[place].line.marked and not rows[end - 1].closed and not rows[place].sources:
+        loose.append(len(found.items))
+        return
+    item = _joined(rows[place:end], contexts)
+    if item.text and item.sources:
+        found.items.append(item)
+    elif item.text:
+        found.dropped += 1
+
+
+def _last_below(loose: Sequence[int], items: int) -> int:
+    """How many of the loose lines stand above the last item."""
+    return sum(before < items for before in loose)
+
+
+def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
+    """The rows up to a heading that is another one than those of the lists or of groups of them."""
+    lines = [row.line for row in rows]
+    came = False
+    for place, row in enumerate(rows):
+        words = letters(row.line.text)
+        known = words in _OTHER_HEADINGS and not row.line.marked
+        other = came and not row.sources and is_heading(lines, place) and not _GROUPS.fullmatch(words)
+        if known or (other and not _ONLY_NONE.fullmatch(row.text)):
+            if not known and any(below.sources for below in rows[place + 1 :]):
+                raise Unparsable("statements below a heading that is none of the lists'")
+            return rows[:place]
+        came = came or bool(row.sources) or _BEGINS_NONE.match(row.text) is not None
+    return rows
+
+
+def _sourced(line: str, contexts: int) -> _Sourced:
+    parts = split_marker(line)
+    text, sources, at_end = split_sources(without_ticks(parts.text), contexts)
+    return _Sourced(parts, text, sources, at_end)
+
+
+def _is_nothing(row: _Sourced) -> bool:
+    """Blank lines, fences, rules and notes."""
+    line = row.line
+    if not line.text:
+        return True
+    if line.marked:
+        return row.sources is None and is_rule(line.text * 3)
+    if is_fence(line.text) or is_rule(line.text) or _NOTE.match(line.text) is not None:
+        return True
+    return not row.sources and (_BEGINS_NONE.match(line.text) is None and is_heading([line], 0))
+
+
+def _says_none(text: str) -> bool:
+    return _BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
+
+
+def _is_group_label(rows: list[_Sourced], place: int) -> bool:
+    """`- Context 1:` above items that are indented further."""
+    row = rows[place]
+    if not row.line.marked or row.sources is not None or not row.text.rstrip(EMPHASIS).endswith(":"):
+        return False
+    below = rows[place + 1].line if place + 1 < len(rows) else row.line
+    return below.marked and below.indent > row.line.indent
+
+
+def _end_of_item(rows: list[_Sourced], place: int) -> int:
+    """The place after the last line of the item, or note, that begins at `place`."""
+    head = rows[place]
+    end = place + 1
+    if head.closed:
+        return end
+    indented = end
+    while end < len(rows) and not rows[end].line.marked and not _is_nothing(rows[end]):
+        deeper = rows[end].line.indent > head.line.indent
+        if not deeper and not head.line.marked:
+            break
+        end += 1
+        if rows[end - 1].closed:
+            return end
+        if deeper and indented == end - 1:
+            indented = end
+    return indented if head.line.marked else place + 1
+
+
+def _joined(rows: Sequence[_Sourced], contexts: int) -> _Item:
+    if len(rows) == 1:
+        text, sources = rows[0].text, rows[0].sources
+    else:
+        text, sources, _ = split_sources(" ".join(row.line.text for row in rows), contexts)
+    bare = without_emphasis(text)
+    if not rows[0].line.marked and bare != text:
+        bare = split_marker(bare).text
+    return _Item(bare, sources or frozenset())
+
+
+def _recorded_lists(completion: str, contexts: int) -> list[_List] | None:
+    """The two lists of `{"covered_statements": [...], "uncovered_statements": [...]}` or of objects that say which."""
+    records = read_records(completion) if _BEGINS_JSON.search(strip_thinking(completion)) else None
+    values: Sequence[Value] = records.values if records else ()
+    found: dict[str, list[Value]] = {}
+    for value in values:
+        for key, each in value.pairs if isinstance(value, Record) else ():
+            kind = _HEADINGS.get(letters(key))
+            if kind and isinstance(each, list):
+                found.setdefault(kind, []).extend(each)
+    if not found:
+        found = _by_field(unwrapped(values, _STATEMENT_FIELDS))
+    if found.get(_PARTIAL):
+        raise Unparsable("a list of partially covered statements")
+    if not {_COVERED, _UNCOVERED} <= found.keys():
+        return None
+    return [_read_values(found[kind], contexts) for kind in (_COVERED, _UNCOVERED)]
+
+
+def _by_field(values: Sequence[Value]) -> dict[str, list[Value]]:
+    """Objects sorted by a field such as `"covered": true`, where all of them have one that can be read."""
+    kinds = {"true": _COVERED, "yes": _COVERED, "false": _UNCOVERED, "no": _UNCOVERED, **_HEADINGS}
+    found: dict[str, list[Value]] = {_COVERED: [], _UNCOVERED: []} if values else {}
+    for value in values:
+        cell = value.cell(_KIND_FIELDS) if isinstance(value, Record) else None
+        kind = kinds.get(letters(cell.text)) if cell else None
+        if kind is None:
+            return {}
+        found.setdefault(kind, []).append(value)
+    return found
+
+
+def _read_values(values: Sequence[Value], contexts: int) -> _List:
+    """The list that objects, rows of a table or texts make."""
+    found = _List([])
+    for value in values:
+        text, sources = _recorded_item(value, contexts)
+        if _ONLY_NONE.fullmatch(text) or (not sources and _BEGINS_NONE.match(text)):
+            found.says_none = True
+        elif text and sources:
+            found.items.append(_Item(text, sources))
+        else:
+            found.dropped += 1
+    return found
+
+
+def _recorded_item(value: Value, contexts: int) -> tuple[str, frozenset[int]]:
+    cell = value.cell(_STATEMENT_FIELDS) if isinstance(value, Record) else value
+    if not isinstance(cell, Cell):
+        raise Unparsable("an element of a list is no statement")
+    text, sources, _ = split_sources(cell.bare, contexts)
+    named = value.field(_SOURCE_FIELDS) if isinstance(value, Record) else None
+    if named is None:
+        return without_emphasis(text), sources or frozenset()
+    inside = ", ".join(_texts_of(named))
+    return cell.bare, numbers_of(inside.strip("[]【】［］() "), contexts) or frozenset()
+
+
+def _texts_of(value: Value) -> Iterator[str]:
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, Cell):
+            yield each.text
+        elif isinstance(each, Record):
+            named = each.cell(("id", "number", "context"))
+            yield from [named.text] if named else []
+
+
+def _distinct(covered: Iterable[_Item], uncovered: Iterable[_Item]) -> list[dict[str, Any]]:
+    """Each text once, equals by collapsed white space; the first appearance keeps place and wording, covered wins."""
+    found: dict[str, tuple[str, bool, set[int]]] = {}
+    for is_covered, items in ((True, covered), (False, uncovered)):
+        for item in items:
+            _, _, sources = found.setdefault(collapsed(item.text), (item.text, is_covered, set()))
+            sources.update(item.sources)
+    return [{"text": text, "covered": kind, "sources": sorted(sources)} for text, kind, sources in found.values()]

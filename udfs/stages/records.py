@@ -1,0 +1,244 @@
+"""Reading lists that models write as JSON or as a Markdown table, for all stages. Every function is total and linear.
+
+A record is one object of a JSON list, or one row of a table below its header. Values keep the offset at which they
+stand in the completion, so that a rating can be weighed by its token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from udfs.ratings import SCALE, Digit
+from udfs.stages.definitions import Unparsable
+from udfs.stages.reading import answer_span, is_fence, letters, without_emphasis
+
+STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
+QUESTION_NAMES = ("question", "q", "query", "text", "item")
+RATING_NAMES = ("relevance", "relevancescore", "relevancerating", "rating", "score", "relevancy")
+CONFIDENCE_NAMES = ("confidence", "confidencescore", "confidencelevel", "certainty", "rating", "score")
+NUMBER_NAMES = ("number", "id", "no", "index", "statementid", "")
+
+_STARTS = re.compile(r'^[ \t]{0,40}(?:\[\s{0,40}(?=[{"])|\[\s?\](?=[ \t\r]*$)|\{\s{0,40}(?=["}]))', re.MULTILINE)
+_NEXT = re.compile(r"[\s,;]{0,40}(?=[\[{])")
+_SPACE = re.compile(r"\s*")
+_SCALAR = re.compile(r"-?\d[\d.eE+-]{0,30}|true|false|null")
+_RATING = re.compile(
+    rf"[^\w+-]{{0,4}}(?P<digit>[{SCALE}])(?:[.,]0{{1,9}})?(?:\s?(?:/|out of|of)\s?{SCALE[-1]})?[\W_]{{0,9}}"
+)
+_SEPARATOR_ROW = re.compile(r"\s{0,40}\|?(?:\s{0,40}:?-{1,200}:?\s{0,40}\|){1,40}(?:\s{0,40}:?-{1,200}:?\s{0,40})?")
+_CELL = re.compile(r"(?:\\[^\n]|[^|\n])*")
+_DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of one
+_DECODER = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, number, `true`, `false` or `null`, as text, and where it begins in the completion."""
+
+    text: str
+    offset: int
+
+    @property
+    def bare(self) -> str:
+        return without_emphasis(self.text.strip())
+
+
+@dataclass(frozen=True)
+class Record:
+    """The fields of an object or row in order; a name may stand twice, which `field` refuses."""
+
+    pairs: tuple[tuple[str, Value], ...]
+
+    def field(self, names: Sequence[str]) -> Value | None:
+        """The value of the first of `names` (lower case, without spaces and signs) that there is, or None."""
+        for name in names:
+            values = [value for key, value in self.pairs if field_name(key) == name]
+            if len(values) > 1:
+                raise Unparsable("a field stands twice in one object")
+            if values:
+                return values[0]
+        return None
+
+    def cell(self, names: Sequence[str]) -> Cell | None:
+        """The field of one of `names` where it is a text or a number that says something."""
+        value = self.field(names)
+        return value if isinstance(value, Cell) and value.bare and value.text != "null" else None
+
+
+Value: TypeAlias = "Cell | Record | list[Value]"
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a completion lists as JSON or in tables, and the rest of it."""
+
+    values: tuple[Value, ...]
+    rest: str
+
+
+def field_name(key: str) -> str:
+    """A field's name as it is compared: `Unit Type`, `unit_type` and `unitType` are one."""
+    return letters(key).replace(" ", "")
+
+
+def read_records(completion: str) -> Records | None:
+    """The values of a completion's JSON, or the rows of its tables; None where it has neither.
+
+    Raises `Unparsable` for JSON that breaks off, and where several lists stand beside each other.
+    """
+    start, end = answer_span(completion)
+    return _read_json(completion, start, end) or read_tables(completion, start, end)
+
+
+def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:
+    """The elements of a lone list, or of the only list in a lone object: `{"statements": [...], "note": "..."}`.
+
+    An object with a field of one of `names` is an element itself.
+    """
+    if len(values) != 1:
+        return list(values)
+    value = values[0]
+    if isinstance(value, Record):
+        lists = [each for _, each in value.pairs if isinstance(each, list)]
+        own = any(field_name(key) in names for key, _ in value.pairs)
+        return lists[0] if len(lists) == 1 and not own else [value]
+    return value if isinstance(value, list) else [value]
+
+
+def is_empty_list(records: Records | None) -> bool:
+    """Whether all that is there is an empty list, or an object with one: `{"atoms": []}`."""
+    return records is not None and len(records.values) == 1 and unwrapped(records.values) == []
+
+
+def read_rating(value: Value | None) -> Digit | None:
+    """The digit of a field that is a rating and nothing else; null where it is no whole number from 1 to 5."""
+    found = _RATING.fullmatch(value.text) if isinstance(value, Cell) else None
+    return (
+        Digit(int(found["digit"]), value.offset + found.start("digit")) if found and isinstance(value, Cell) else None
+    )
+
+
+def _read_json(completion: str, start: int, end: int) -> Records | None:
+    text = completion[:end]
+    values: list[Value] = []
+    rest: list[str] = []
+    place = start
+    while opening := (_NEXT.match(text, place) if values else None) or _STARTS.search(text, place):
+        rest.append(text[place : opening.start()])
+        begin = opening.start() + len(opening[0]) - len(opening[0].lstrip(" \t\r\n,;"))
+        value, place = _whole_value(text, begin)
+        values.append(value)
+    if not values:
+        return None
+    if len(values) > 1 and not all(isinstance(value, Record) for value in values):
+        raise Unparsable("several JSON lists")
+    return Records(tuple(values), "\n".join([*rest, text[place:]]))
+
+
+def _whole_value(text: str, begin: int) -> tuple[Value, int]:
+    try:
+        return _value(text, begin, 0)
+    except (ValueError, IndexError) as error:
+        raise Unparsable("JSON that cannot be read") from error
+
+
+def _value(text: str, place: int, depth: int) -> tuple[Value, int]:
+    """The value that begins at `place`, and where it ends. Raises ValueError or IndexError where there is none."""
+    if depth > _DEEPEST:
+        raise ValueError
+    if text[place] == '"':
+        said, end = _DECODER.raw_decode(text, place)
+        return Cell(said, place + 1), end
+    if text[place] in "[{":
+        return _elements(text, place, depth)
+    scalar = _SCALAR.match(text, place)
+    if scalar is None:
+        raise ValueError
+    return Cell(scalar[0], place), scalar.end()
+
+
+def _elements(text: str, place: int, depth: int) -> tuple[Value, int]:
+    """A list or an object; a comma before its end is passed over, as models write one."""
+    keyed, closer = text[place] == "{", "}" if text[place] == "{" else "]"
+    pairs: list[tuple[str, Value]] = []
+    place = _skip(text, place + 1)
+    while text[place] != closer:
+        key = ""
+        if keyed:
+            key, place = _key(text, place)
+        value, place = _value(text, place, depth + 1)
+        pairs.append((key, value))
+        place = _skip(text, place)
+        if text[place] == ",":
+            place = _skip(text, place + 1)
+        elif text[place] != closer:
+            raise ValueError
+    return (Record(tuple(pairs)) if keyed else [value for _, value in pairs]), place + 1
+
+
+def _key(text: str, place: int) -> tuple[str, int]:
+    if text[place] != '"':
+        raise ValueError
+    key, place = _DECODER.raw_decode(text, place)
+    place = _skip(text, place)
+    if text[place] != ":":
+        raise ValueError
+    return key, _skip(text, place + 1)
+
+
+def _skip(text: str, place: int) -> int:
+    space = _SPACE.match(text, place)
+    return space.end() if space else place
+
+
+def read_tables(completion: str, start: int, end: int) -> Records | None:
+    """The rows of every Markdown table, each a record of its header's names."""
+    lines = list(_lines(completion, start, end))
+    values: list[Value] = []
+    rest: list[str] = []
+    header: list[Cell] | None = None
+    for place, (offset, line) in enumerate(lines):
+        following = lines[place + 1][1] if place + 1 < len(lines) else ""
+        if header is None and "|" in line and _SEPARATOR_ROW.fullmatch(following.rstrip()):
+            header = _cells(line, offset)
+        elif header is not None and _SEPARATOR_ROW.fullmatch(line.rstrip()):
+            continue
+        elif header is not None and "|" in line:
+            values.append(_row(header, _cells(line, offset)))
+        else:
+            header = None
+            rest.append(line)
+    return Records(tuple(values), "\n".join(rest)) if values else None
+
+
+def _row(header: Sequence[Cell], cells: Sequence[Cell]) -> Record:
+    if len(cells) != len(header):
+        raise Unparsable("a row of a table has other columns than its header")
+    return Record(tuple((name.bare, cell) for name, cell in zip(header, cells, strict=True)))
+
+
+def _cells(line: str, offset: int) -> list[Cell]:
+    """The cells of a line, without the bars at its ends."""
+    begin = len(line) - len(line.lstrip())
+    begin += line[begin : begin + 1] == "|"
+    stop = len(line.rstrip())
+    stop -= line[stop - 1 : stop] == "|" and stop > begin
+    cells = []
+    while begin <= stop:
+        found = _CELL.match(line, begin, stop)
+        last = found.end() if found else stop
+        text = line[begin:last]
+        cells.append(Cell(text.strip().replace("\\|", "|"), offset + begin + len(text) - len(text.lstrip())))
+        begin = last + 1
+    return cells
+
+
+def _lines(completion: str, start: int, end: int) -> Iterator[tuple[int, str]]:
+    for line in completion[start:end].split("\n"):
+        if not is_fence(line):
+            yield start, line
+        start += len(line) + 1

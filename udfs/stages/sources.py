@@ -1,0 +1,87 @@
+"""Reading the sources of a statement: the numbers in the last bracket of a line (methods, section 12)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from udfs.stages.reading import is_none, without_emphasis
+
+OPENERS = "[【［"
+_CLOSERS = "]】］"
+_AFTER_SOURCES = " \t\r.,;:。"
+EMPHASIS = "*_`"
+_SOURCE_WORDS = re.compile(
+    r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?)(?![^\W\d_])[:_]?", re.IGNORECASE
+)
+_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#、，]+")
+_RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
+_NUMBER = re.compile(r"-?\d+(?:-\d+)?")
+_WORDED_SOURCES = re.compile(r"\(\s*contexts?\b([^()]{1,200})\)\Z", re.IGNORECASE)
+_MOST_DIGITS = 9
+
+
+def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
+    """The text without its last bracket, the contexts that names, and whether it ends the text.
+
+    A bracket that is no list of numbers belongs to the text. One with more text behind it counts only where it stands
+    apart and names a context that was shown. `(Context 1)` at the end counts where the text has no square bracket.
+    """
+    place = last_bracket(text)
+    if place is None:
+        return _split_worded(text, contexts)
+    start, end = place
+    before, behind = text[:start], text[end + 1 :]
+    sources = numbers_of(text[start + 1 : end], contexts)
+    at_end = not behind.strip(_AFTER_SOURCES + EMPHASIS)
+    apart = not before or before[-1].isspace()
+    if sources is None or not (at_end or (apart and sources)):
+        return text, None, False
+    return _rejoined(before, behind.strip(_AFTER_SOURCES) if at_end else behind), sources, at_end
+
+
+def _rejoined(before: str, behind: str) -> str:
+    return without_emphasis((before.rstrip() + behind).strip())
+
+
+def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
+    trimmed = text.rstrip(_AFTER_SOURCES)
+    opening = trimmed.rfind("(")
+    found = _WORDED_SOURCES.match(trimmed, opening) if opening >= 0 else None
+    sources = numbers_of(found[1], contexts) if found else None
+    return (trimmed[:opening].rstrip(), sources, True) if sources else (text, None, False)
+
+
+def last_bracket(text: str) -> tuple[int, int] | None:
+    end = max(map(text.rfind, _CLOSERS))
+    start = max(text.rfind(opener, 0, end) for opener in OPENERS) if end > 0 else -1
+    return (start, end) if start >= 0 else None
+
+
+def numbers_of(inside: str, contexts: int) -> frozenset[int] | None:
+    """The numbers 1..contexts that a bracket lists, ranges included; null where it is no list of numbers.
+
+    An empty bracket and `[None]` list nothing. Beside other words (`[Response, 1]`) a number counts that stands alone
+    between commas and is one of a context.
+    """
+    if not inside.strip() or is_none(inside):
+        return frozenset()
+    plain = _RANGE_SPACES.sub("-", _SOURCE_WORDS.sub(" ", inside.strip()))
+    parts = [part for part in _SOURCE_SEPARATORS.split(plain) if part]
+    if parts and all(map(_NUMBER.fullmatch, parts)):
+        return frozenset(number for part in parts for number in _range(part, contexts))
+    listed = [part.strip() for part in plain.split(",")]
+    known = frozenset(n for part in listed if _NUMBER.fullmatch(part) for n in _range(part, contexts))
+    return known or None
+
+
+def _range(part: str, contexts: int) -> Iterator[int]:
+    if part.startswith("-"):
+        return iter(())
+    ends = sorted(_bounded(digits, contexts) for digits in part.split("-"))
+    return iter(range(max(ends[0], 1), min(ends[-1], contexts) + 1))
+
+
+def _bounded(digits: str, contexts: int) -> int:
+    """The number, or one more than there are contexts where it is too long to be one of theirs."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else contexts + 1
