@@ -271,7 +271,7 @@ class Limiter:
             self._speed_up(report.limits, now)
 
     def _slow_down(self, report: Report, now: float) -> None:
-        """After a 429, once a second: `SHRINK` times the rate, where none is set of the calls a second that succeeded."""
+        """After a 429, once a second: `SHRINK` times the rate, or of the calls a second that succeeded."""
         # The 429s of one moment come from calls that were sent at the old rate; each would shrink it again.
         if now - self._stepped < STEP_SECONDS:
             return
