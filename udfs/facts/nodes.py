@@ -56,7 +56,7 @@ def normalise(text: str) -> str:
     plain = " ".join(unicodedata.normalize("NFKC", text).split())
     stopped = _without_stop(plain)
     bare = _without_quotes(stopped)
-    # A full stop goes once, outside or inside of the quotes: what ends in two of them says something by that.
+    # A full stop goes once, outside of the quotes or within.
     if bare != stopped and stopped == plain:
         bare = _without_stop(bare)
     # Last, as it may lengthen a text: "ß" becomes "ss".

@@ -297,7 +297,7 @@ def _completion_error(text: str | None, finish_reason: str | None, refusal: bool
     reason = (finish_reason or "").strip().lower()
     if reason == "content_filter" or (refusal and not text):
         return "filtered"
-    # Contained, not equal: endpoints write `max_tokens_reached` and `MAX_TOKENS` as well.
+    # Contained, not equal: some say `model_length`.
     if any(word in reason for word in _CUT):
         return "truncated"
     if reason not in _WHOLE:

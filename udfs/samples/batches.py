@@ -71,7 +71,7 @@ def _rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) -> Itera
     types_are_known = unit.kind == "parquet" and adapter is None
     columns: set[str] = set()
     shapes: dict[str, Shape] = {}
-    # Rows that were read before a file breaks off are rows; whether a run may go on with them its settings say.
+    # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
     problem, n = None, 0
     try:
         for place, record, sample in _samples(unit, adapter, required):
