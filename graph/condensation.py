@@ -58,7 +58,18 @@ class Classes:
 
 
 def find_classes(nodes: Nodes, source: Indices, target: Indices) -> Classes:
-    """Condenses graphs with edges from node `source[i]` to node `target[i]`; loops and repetitions change nothing."""
+    """Condenses graphs with edges from node `source[i]` to node `target[i]`; loops and repetitions change nothing.
+
+    Linear in nodes and edges: one search for strong components, one or two for reachability. Arrays of int64
+    throughout.
+
+    A says B (nodes 0 and 1), and the response says neither: adding A would cover both, so A alone is the basis.
+
+    >>> both, neither = np.array([True, True]), np.array([False, False])
+    >>> nodes = Nodes(np.zeros(2, dtype=int), context=both, response=neither, frequency=np.ones(2, dtype=int), graphs=1)
+    >>> find_classes(nodes, np.array([0]), np.array([1])).in_basis.tolist()
+    [True, False]
+    """
     component, reached = _solve(nodes, source, target)
     statement = _any_of(component, nodes.context)
     covered = statement & reached
@@ -79,6 +90,8 @@ def find_bounds(nodes: Nodes, judged: Classes, source: Indices, target: Indices)
     `judged` is the graph L of the judged edges; U has the unjudged pairs as edges too. With a: components of U with a
     context node covered in L; b: components of L with one covered in U; c: components of U with one uncovered in U; d:
     components of L with one uncovered in L, every graph between L and U scores from a / (a + d) to b / (b + c).
+
+    docs/contract.md, "Bounds", says why these four counts bound every way in which the unjudged pairs may come out.
     """
     component, reached = _solve(nodes, source, target)
     context, covered = nodes.context, judged.covered
@@ -95,14 +108,19 @@ def _solve(nodes: Nodes, source: Indices, target: Indices) -> tuple[Indices, Fla
     matrix = _matrix(size, source, target, np.flatnonzero(nodes.response))
     _, labels = connected_components(matrix, directed=True, connection="strong")
     first = np.empty(size + 1, dtype=np.int64)
+    # Written from the last node to the first: of the nodes with one label, the first is the one that stays.
     first[labels[::-1]] = np.arange(size, -1, -1)
     return first[labels[:size]], _reach(matrix)
 
 
 def _matrix(size: int, source: Indices, target: Indices, seeds: Indices) -> Any:
-    """The edges of nodes 0 to size - 1, and from a node `size` to the seeds."""
+    """The edges of nodes 0 to size - 1, and from a node `size` to the seeds: csr_array[size + 1, size + 1].
+
+    The further node makes reachability from any number of seeds in any number of graphs one search.
+    """
     rows = np.concatenate([source, np.full(len(seeds), size)])
     columns = np.concatenate([target, seeds])
+    # Repeated edges add up to weights above 1, which neither components nor breadth-first order read.
     return csr_array((np.ones(len(rows)), (rows, columns)), shape=(size + 1, size + 1))
 
 
@@ -120,6 +138,8 @@ def _follow(component: Indices, statement: Flags, reached: Flags, source: Indice
     first, second = component[source[leaving]], component[target[leaving]]
     followed = np.zeros(len(component), dtype=bool)
     followed[second[first != second]] = True
+    # A path between uncovered statements may lead on through classes that are neither statements nor reached. Where
+    # there are none, edges tell: behind a reached class all is reached, and a statement on the way leads there itself.
     if not (statement | reached).all():
         matrix = _matrix(len(component), component[source], component[target], np.flatnonzero(followed))
         followed = _reach(matrix)
@@ -127,9 +147,11 @@ def _follow(component: Indices, statement: Flags, reached: Flags, source: Indice
 
 
 def _representatives(nodes: Nodes, component: Indices) -> Flags:
+    """The most frequent context node of each class that has one, of several the first: one flag a statement."""
     members = np.flatnonzero(nodes.context)
     most = np.zeros(len(nodes), dtype=np.int64)
     np.maximum.at(most, component[members], nodes.frequency[members])
+    # Turned around, so that the first of equally frequent nodes is written last and stays.
     candidates = members[nodes.frequency[members] == most[component[members]]][::-1]
     chosen = np.full(len(nodes), -1, dtype=np.int64)
     chosen[component[candidates]] = candidates
@@ -153,10 +175,12 @@ def _count_components(nodes: Nodes, component: Indices, flags: Flags) -> Indices
 
 
 def _count(nodes: Nodes, flags: Flags) -> Indices:
+    """How many nodes with the flag each graph has: int64[graphs], 0 for a graph without nodes."""
     return np.bincount(nodes.graph[flags], minlength=nodes.graphs)
 
 
 def _share(part: Indices, rest: Indices) -> Numbers:
+    """part / (part + rest) of each graph, NaN where that is 0 / 0: no statements is no score."""
     whole = part + rest
     share: Numbers = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return share
@@ -192,6 +216,7 @@ def condense_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         {
             "graph": batch.column("graph"),
             "classes": pa.ListArray.from_arrays(offsets, _class_rows(rows.field("node"), classes)),
+            # No NaN leaves here: it would stay one in Spark, and turn every mean over the column into NaN.
             "covered": pa.array(covered, pa.int64()),
             "uncovered": pa.array(uncovered, pa.int64()),
             "low": pa.array(low, pa.float64(), from_pandas=True),
@@ -206,11 +231,13 @@ def _flatten(lists: Any) -> tuple[pa.StructArray, Indices]:
 
 
 def _numpy(array: Any) -> NDArray[Any]:
+    """The values as NumPy has them: a copy for booleans, which Arrow packs into bits, and for what has nulls."""
     result: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return result
 
 
 def _read_nodes(rows: pa.StructArray, sizes: Indices) -> Nodes:
+    """The nodes of a batch, graph by graph. A null flag is false, a null frequency 1."""
     return Nodes(
         graph=np.repeat(np.arange(len(sizes)), sizes),
         context=_flags(rows.field("context")),
@@ -221,6 +248,7 @@ def _read_nodes(rows: pa.StructArray, sizes: Indices) -> Nodes:
 
 
 def _flags(column: Any) -> Flags:
+    """The column as bool, null as false."""
     return _numpy(pc.fill_null(column, False)).astype(bool)
 
 
@@ -228,6 +256,7 @@ def _read_edges(lists: Any, node: Any, nodes: Nodes) -> tuple[Indices, Indices, 
     """The numbers of the nodes that edges run between, and whether each was judged."""
     rows, sizes = _flatten(lists)
     graph = np.repeat(np.arange(len(sizes)), sizes)
+    # Our own nodes are numbered; graphs that a user supplies name theirs as they like.
     find = _number_integers if pa.types.is_integer(node.type) else _number_texts
     ends = [find(node, nodes, rows.field(name), graph) for name in ("source", "target")]
     return ends[0], ends[1], _flags(rows.field("judged"))
@@ -250,21 +279,27 @@ def _number_integers(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> In
 
 
 def _number_texts(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
+    """The positions of the wanted nodes, each looked up in its own graph. Raises ValueError for one not there."""
     return _checked(pc.index_in(_prefixed(wanted, graph), value_set=_prefixed(node, nodes.graph)))
 
 
 def _prefixed(values: Any, graph: Indices) -> Any:
-    """Values that differ between graphs."""
+    """Values that differ between graphs: the graph's number, a colon, the value.
+
+    As the number ends at the first colon, two pairs of graph and value never make one text, whatever a value holds.
+    """
     return pc.binary_join_element_wise(pa.array(graph).cast(pa.string()), values.cast(pa.string()), ":")
 
 
 def _checked(found: Any) -> Indices:
+    """Positions as int64. Raises ValueError where one is null, for a node that was not found."""
     if found.null_count:
         raise ValueError(f"{found.null_count:,} ends of edges are no nodes of their graph")
     return _numpy(found).astype(np.int64)
 
 
 def _class_rows(node: Any, classes: Classes) -> pa.StructArray:
+    """The structs of `classes`, one a node: `statement` is the first node of its class, null where that is none."""
     first = pa.array(classes.component, mask=~classes.statement)
     columns = {
         "node": node,

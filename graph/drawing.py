@@ -138,6 +138,7 @@ class _Ruler:
         return [part for line in lines for part in self._narrow(line, inches, font)]
 
     def _narrow(self, line: str, inches: float, font: FontProperties) -> list[str]:
+        """The line in parts of at most so many inches; a part of one character may be wider."""
         width = self._renderer.get_text_width_height_descent(line, font, ismath=False)[0] / POINTS
         if width <= inches or len(line) == 1:
             return [line]
@@ -209,6 +210,7 @@ def _bend(first: tuple[float, float], second: tuple[float, float], look: Mapping
 
 
 def _describe_cuts(graph: Graph, shown: Graph, lines: Lines) -> list[str]:
+    """What the picture leaves out, a sentence each; empty where it has everything."""
     notes = [f"the first {len(shown):,} of {len(graph):,} nodes are drawn"] if len(shown) < len(graph) else []
     return notes + [
         f"the first {MAX_EDGES:,} of {len(edges):,} edges ({name}) are drawn"
@@ -253,6 +255,7 @@ def _positions(columns: Sequence[Sequence[Hashable]]) -> Positions:
 
 
 def _draw_nodes(axes: Axes, graph: Graph, positions: Positions) -> None:
+    """The nodes, a call for each kind and border: networkx draws one shape a call."""
     for kind, (border, given) in product(KINDS, ((BLACK, "basis"), (BLUE, "response"), ("white", None))):
         names = [name for name, node in graph.nodes(data=True) if node["kind"] == kind and _border(node) == given]
         look: dict[str, Any] = {
@@ -268,17 +271,21 @@ def _draw_nodes(axes: Axes, graph: Graph, positions: Positions) -> None:
 
 
 def _border(node: Mapping[str, Any]) -> str | None:
+    """Which border a node has, None for white; no node is both."""
     return next((name for name in ("basis", "response") if node[name]), None)
 
 
 def _draw_edges(axes: Axes, graph: Graph, positions: Positions, lines: Lines) -> None:
+    """The first `MAX_EDGES` lines of each name."""
     for name, look in EDGE_STYLES.items():
         drawn = lines[name][:MAX_EDGES]
+        # The size of nodes tells where an arrow ends: at a node's border instead of its centre.
         nx.draw_networkx_edges(graph, positions, drawn, node_size=NODE_SIZE, arrows=True, ax=axes, **look)
     axes.set_axis_off()
 
 
 def _edges(graph: Graph, name: str) -> list[tuple[Hashable, Hashable]]:
+    """The edges that have the attribute `name`, in the graph's order."""
     return [(first, second) for first, second, edge in graph.edges(data=True) if edge.get(name)]
 
 
@@ -288,6 +295,7 @@ def _legend_columns(graph: Graph, ruler: _Ruler) -> list[list[list[str]]]:
     used = 0
     for _, node in graph.nodes(data=True):
         lines = ruler.wrap(_legend_text(node), LEGEND_INCHES - LABEL_INCHES - GAP) or ["(no text)"]
+        # An entry is never divided; one that is longer than a column has a column of its own.
         if used and used + len(lines) > LINES:
             columns.append([])
             used = 0
@@ -297,6 +305,7 @@ def _legend_columns(graph: Graph, ruler: _Ruler) -> list[list[list[str]]]:
 
 
 def _legend_text(node: Mapping[str, Any]) -> str:
+    """A text as the legend has it, with the ids of its contexts behind it."""
     text = _cut(node["text"], TEXT_LENGTH)
     sources = ", ".join(_cut(source, SOURCE_LENGTH) for source in node["sources"][:SOURCES])
     more = ", …" if len(node["sources"]) > SOURCES else ""
@@ -355,6 +364,7 @@ def _key(graph: Graph) -> list[Line2D]:
 
 
 def _marker(colour: str, shape: str, border: str, label: str) -> Line2D:
+    """An entry of the key: a node's shape, without a line."""
     return Line2D(
         [],
         [],

@@ -30,22 +30,34 @@ _FRIENDLY_FORMATS = "\u200c\u200d\u200e\u200f\u00ad\u061c"  # joiners and marks 
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without what a terminal, a picture or XML would not show as text.
+    r"""The text on one line, without what a terminal, a picture or XML would not show as text.
 
-    White space is collapsed. Control characters, lone surrogates, noncharacters and what turns the direction of
-    writing around become U+FFFD.
+    White space is collapsed. Control characters, lone surrogates, noncharacters and what turns the direction of writing
+    around become U+FFFD.
+
+    >>> one_line("two\n  lines\x07")
+    'two lines�'
     """
     return "".join(_visible(character) for character in " ".join(text.split()))
 
 
 def _visible(character: str) -> str:
+    """The character, or U+FFFD for one that is shown as no text, noncharacters included."""
     category, point = unicodedata.category(character), ord(character)
+    # Marks of format turn a line around or hide a part of it; those that some scripts cannot be written without stay.
     hidden = category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in _FRIENDLY_FORMATS)
     return "\ufffd" if hidden or point & 0xFFFE == 0xFFFE or 0xFDD0 <= point <= 0xFDEF else character
 
 
 def order_statements(statements: Iterable[Row]) -> list[Row]:
-    """What is missing first, the basis at its head, then what is covered; each by statement_id, numbers as numbers."""
+    """What is missing first, the basis at its head, then what is covered; each by statement_id, numbers as numbers.
+
+    The order is that of the numbers in every picture and list, so that a statement has one number everywhere.
+
+    >>> rows = [{"statement_id": f"s:qa:{n}", "covered": n == 2, "in_basis": n == 10} for n in (2, 9, 10)]
+    >>> [row["statement_id"] for row in order_statements(rows)]
+    ['s:qa:10', 's:qa:9', 's:qa:2']
+    """
     return sorted(
         statements,
         key=lambda row: (bool(row["covered"]), not row.get("in_basis"), *_natural(row["statement_id"])),
@@ -53,6 +65,8 @@ def order_statements(statements: Iterable[Row]) -> list[Row]:
 
 
 def _natural(name: str | None) -> tuple[str, int, str]:
+    """A key of order by which `s:nli:9` comes before `s:nli:10`; of names with equal numbers, by the name."""
+    # A user's id may end in thousands of digits, of which int() refuses more than 4,300; nobody counts beyond 18.
     head, digits = re.fullmatch(r"(.*?)([0-9]{0,18})", name or "", re.DOTALL).groups()  # type: ignore[union-attr]
     return head, int(digits or 0), name or ""
 
@@ -129,16 +143,19 @@ def _group(atoms: Iterable[Row], numbered: Mapping[str, tuple[int, Row]]) -> dic
 
 
 def _kind(statement: Row) -> str:
+    """Whether a statement is `covered` or `uncovered`."""
     return "covered" if statement["covered"] else "uncovered"
 
 
 def _statement(row: Row, number: int, *, response: bool) -> dict[str, Any]:
+    """The attributes of a statement's node, labelled by its number. `response`: the response states it itself."""
     sources = tuple(row.get("sources") or ())
     basis = bool(row.get("in_basis"))
     return _node(str(number), row["text"], _kind(row), sources, basis=basis, response=response)
 
 
 def _atom(row: Row, label: str, kind: str, *, basis: bool = False) -> dict[str, Any]:
+    """The attributes of an atom's node; an answer is shown with its question, without which it says nothing."""
     question = row.get("question")
     text = row["text"] if question is None else f"Q: {question} A: {row['text']}"
     return _node(label, text, kind, tuple(row.get("sources") or ()), basis=basis, response=row["origin"] == "both")
@@ -147,6 +164,7 @@ def _atom(row: Row, label: str, kind: str, *, basis: bool = False) -> dict[str, 
 def _node(
     label: str, text: str, kind: str, sources: tuple[str, ...], *, basis: bool = False, response: bool = False
 ) -> dict[str, Any]:
+    """The attributes of a node, all of them, so that whoever draws it need not ask which there are."""
     return {
         "label": label,
         "text": text or "",
@@ -167,6 +185,7 @@ def _add_alone(graph: Graph, atoms: Sequence[Row]) -> None:
 
 def _add_relations(graph: Graph, relations: Iterable[Row], place: Mapping[str, Hashable]) -> None:
     """Adds what the relations say between the nodes that hold their atoms; neutral and implied ones add nothing."""
+    # Tables have no order: the edges, and with them the bytes of the picture, shall not depend on how Spark wrote them.
     for row in sorted(relations, key=lambda row: (row["premise_id"], row["hypothesis_id"])):
         first, second = place.get(row["premise_id"]), place.get(row["hypothesis_id"])
         if first is None or second is None or first == second:

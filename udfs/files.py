@@ -16,7 +16,13 @@ NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The Arrow file system of a path or URI, and the path in it; Spark's `s3a://` and `s3n://` are Arrow's `s3://`."""
+    """The Arrow file system of a path or URI, and the path in it; Spark's `s3a://` and `s3n://` are Arrow's `s3://`.
+
+    Raises ValueError for a scheme that Arrow does not know. Nothing is opened yet, and nothing need exist.
+
+    >>> open_filesystem("/data/out")[1]
+    '/data/out'
+    """
     if "://" not in uri:
         return fs.LocalFileSystem(), uri
     system, path = fs.FileSystem.from_uri(re.sub("^s3[an]://", "s3://", uri))
@@ -24,7 +30,10 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def write_bytes(uri: str, content: bytes) -> None:
-    """Writes a file, and on a local disk the folder it lies in, so that readers see the old one or the new one."""
+    """Writes a file, and on a local disk the folder it lies in, so that readers see the old one or the new one.
+
+    Raises OSError where it cannot be written. An object store has no folders to make.
+    """
     system, path = open_filesystem(uri)
     if isinstance(system, fs.LocalFileSystem):
         make_folder(os.path.dirname(path) or ".")
@@ -43,6 +52,7 @@ def write_whole(uri: str, write: Callable[[IO[bytes]], Any]) -> None:
             write(stream)
         return
     folder, name = os.path.split(path)
+    # In the same folder, as a rename is atomic within one file system alone; hidden from those who list it.
     aside = os.path.join(folder, f".{name}.tmp")
     try:
         with open(aside, "wb") as file:
@@ -59,7 +69,10 @@ def write_whole(uri: str, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def make_folder(uri: str) -> None:
-    """Makes a folder and those above it; on a local disk their names last through a power cut."""
+    """Makes a folder and those above it; on a local disk their names last through a power cut.
+
+    Each new folder is synced in the one above it: a file that was synced is lost with a folder whose name was not.
+    """
     system, path = open_filesystem(uri)
     if not isinstance(system, fs.LocalFileSystem):
         system.create_dir(path, recursive=True)
@@ -75,7 +88,10 @@ def make_folder(uri: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Makes the names in a local folder last through a power cut, where its file system can."""
+    """Makes the names in a local folder last through a power cut, where its file system can.
+
+    Raises OSError for a disk that fails; a file system that knows no such thing is passed over.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,5 +103,9 @@ def sync_folder(path: str) -> None:
 
 
 def is_local(uri: str) -> bool:
-    """Whether a path or URI is on a local disk, where a rename is atomic."""
+    """Whether a path or URI is on a local disk, where a rename is atomic.
+
+    >>> is_local("/data/out"), is_local("file:///data/out")
+    (True, True)
+    """
     return isinstance(open_filesystem(uri)[0], fs.LocalFileSystem)

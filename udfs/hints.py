@@ -19,20 +19,33 @@ def near_misses(word: str, known: Iterable[str], *, most: int = 1, cutoff: float
     """
     by_folded: dict[str, str] = {}
     for name in known:
+        # Of names that differ by case alone, the first is offered.
         by_folded.setdefault(name.strip().lower(), name)
     return [by_folded[match] for match in get_close_matches(word.strip().lower(), by_folded, n=most, cutoff=cutoff)]
 
 
 def did_you_mean(near: Sequence[str], quote: str = "`") -> str:
-    """What is asked for these near misses, `did you mean a or b?`; empty where there are none."""
+    """What is asked for these near misses, `did you mean a or b?`; empty where there are none.
+
+    >>> did_you_mean(["query", "response"])
+    'did you mean `query` or `response`?'
+    """
     return f"did you mean {' or '.join(f'{quote}{name}{quote}' for name in near)}?" if near else ""
 
 
 def aside(near: Sequence[str]) -> str:
-    """The same in brackets behind a name, with the space before them, long names cut; empty where there are none."""
+    """The same in brackets behind a name, with the space before them, long names cut; empty where there are none.
+
+    >>> aside(["sample_id"])
+    ' (did you mean `sample_id`?)'
+    """
     return f" ({did_you_mean([shorten(name) for name in near])})" if near else ""
 
 
 def shorten(name: str, most: int = LONGEST_SHOWN) -> str:
-    """The name, cut where it is longer than `most` characters: ids may be whole texts."""
+    """The name, cut where it is longer than `most` characters: ids may be whole texts.
+
+    >>> shorten("a-long-name", 6)
+    'a-long…'
+    """
     return name if len(name) <= most else f"{name[:most]}…"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 Outcome = Literal["equal", "first_larger", "second_larger", "incomparable"]
 
+# Characters. What is longer is a sentence, and the time that matching may take is bounded with its length.
 MAX_LENGTH = 200
+# So that rounding to one digit, 14,816 km to 10,000 km, is not called equal (methods, section 3).
 TOLERANCE = Fraction(3, 100)
 
 TOO_LONG = "text too long"
@@ -29,6 +31,8 @@ ONE_UNIT = "only one has a unit"
 DIFFERENT_CURRENCIES = "different currencies"
 DIFFERENT_DIMENSIONS = "different dimensions"
 
+# In a unit, at most so many factors; in a name so many words (imperial fluid ounce); symbols so long or shorter mean
+# what they do as written alone, longer words in lower case too.
 _MAX_FACTORS = 4
 _MAX_PHRASE = 3
 _LONGEST_SYMBOL = 3
@@ -130,7 +134,11 @@ class Comparison:
     reason: str | None = None
 
     def to_json(self) -> str:
-        """The tool's answer: an object with `outcome`, and with `reason` where there is one."""
+        """The tool's answer: an object with `outcome`, and with `reason` where there is one.
+
+        >>> Comparison("incomparable", UNKNOWN_UNIT).to_json()
+        '{"outcome": "incomparable", "reason": "unknown unit"}'
+        """
         answer = {"outcome": self.outcome, "reason": self.reason}
         return json.dumps({name: value for name, value in answer.items() if value is not None})
 
@@ -193,7 +201,11 @@ def compare_quantities(first: str, second: str) -> Comparison:
 
 
 def is_plain_quantity(text: str) -> bool:
-    """Whether a text is one number with a known unit, `%` or a magnitude word; a bare number is none. Never raises."""
+    """Whether a text is one number with a known unit, `%` or a magnitude word; a bare number is none. Never raises.
+
+    >>> [is_plain_quantity(text) for text in ("5 km", "5 million", "5", "about 5 km")]
+    [True, True, False, False]
+    """
     quantity = _read(text)
     return not isinstance(quantity, str) and (quantity.units != (_NUMBER,) or quantity.magnitude != 1)
 
@@ -212,17 +224,20 @@ def _pair_readings(one: _Quantity, other: _Quantity) -> Iterator[tuple[_Unit, _U
 
 
 def _compare_readings(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+    """What two quantities are to each other under one reading of each, which have the same dimensions."""
     left, right = one.scaled(left), other.scaled(right)
     return _compare_in_one_unit(one, other) if left == right else _compare_across(one, left, other, right)
 
 
 def _compare_in_one_unit(one: _Quantity, other: _Quantity) -> Outcome:
+    """The outcome for numbers of one unit, in which only decimals tell how precisely they are written."""
     # Of two numbers with as many decimals neither is the more precise: only equal ones are equal
     coarse = max(one.decimal, other.decimal) if one.decimal != other.decimal else Fraction(0)
     return "equal" if _agree(one.number, other.number, coarse) else _order(one.number, other.number)
 
 
 def _compare_across(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+    """The outcome for numbers of two units, in which trailing zeros may be rounding too."""
     # Each in the unit as written: what is near in one unit of temperature may not be in another
     there, back = _convert(one.number, left, right), _convert(other.number, right, left)
     if _agree(there, other.number, other.digit) or _agree(back, one.number, one.digit):
@@ -231,6 +246,7 @@ def _compare_across(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit)
 
 
 def _convert(number: Fraction, unit: _Unit, target: _Unit) -> Fraction:
+    """The number of the one unit in the other, by both units' zero points: exact, as all are fractions."""
     return (number * unit.scale + unit.offset - target.offset) / target.scale
 
 
@@ -241,10 +257,12 @@ def _agree(one: Fraction, other: Fraction, place: Fraction) -> bool:
 
 
 def _order(one: Fraction, other: Fraction) -> Outcome:
+    """Which of two different numbers is larger."""
     return "first_larger" if one > other else "second_larger"
 
 
 def _why_different(left: _Unit, right: _Unit) -> str:
+    """Why two quantities without a common dimension cannot be compared."""
     if _NUMBER.dimensions in (left.dimensions, right.dimensions):
         return ONE_UNIT
     names = {name for unit in (left, right) for name, _ in unit.dimensions}
@@ -277,12 +295,14 @@ def _write_plainly(text: str) -> str:
 
 
 def _split_magnitude(rest: str, magnitudes: dict[str, int]) -> tuple[int, str]:
+    """The power of ten of a leading magnitude word, 0 without one, and what stands behind it."""
     word, _, others = rest.partition(" ")
     power = magnitudes.get(word.lower())
     return (0, rest) if power is None else (power, others)
 
 
 def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_Unit, ...]) -> _Quantity:
+    """The quantity of a match, its number as an exact fraction of what is written."""
     digits = re.sub("[^0-9]", "", match["digits"])
     decimals = match["decimals"] or ""
     decimal = Fraction(10) ** (int(match["power"] or 0) - len(decimals))
@@ -292,6 +312,7 @@ def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_Unit, ...])
 
 
 def _read_units(text: str) -> tuple[_Unit, ...]:
+    """Every reading of a unit's text, none where it has none; a currency is a dimension of its own."""
     if not text:
         return (_NUMBER,)
     currency = _CURRENCIES.get(text.casefold())
@@ -337,10 +358,12 @@ def _read_factors(words: list[tuple[str, int]]) -> list[_Factor]:
 
 
 def _has_power(words: list[tuple[str, int]]) -> bool:
+    """Whether any word has an exponent, so that it ends a name of several words."""
     return any(power != 1 for _, power in words)
 
 
 def _multiply(choice: tuple[tuple[_Unit, int], ...]) -> _Unit:
+    """The unit of a product; dimensions that cancel out are gone, so that km/m is a bare scale."""
     scale, dimensions = Fraction(1), defaultdict[str, Fraction](Fraction)
     for unit, power in choice:
         scale *= unit.scale**power

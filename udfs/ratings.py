@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, zip_longest
 from typing import Any
 
+# The scale of relevance and of confidence (methods, section 1).
 SCALE = "12345"
 
 _RATING = re.compile(rf"(?<!\d)[{SCALE}](?!\d)")
@@ -43,6 +44,12 @@ def weigh(row: Mapping[str, Any], alternatives: Any) -> tuple[dict[str, Any], bo
     `alternatives` is a list of {"offset": int, "top": [{"token": str, "logprob": float}, ...]}, or None. The expected
     score is the sum of s * p(s) over that of p(s), s from 1 to 5, at the digit's offset; the digit itself where that
     has no alternatives, or none with a probability above 0.
+
+    >>> half = [{"token": "4", "logprob": math.log(0.5)}, {"token": "5", "logprob": math.log(0.5)}]
+    >>> weigh({"rating": Digit(5, offset=12)}, [{"offset": 12, "top": half}])
+    ({'rating': 4.5}, True)
+    >>> weigh({"rating": Digit(5, offset=12)}, None)
+    ({'rating': 5.0}, False)
     """
     expected: dict[int, float] = {}
     for place in alternatives or []:
@@ -69,6 +76,7 @@ def read_alternatives(text: str, logprobs: Any) -> list[dict[str, Any]] | None:
 
 
 def _digits(value: Any) -> Iterator[Digit]:
+    """Every `Digit` within a value, at any depth."""
     if isinstance(value, Digit):
         yield value
     elif isinstance(value, Mapping):
@@ -80,6 +88,7 @@ def _digits(value: Any) -> Iterator[Digit]:
 
 
 def _replaced(value: Any, expected: Mapping[int, float]) -> Any:
+    """The value with every `Digit` as the score that is expected at its offset, else as the digit itself."""
     if isinstance(value, Digit):
         return expected.get(value.offset, float(value.value))
     if isinstance(value, Mapping):
@@ -90,6 +99,7 @@ def _replaced(value: Any, expected: Mapping[int, float]) -> Any:
 
 
 def _expected_score(top: Iterable[Mapping[str, Any]]) -> float | None:
+    """The mean of the scores by their probabilities; None where no alternative is a score of any probability."""
     total = weighted = 0.0
     for each in top:
         score, logprob = _score(each["token"]), _logprob(each["logprob"])
@@ -100,12 +110,17 @@ def _expected_score(top: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _score(token: Any) -> int | None:
-    """The rating that a token says: one digit of the scale and no other letter or digit."""
+    """The rating that a token says: one digit of the scale and no other letter or digit.
+
+    >>> _score(" 4"), _score("**4"), _score("45"), _score("four")
+    (4, 4, None, None)
+    """
     said = [character for character in token if character.isalnum()] if isinstance(token, str) else []
     return int(said[0]) if len(said) == 1 and said[0] in SCALE else None
 
 
 def _logprob(value: Any) -> float | None:
+    """A log-probability, rounding above 0 mended; None for what is none, NaN included."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -116,6 +131,7 @@ def _logprob(value: Any) -> float | None:
 
 
 def _read_tokens(logprobs: Any) -> list[_Token]:
+    """The tokens of a choice's log-probabilities, of the chat shape or the older one; none for any other."""
     if not isinstance(logprobs, Mapping):
         return []
     if isinstance(content := logprobs.get("content"), list):
@@ -126,18 +142,22 @@ def _read_tokens(logprobs: Any) -> list[_Token]:
 
 
 def _token(text: Any, logprob: Any, top: Any) -> _Token:
+    """A token; where its name is no text, it stands for nothing in the completion."""
     return _Token(text if isinstance(text, str) else "", logprob, top)
 
 
 def _list(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def _field(entry: Any, name: str) -> Any:
+    """A field of an entry, None where the entry is no object."""
     return entry.get(name) if isinstance(entry, Mapping) else None
 
 
 def _named(entry: Any) -> tuple[Any, Any]:
+    """An alternative's token and log-probability, of any type yet."""
     return _field(entry, "token"), _field(entry, "logprob")
 
 
@@ -185,6 +205,7 @@ def _start_of(wanted: str, skeletons: list[str], tokens: list[_Token]) -> int | 
 
 
 def _skeleton(text: str) -> str:
+    """The ASCII characters of a text but white space."""
     return "".join(text.encode("ascii", "ignore").decode("ascii").split())
 
 
@@ -195,6 +216,7 @@ def _place_in(token: str, inside: int) -> int:
 
 
 def _top(said: _Token, inside: int) -> list[dict[str, Any]]:
+    """The alternatives at a digit: those of its token, each without what surrounds the digit there."""
     if len(said.text) > _LONGEST_TOKEN:
         return []
     place = _place_in(said.text, inside)

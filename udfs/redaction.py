@@ -41,6 +41,7 @@ def redact(text: str) -> str:
     >>> redact("--set spark.conf.fs.s3a.secret.key=abc s3://user:word@bucket/path?sig=xyz&page=2")
     '--set spark.conf.fs.s3a.secret.key=(not shown) s3://(not shown)@bucket/path?sig=(not shown)&page=2'
     """
+    # Values first: a key is hidden wherever it stands, also where no name beside it tells what it is.
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)
     text = _USER.sub(f"{HIDDEN}@", text)
@@ -52,11 +53,16 @@ def redact(text: str) -> str:
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
-    """The words of a command line without secrets: of `name=value` the whole value, of a mapping what is below."""
+    """The words of a command line without secrets: of `name=value` the whole value, of a mapping what is below.
+
+    >>> redact_words(["--set", "llm.api_key=abc", "input.jsonl"])
+    ['--set', 'llm.api_key=(not shown)', 'input.jsonl']
+    """
     return [_redact_word(word) for word in words]
 
 
 def _redact_word(word: str) -> str:
+    """A word without secrets; of a mapping that is given as JSON its fields are looked at, not its text."""
     name, equals, value = word.removeprefix("--set=").partition("=")
     before = word[: len(word) - len(value)]
     if equals and is_secret_name(name):
@@ -68,7 +74,11 @@ def _redact_word(word: str) -> str:
 
 
 def without_secrets(values: Any, name: str = "") -> Any:
-    """Settings or a manifest without secrets, at any depth. `name` is what the values go by."""
+    """Settings or a manifest without secrets, at any depth. `name` is what the values go by.
+
+    >>> without_secrets({"model": "m", "extra_headers": {"X-Id": "7"}, "client": {"token": "t"}})
+    {'model': 'm', 'extra_headers': {'X-Id': '(not shown)'}, 'client': {'token': '(not shown)'}}
+    """
     if isinstance(values, Mapping):
         return {key: without_secrets(item, name if _hides(name) else str(key)) for key, item in values.items()}
     if isinstance(values, list | tuple):
@@ -81,15 +91,21 @@ def without_secrets(values: Any, name: str = "") -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name, of a setting, a header or a parameter, is taken for a secret."""
+    """Whether what goes by this name, of a setting, a header or a parameter, is taken for a secret.
+
+    >>> is_secret_name("fs.azure.account.key.HOST"), is_secret_name("max_tokens")
+    (True, False)
+    """
     return any(part not in _HARMLESS_PARTS and _SECRET_PART.match(part) for part in name.split("."))
 
 
 def _hides(name: str) -> bool:
+    """Whether what is below this name is hidden, whatever it is."""
     return is_secret_name(name) or name.lower() in _SECRET_SECTIONS
 
 
 def _hide_named(found: re.Match[str]) -> str:
+    """A quoted name with its value hidden, where the name says that it is a secret."""
     quote_mark, name, between, _ = found.groups()
     return f"{quote_mark}{name}{between}{HIDDEN}" if is_secret_name(name) else found[0]
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
 from udfs.quantities import compare_quantities, is_plain_quantity
 
+# Pairs grow with the square of the answers: a batch of bounded rows keeps one sample from filling a worker.
 BATCH_ROWS = 20_000
 
 SAMPLE_QUESTIONS = pa.schema(
@@ -49,6 +50,7 @@ def gather_questions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def _distinct(passages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The questions of the passages, each once, by the form that comes first."""
     found: dict[str, str] = {}
     for question in chain.from_iterable(passage["questions"] or [] for passage in passages):
         found.setdefault(normalise(question), question)
@@ -73,9 +75,11 @@ def gather_answers(batches: Iterator[pa.RecordBatch], *, metric: str, threshold:
 def _gather(
     sample_id: str, metric: str, questions: Sequence[str], passages: Sequence[Mapping[str, Any]], threshold: float
 ) -> dict[str, Any]:
+    """The row of `SAMPLE_NODES` of one sample."""
     nodes: dict[tuple[str, str], Node] = {}
     for passage in passages:
         for question, text, confidence in _answers_of(questions, passage):
+            # One text may answer two questions, and says something else each time.
             node = nodes.setdefault((question, normalise(text)), Node(question=question))
             passes = confidence >= threshold
             node.add(text, passage["position"], passage["context_id"], confidence, passes=passes)
@@ -83,6 +87,7 @@ def _gather(
 
 
 def _answers_of(questions: Sequence[str], passage: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """(question, answer, confidence) of a passage; nothing where it could not be asked."""
     if passage["answers"] is None:
         return
     for question, answers, confidences in zip(questions, passage["answers"], passage["confidences"], strict=True):
@@ -108,6 +113,7 @@ def pair_answers(batches: Iterator[pa.RecordBatch], *, resolve: bool) -> Iterato
 
 
 def _pairs(sample: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The pairs of nodes with one question: context with context, then context with response."""
     by_question: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     for node in sample["nodes"]:
         by_question[node["question"]][not node["context"]].append(node)
@@ -117,13 +123,19 @@ def _pairs(sample: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mappi
 
 
 def _pair(sample_id: str, one: Mapping[str, Any], other: Mapping[str, Any], resolve: bool) -> tuple[Any, ...]:
+    """The row of `PAIRS` of two nodes."""
+    # Whichever node comes first in a sample, two answers make one request, and so are asked once in all samples.
     first, second = sorted((one, other), key=lambda node: str(node["text"]))
     texts = first["text"], second["text"]
     return sample_id, first["node"], second["node"], first["question"], *texts, _settle(*texts) if resolve else None
 
 
 def _settle(first: str, second: str) -> str | None:
-    """What two plain quantities are to each other, None where that is not known without the model."""
+    """What two plain quantities are to each other, None where that is not known without the model.
+
+    >>> _settle("5 km", "5,000 m"), _settle("5 km", "far")
+    ('equivalent', None)
+    """
     if not (is_plain_quantity(first) and is_plain_quantity(second)):
         return None
     return _SETTLED.get(compare_quantities(first, second).outcome)

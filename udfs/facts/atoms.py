@@ -11,6 +11,7 @@ import pyarrow as pa
 from udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
 from udfs.llm.keys import canonical_json
 
+# 128 bits, as the keys of requests have.
 _KEY_BYTES = 16
 
 SAMPLE_ATOMS = SAMPLE_NODES.append(pa.field("texts", pa.list_(pa.string()))).append(
@@ -38,9 +39,11 @@ def gather_atoms(
 def _gather(
     sample_id: str, metric: str, passages: Sequence[Mapping[str, Any]], unit_types: tuple[str, ...], threshold: float
 ) -> dict[str, Any]:
+    """The row of `SAMPLE_ATOMS` of one sample."""
     nodes: dict[str, Node] = {}
     for passage in passages:
         _add_statements(nodes, passage, unit_types, threshold)
+    # After all statements: a unit that another passage states as one that goes on is that node, and no other.
     others: dict[str, Node] = {}
     for passage in passages:
         _add_other_units(others, nodes, passage, unit_types)
@@ -52,11 +55,13 @@ def _gather(
 def _add_statements(
     nodes: dict[str, Node], passage: Mapping[str, Any], unit_types: tuple[str, ...], threshold: float
 ) -> None:
+    """Adds what became of a passage's units; statements of the response have no rating, and all pass."""
     statements = passage["statements"] or []
     units = [unit for unit in passage["units"] or [] if unit["unit_type"] in unit_types]
     types = _types_of(statements, units)
     position, context_id = passage["position"], passage["context_id"]
     ratings = passage["ratings"] if position is not None else [None] * len(statements)
+    # Strict: statements and ratings of one passage come from two stages, and a shift would rate the wrong ones.
     for text, unit_type, rating in zip(statements, types, ratings or [], strict=True):
         node = nodes.setdefault(normalise(text), Node(unit_type))
         node.add(text, position, context_id, rating, passes=rating is None or rating >= threshold)
@@ -74,6 +79,7 @@ def _types_of(statements: Sequence[str], units: Sequence[Mapping[str, Any]]) -> 
 def _add_other_units(
     others: dict[str, Node], nodes: Mapping[str, Node], passage: Mapping[str, Any], unit_types: tuple[str, ...]
 ) -> None:
+    """Adds the units of types that do not go on: they are shown in `atoms`, and never asked about."""
     for unit in passage["units"] or []:
         key = normalise(unit["text"])
         if unit["unit_type"] in unit_types or key in nodes:
@@ -83,4 +89,5 @@ def _add_other_units(
 
 
 def _hash_texts(texts: Iterable[str]) -> str:
+    """32 hex characters over texts in their order, which is part of the key: pairs are named by places."""
     return blake2b(canonical_json(list(texts)).encode("utf-8"), digest_size=_KEY_BYTES).hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+# Pairs as languages set them: English, German (both ways around), French, Swedish, and the backticks of code.
 _QUOTES = frozenset({'""', "''", "“”", "‘’", "„“", "‚‘", "«»", "»«", "‹›", "””", "’’", "„”", "``"})
 _FULL_STOPS = ".。"
 
@@ -45,20 +46,30 @@ SAMPLE_NODES = pa.schema(
 
 
 def normalise(text: str) -> str:
-    """What texts are compared by: NFKC, single spaces, without outer quotes and final full stop, case folded."""
+    """What texts are compared by: NFKC, single spaces, without outer quotes and final full stop, case folded.
+
+    Two texts that differ in no more are one node, without a model being asked.
+
+    >>> normalise(" “The  Seine.” "), normalise("THE SEINE")
+    ('the seine', 'the seine')
+    """
     plain = " ".join(unicodedata.normalize("NFKC", text).split())
     stopped = _without_stop(plain)
     bare = _without_quotes(stopped)
+    # A full stop goes once, outside of the quotes or within.
     if bare != stopped and stopped == plain:
         bare = _without_stop(bare)
+    # Last, as it may lengthen a text: "ß" becomes "ss".
     return bare.casefold()
 
 
 def _without_stop(text: str) -> str:
+    """The text without one full stop, Western or CJK, at its end."""
     return text[:-1].rstrip() if text[-1:] in _FULL_STOPS else text
 
 
 def _without_quotes(text: str) -> str:
+    """The text without one pair of quotes around it."""
     return text[1:-1].strip() if len(text) > 2 and text[0] + text[-1] in _QUOTES else text
 
 
@@ -106,6 +117,7 @@ class Node:
 
     def to_row(self, atom_id: str, number: int | None) -> dict[str, Any]:
         """A value of `NODE_TYPE`."""
+        # Where it is in the graph, only by where it passed; what did not pass is shown with all its places.
         sources = self.passed if self.kept else self.sources
         context, response = bool(sources), self.response_passed if self.kept else bool(self.in_response)
         return {

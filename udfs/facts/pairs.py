@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from udfs.llm.keys import PairKeys, Stage
 
+# Bounded, as one owner with 5,000 context atoms has 25 million pairs.
 BATCH_ROWS = 20_000
 PAIRS = pa.schema(
     [
@@ -58,14 +59,17 @@ def generate_pairs(
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The batches as one: Spark has a fixed cost for each."""
     table = pa.Table.from_batches(batches).combine_chunks()
     return table.to_batches()[0] if table.num_rows else PAIRS.empty_table().to_batches()[0]
 
 
 def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice) -> Iterator[pa.RecordBatch]:
+    """The pairs of an owner in batches, kind by kind, each numbered by ranks from 0 so that a cap takes the first."""
     keys = PairKeys(stage, owner["texts"])
     contexts, responses = owner["contexts"], len(owner["texts"]) - owner["contexts"]
     kinds = (
+        # Response to context first: a cap leaves out last what tells of coverage.
         (owner["to_contexts"], lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
         (owner["between_contexts"], lambda ranks: between(ranks, contexts)),
         (owner["to_responses"], lambda ranks: (ranks // responses, contexts + ranks % responses)),
@@ -80,12 +84,17 @@ def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice) -> Iterato
 
 
 def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
-    """The ordered pairs of different context atoms with these numbers: by first, then by second."""
+    """The ordered pairs of different context atoms with these numbers: by first, then by second.
+
+    >>> [numbers.tolist() for numbers in between(np.arange(6), 3)]
+    [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
+    """
     source, other = np.divmod(ranks, contexts - 1)
     return source, other + (other >= source)
 
 
 def _rows(owner: str, source: Places, target: Places, asked: Flags, keys: PairKeys) -> pa.RecordBatch:
+    """The rows of `PAIRS`; no key where a pair is implied, as nobody asks for it."""
     places = zip(source.tolist(), target.tolist(), asked.tolist(), strict=True)
     ids = [keys.request_id(premise, hypothesis) if wanted else None for premise, hypothesis, wanted in places]
     columns = [
@@ -136,6 +145,7 @@ def _left_out(owner: Mapping[str, Any]) -> Iterator[tuple[int | None, int | None
         if judged >= len(premises) * width:
             continue
         row, places = divmod(judged, width)
+        # The premise at which the cap falls has a part of its pairs judged: the rest of them are edges of their own.
         others = [target for target in hypotheses if target != premises[row]]
         yield from ((None, premises[row], target) for target in others[places:])
         if row + 1 < len(premises):

@@ -15,18 +15,17 @@ from time import monotonic
 from typing import Any
 
 from udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
-from udfs.llm.client import Endpoint, request_body
-from udfs.llm.keys import Stage
+from udfs.llm.client import Endpoint
 from udfs.llm.limiter import Lease, Report
 from udfs.llm.pacing import CompletionSizes, Pacing
 from udfs.llm.records import completion_of
 from udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
+from udfs.llm.script import Parse, Script, failed
 from udfs.llm.segments import SegmentWriter
-from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
-from udfs.stages.definitions import Unparsable
 
+# How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
 FLUSH_LOOK_SECONDS = 0.1
 # A lease is asked for ten times a second while requests wait for spaced slots; else often enough to be no news late.
 POLL_SECONDS = 0.1
@@ -36,8 +35,6 @@ STOP_LOOK_SECONDS = 0.05
 CLOSE_SECONDS = 5.0
 # While nothing of the run has ever succeeded, a user waits and watches: a minute is long enough to tell.
 FIRST_OUTAGE_SECONDS = 60.0
-
-Parse = Callable[[str, Mapping[str, Any]], Any]
 
 
 @dataclass
@@ -68,7 +65,10 @@ class Units:
 
 
 class Door:
-    """Where workers without a slot or a request wait; it lets them in one by one."""
+    """Where workers without a slot or a request wait; it lets them in one by one.
+
+    One, not all: with hundreds of workers, each slot would be hundreds of turns of the loop for one call.
+    """
 
     def __init__(self) -> None:
         self._sleepers: deque[asyncio.Future[None]] = deque()
@@ -84,6 +84,7 @@ class Door:
         """Lets one worker in, who lets the next one in where there is more to do."""
         while self._sleepers:
             sleeper = self._sleepers.popleft()
+            # One that was cancelled while it slept cannot pass the turn on.
             if not sleeper.done():
                 sleeper.set_result(None)
                 return
@@ -91,43 +92,17 @@ class Door:
     def open_after(self, seconds: float) -> None:
         """Lets one worker in when the next slot's time comes."""
         loop = asyncio.get_running_loop()
+        # One alarm is enough: whoever is let in sets the next, for the slot that is first by then.
         if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
             self._alarm = loop.call_later(seconds, self.open)
 
 
-class Script:
-    """What is said in a stage: how a request becomes a body, and how an answer is read."""
-
-    def __init__(self, stage: Stage, parse: Parse) -> None:
-        self._stage, self._parse = stage, parse
-        self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
-
-    def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """The body of the next call, or the failure of a template that cannot be filled in."""
-        if request.body is not None:
-            return request.body, None
-        left = request.rounds < MAX_ROUNDS
-        try:
-            return request_body(self._stage, self._prompt, request.variables, request.turns, tools_left=left), None
-        except Exception as error:
-            said = f"the template cannot be filled in ({type(error).__name__})"
-            return None, Answer(error_type="template", error=said)
-
-    def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer, with the error `unparsable` where the stage's parser cannot read it."""
-        if answer.error_type is not None or answer.text is None:
-            return answer
-        try:
-            self._parse(answer.text, variables)
-        except Unparsable as error:
-            return _failed(answer, "unparsable", str(error))
-        except Exception as error:
-            return _failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
-        return answer
-
-
 class Asker:
-    """Answers what it is fed, within what `lease` grants, and hands every result to `writer`."""
+    """Answers what it is fed, within what `lease` grants, and hands every result to `writer`.
+
+    `lease` may wait, and is asked by one loop alone; `writer` belongs to this asker. All of it runs in one event loop,
+    so that no state needs a lock.
+    """
 
     def __init__(
         self,
@@ -173,6 +148,7 @@ class Asker:
     def progress(self) -> Progress:
         """How far it is. Raises what broke one of its loops."""
         for task in self._tasks:
+            # No loop ends by itself but by an error, and none is to end in silence.
             if task.done() and not task.cancelled():
                 task.result()
         return Progress(
@@ -213,6 +189,7 @@ class Asker:
         return self.progress()
 
     async def _answer(self) -> None:
+        """A worker: takes the next request and the right to send it, asks, and again; waits at the door for both."""
         while True:
             request = self._take()
             if request is None:
@@ -245,21 +222,27 @@ class Asker:
 
     def _may_send(self) -> bool:
         """Whether anything may be sent but for the slots: not where it might be paid for and lost, or is refused."""
+        # Before any completion an error about the run is most likely true of every row: nothing more is sent until what
+        # is in flight has told.
         doubtful = bool(self._held) and not self._standing.completed
         closed = self._stopping or self._refused is not None or doubtful or self._writer.full
         return bool(self._ready and self._in_flight < self._pacing.places and not closed)
 
     async def _ask(self, request: Request) -> None:
+        """One call for the request, or its end where its deadline is over or its template cannot be filled in."""
         body, failure = self._script.render(request)
         request.body = None
         now = monotonic()
         request.first_sent = request.first_sent or now
         left = self._settings.deadline - (now - request.first_sent)
         failure = failure or (request.last if left <= 0 else None)
+        # Nothing is sent, so that the slot's tokens go back, and the last answer, if there was one, is the reason that
+        # stays.
         if body is None or failure is not None:
             self._pacing.settle(request.release(), 0)
             self._record(request, failure or Answer())
             return
+        # Counted before it is sent: what is in flight when a process is killed may have been paid for.
         self._tally.asked += not request.calls
         self._tally.tool_turns += request.turn_due
         self._tally.calls += 1
@@ -281,6 +264,8 @@ class Asker:
         used = usage.prompt_tokens + usage.completion_tokens
         lost = timed_out or answer.error_type == "connection"
         reserved = request.release()
+        # What became of a call without an answer nobody knows; the limit holds whichever it was, so that all of it is
+        # used up.
         self._pacing.settle(reserved, max(used, reserved) if lost else used)
         if answer.model:
             self._models.add(answer.model)
@@ -290,7 +275,7 @@ class Asker:
     def _use_tools(self, request: Request, answer: Answer) -> None:
         """Runs what the model calls and goes on with the conversation; each of its turns is a call under the limits."""
         if request.rounds >= MAX_ROUNDS:
-            self._settle(request, _failed(answer, "unparsable", "the model does not stop calling tools"))
+            self._settle(request, failed(answer, "unparsable", "the model does not stop calling tools"))
             return
         self._standing.hear(request, answer, monotonic())
         results = [run_tool(call) for call in answer.tool_calls]
@@ -299,12 +284,14 @@ class Asker:
 
     def _settle(self, request: Request, answer: Answer) -> None:
         """Carries out what the answer means."""
+        # A model without tools refuses all rows alike. After a completion the same words are about one row.
         if answer.about_tools and self._stage.tools and not self._standing.completed_here:
             self._refuse(answer, NO_TOOLS)
             return
         now = monotonic()
         free = self._standing.hear(request, answer, now)
         if answer.retry_after is not None:
+            # Not only by the next lease: what is sent until then would be refused too.
             self._pacing.pause(answer.retry_after, now)
         if answer.error_type == "http_429":
             self._tally.rate_limited += 1
@@ -327,6 +314,7 @@ class Asker:
             self._settle_held()
 
     def _refuse(self, answer: Answer, remedy: str) -> None:
+        """Ends the asking of this run; the first reason stays, as later ones follow from it."""
         self._refused = self._refused or f"{answer.error}; {remedy}"
 
     def _settle_held(self) -> None:
@@ -356,11 +344,14 @@ class Asker:
             asyncio.get_running_loop().call_later(wait, self._return, request)
 
     def _return(self, request: Request) -> None:
+        """Puts a request back, before those that were never asked: its deadline runs already."""
         self._ready.appendleft(request)
         self._need_lease.set()
         self._door.open()
 
     def _record(self, request: Request, answer: Answer) -> None:
+        """Ends a request: its row is with the writer, and its unit has one less to wait for."""
+        # The numbers, names and times of a row are some 200 bytes; the text is the rest.
         size = len(answer.text or "") + len(request.request_id) + 200
         self._writer.add(completion_of(request, answer, rated=self._stage.rated, run=self._work.run), size)
         self._tally.done += 1
@@ -368,6 +359,7 @@ class Asker:
         self._units.record(request.unit)
 
     async def _keep_flushing(self) -> None:
+        """Writes when the writer says so, and what is left as soon as nothing more is to come."""
         while True:
             await asyncio.sleep(min(FLUSH_LOOK_SECONDS, self._settings.flush))
             ended = self._units.recorded and not self._ready and not self._in_flight
@@ -380,6 +372,7 @@ class Asker:
         try:
             await self._writer.flush()
         except BaseException as error:
+            # A unit is finished once it is on the disk; until then whoever takes over has to ask it again.
             self._units.recorded = recorded + self._units.recorded
             if not isinstance(error, Exception):
                 raise
@@ -389,6 +382,7 @@ class Asker:
         return True
 
     async def _keep_leasing(self) -> None:
+        """Keeps slots at hand: asks when the last ones run low or something is new, else every `IDLE_POLL_SECONDS`."""
         while True:
             waiting = self._ready and self._pacing.strict
             # Not asyncio.wait_for: on Python 3.11 it swallows a cancellation that comes as the event is set.
@@ -398,6 +392,7 @@ class Asker:
             self._need_lease.clear()
             granted = await self._renew()
             if not granted and self._ready:
+                # A limiter with nothing to give is not asked again at once; slots come a quarter of a second at a time.
                 await asyncio.sleep(POLL_SECONDS / 2)
 
     async def _renew(self) -> bool:
@@ -415,6 +410,7 @@ class Asker:
         return bool(lease.times)
 
     def _report(self) -> Report:
+        """What is told with the next lease, with all that is news since the last one."""
         self._reports += 1
         report = self._pacing.report(self._work, self._tally, self._wanted(), self._in_flight, monotonic())
         completed = self._standing.completed
@@ -432,11 +428,10 @@ class Asker:
         return tuple(self._estimate(self._ready[first + index]) for index in range(count))
 
     def _estimate(self, request: Request) -> int:
+        """Tokens that the next call of a request is expected to take; the body is rendered once, here or when it is
+        sent.
+        """
         if not request.tokens:
             request.body, _ = self._script.render(request)
             request.tokens = estimate_tokens(len(request.body or b""))
         return request.tokens + self._sizes.expected
-
-
-def _failed(answer: Answer, error_type: str, error: str) -> Answer:
-    return replace(answer, error_type=error_type, error=error)

@@ -13,7 +13,12 @@ from udfs.llm.tools import ToolCall
 
 @dataclass(frozen=True)
 class CallSettings:
-    """How the endpoint is called: everything that does not change a completion. Times in seconds."""
+    """How the endpoint is called: everything that does not change a completion. Times in seconds.
+
+    `timeout` is of one call, `deadline` of a request over all its calls and waits, `outage` how long an endpoint may be
+    away before the run ends. `flush`: between two writes of completions. Prices are of a million tokens, in any one
+    currency.
+    """
 
     base_url: str
     api_key_env: str | None = None
@@ -30,11 +35,16 @@ class CallSettings:
     @property
     def counts_tokens(self) -> bool:
         """Whether tokens have to be estimated before they are spent."""
+        # A bound on cost is one on tokens too: what they cost has to be known before they are spent.
         bounds = (self.limits.tokens_per_minute, self.budget.max_tokens, self.budget.max_cost)
         return any(bound is not None for bound in bounds)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """The price of these tokens; prices are per million."""
+        """The price of these tokens; prices are per million.
+
+        >>> CallSettings("http://localhost/v1", prompt_price=2.0, completion_price=8.0).cost(1_000, 500)
+        0.006
+        """
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
 
@@ -99,6 +109,7 @@ class Tally:
     tokens_estimated: bool = False
 
     def __add__(self, other: Tally) -> Tally:
+        """The tally of two askers, or of two starts of one run."""
         return Tally(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(Tally)})
 
     def spend(self, usage: Usage) -> None:

@@ -61,6 +61,7 @@ class Spent:
     cost: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
+        """What was spent in both."""
         return Spent(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
 
 
@@ -130,6 +131,10 @@ class Lease:
 
 @dataclass
 class _Client:
+    """What is known of a client: `places` it has by its last lease, `may_hold` is the most that it may act by until its
+    next report, `number` is that of its last report. `seen` is the time of that.
+    """
+
     seen: float
     wants: bool = False
     places: int = 0
@@ -150,6 +155,7 @@ class _Run:
 
     @property
     def spent(self) -> Spent:
+        """What all of its starts spent or may spend, those of clients that are dead included."""
         return sum(self.committed.values(), self.spent_before)
 
 
@@ -158,6 +164,14 @@ class Limiter:
 
     A `restarted` one does not know what was leased before: until everybody has reported, it grants no place that the
     client does not have, and nothing on a budget.
+
+    At 600 requests a minute the next slot is a tenth of a second after the first, and so beyond the quarter that is
+    leased:
+
+    >>> limiter = Limiter(clock=lambda: 0.0)
+    >>> asked = Report("actor", "run/stage", estimates=(0, 0), in_flight=0, limits=Limits(requests_per_minute=600))
+    >>> limiter.lease(asked).times
+    (0.25,)
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic, *, restarted: bool = False) -> None:
@@ -165,6 +179,7 @@ class Limiter:
         start = clock() + HORIZON
         self._restarted = restarted
         self._settled = start + SETTLE_SECONDS if restarted else start - HORIZON
+        # A horizon from now: what a limiter before this one leased lies before that.
         self._next_request = start
         self._next_token = start
         self._paused_until = NEVER
@@ -183,9 +198,13 @@ class Limiter:
         self._runs: dict[str, _Run] = {}
 
     def lease(self, report: Report) -> Lease:
-        """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow."""
+        """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow.
+
+        Never waits and never raises: what cannot be granted is left out, and the client asks again.
+        """
         now = self._clock()
         client, run = self._find(report, now)
+        # A report that was told and whose lease was lost is told again; successes and faults count once.
         if report.number == 0 or report.number > client.number:
             client.number = report.number
             self._observe(report, now)
@@ -199,6 +218,7 @@ class Limiter:
         times = self._slots(report.limits, affordable, now, now + report.ahead)
         if probing and times:
             self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
+        # Leased is spent until the next report says otherwise: two clients cannot both have the last of a budget.
         run.committed[report.client] += _cost_of(affordable[: len(times)], report.cost_per_token)
         if spent_up and refusal is None:
             refusal = "budget"
@@ -223,10 +243,15 @@ class Limiter:
         return client, run
 
     def _observe_run(self, report: Report, run: _Run) -> None:
+        """Takes what a client tells of its run: a completion ends the row of doubts, whoever had them."""
         run.completed |= report.completed
         run.doubts = report.doubts if report.completed else run.doubts + report.doubts
 
     def _observe(self, report: Report, now: float) -> None:
+        """Takes what a client tells of the endpoint: what it used, whether it was answered, limited, or could not reach
+        it.
+        """
+        # What was leased and not used is time that the next slots need not wait for; used beyond, time that they do.
         self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
         if report.answered:
             self._faults, self._fault_since, self._answered_at = 0, None, now
@@ -246,6 +271,8 @@ class Limiter:
             self._speed_up(report.limits, now)
 
     def _slow_down(self, report: Report, now: float) -> None:
+        """After a 429, once a second: `SHRINK` times the rate, or of the calls a second that succeeded."""
+        # The 429s of one moment come from calls that were sent at the old rate; each would shrink it again.
         if now - self._stepped < STEP_SECONDS:
             return
         observed = self._successes / max(now - self._counted, STEP_SECONDS)
@@ -254,6 +281,8 @@ class Limiter:
         self._start_step(now)
 
     def _speed_up(self, limits: Limits, now: float) -> None:
+        """A tenth more where calls succeeded; at the limit of the settings the rate is free again."""
+        # A rate that nobody uses is proven by nothing.
         used = self._successes > 0
         if self._rate is not None and used:
             self._rate *= GROW
@@ -263,6 +292,7 @@ class Limiter:
         self._start_step(now)
 
     def _start_step(self, now: float) -> None:
+        """Begins to count successes anew, and remembers their rate: the 429 may come just after."""
         self._success_rate = self._successes / max(now - self._counted, STEP_SECONDS)
         self._successes = 0
         self._counted = self._stepped = now
@@ -281,6 +311,7 @@ class Limiter:
         client.wants = report.in_flight + report.held + len(report.estimates) > 0
         held_by_others = sum(other.may_hold for other in self._clients.values() if other is not client)
         busy = sum(1 for other in self._clients.values() if other.wants)
+        # Rounded up, so that no place is lost; what is over in sum is held back by what the others hold.
         share = -(-report.limits.max_in_flight // max(busy, 1))
         places = max(0, min(share, report.limits.max_in_flight - held_by_others)) if client.wants else 0
         if now < self._settled:
@@ -290,6 +321,7 @@ class Limiter:
         return places
 
     def _forget(self, now: float) -> None:
+        """Frees the places of clients that are silent, and forgets clients and runs that are long gone."""
         for name, other in list(self._clients.items()):
             if now - other.seen >= CLIENT_EXPIRY:
                 self.leave(name)
@@ -323,6 +355,7 @@ class Limiter:
             if not _within(committed, report.budget):
                 break
             affordable += 1
+        # What is in flight or held may turn out to cost less than estimated, and leave something for one call more.
         idle = report.in_flight == 0 and report.held == 0
         return wanted[:affordable], bool(wanted) and affordable == 0 and idle
 
@@ -341,6 +374,8 @@ class Limiter:
         if self._restarted:
             # The last slot before the restart may be one that only a client who is gone knew of.
             self._restarted, self._next_request = False, self._next_request + spacing
+        # After a restart a client knows of slots that this limiter does not: the next one comes after the latest of
+        # them.
         self._next_request = min(max(self._next_request, until + spacing, start), furthest)
         self._next_token = min(max(self._next_token, start), start + FURTHEST_SLOT)
         times: list[float] = []
@@ -355,19 +390,23 @@ class Limiter:
 
 
 def _ceiling(limits: Limits) -> float | None:
+    """Requests a second that are leased of a limit in requests a minute; None without a limit."""
     return None if limits.requests_per_minute is None else limits.requests_per_minute * SHARE_OF_LIMIT / 60.0
 
 
 def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
+    """How long so many tokens fill their limit, in seconds; 0 without a limit, negative for tokens given back."""
     return 0.0 if tokens_per_minute is None else tokens * 60.0 / (tokens_per_minute * SHARE_OF_LIMIT)
 
 
 def _cost_of(estimates: tuple[int, ...], cost_per_token: float) -> Spent:
+    """What calls with these estimates may cost, at a price for each token."""
     tokens = sum(estimates)
     return Spent(len(estimates), tokens, tokens * cost_per_token)
 
 
 def _within(spent: Spent, budget: Budget) -> bool:
+    """Whether what was spent is no more than each bound of the budget."""
     pairs = (
         (spent.calls, budget.max_calls),
         (spent.tokens, budget.max_tokens),

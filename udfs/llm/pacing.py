@@ -20,13 +20,23 @@ MEASURE_SECONDS = 60.0
 PREFETCH = 512
 # Timers end a little early; a wait below this is none.
 _NO_WAIT = 0.001
+# Of the stage's own completions, since `max_tokens` for each would leave most of a limit in tokens unused.
 _COMPLETION_QUANTILE = 0.9
 _COMPLETIONS_REMEMBERED = 1000
+# Before any completion is known; too much is given back with the first, too little is taken from the next slots.
 _FIRST_COMPLETION_TOKENS = 512
 
 
 class LimiterClock:
-    """What to add to the asker's clock to get the limiter's, measured by the quickest round trip of the last minute."""
+    """What to add to the asker's clock to get the limiter's, measured by the quickest round trip of the last minute.
+
+    Both clocks are monotonic, each of its own process: their difference means nothing but here, and holds for a while.
+
+    >>> clock = LimiterClock()
+    >>> clock.measure(limiter_now=100.0, sent=10.0, received=10.5)
+    >>> clock.local(101.0)
+    11.25
+    """
 
     def __init__(self) -> None:
         self.offset = 0.0
@@ -84,9 +94,13 @@ class Pacing:
         return len(self._slots) < (1 if self.strict else PREFETCH // 2)
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the next slot may be used, 0 for now, None without a slot; missed ones are dropped."""
+        """Seconds until the next slot may be used, 0 for now, None without a slot; missed ones are dropped.
+
+        A slot is for its own time: used late, it would fall together with the next ones and exceed a second's bound.
+        """
         while self._slots:
             at, tokens = self._slots[0]
+            # Its tokens go back with the next report; its place in time is gone.
             if self.strict and (at < now - LATE_SECONDS or at < self.paused_until):
                 self._slots.popleft()
                 self._unused_tokens += tokens
@@ -116,6 +130,7 @@ class Pacing:
 
     def wanted(self, waiting: int, in_flight: int) -> int:
         """How many more slots are of use for so many waiting requests."""
+        # One more than can be sent at once: it bridges the round trip of the next lease.
         room = max(1, self.places - in_flight) + 1 if self.strict else PREFETCH
         return max(0, min(waiting, room) - len(self._slots))
 
@@ -127,6 +142,7 @@ class Pacing:
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
         tokens = tally.prompt_tokens + tally.completion_tokens
+        # The dearer of both: how the tokens of an estimate will be divided is not known.
         price = max(settings.prompt_price, settings.completion_price) / 1e6
         cost = settings.cost(tally.prompt_tokens, tally.completion_tokens)
         return Report(
@@ -151,22 +167,33 @@ class Pacing:
         self.clock.measure(lease.now, sent, received)
         self.places, self.strict, self.refusal = lease.places, lease.strict, lease.refusal
         self.paused_until = max(self.paused_until, self.clock.local(lease.paused_until))
+        # Slots from before an outage would all be used as probes, at once.
         if lease.probing or lease.refusal:
             self._drop()
         times = [self.clock.local(time) for time in lease.times]
         self._slots.extend(zip(times, estimates, strict=False))
         if times:
             self._until = max(self._until, times[-1])
+            # Late on arrival: the round trip was long, or the clocks are further apart than was measured.
             if times[0] < received - LATE_SECONDS:
                 self.clock.doubt()
 
     def _drop(self) -> None:
+        """Gives up all slots; what was reserved with them is told with the next lease."""
         self._unused_tokens += self.held_tokens
         self._slots.clear()
 
 
 class CompletionSizes:
-    """What a completion of a stage is expected to take at most, in all but one of ten, from the last thousand."""
+    """What a completion of a stage is expected to take at most, in all but one of ten, from the last thousand.
+
+    >>> sizes = CompletionSizes(max_tokens=256)
+    >>> before = sizes.expected
+    >>> for tokens in (10, 20, 30):
+    ...     sizes.remember(tokens)
+    >>> before, sizes.expected
+    (256, 20)
+    """
 
     def __init__(self, max_tokens: int | None) -> None:
         self._first = min(_FIRST_COMPLETION_TOKENS, max_tokens or _FIRST_COMPLETION_TOKENS)
@@ -175,6 +202,7 @@ class CompletionSizes:
 
     def remember(self, tokens: int) -> None:
         """Takes the size of a completion."""
+        # In step with the deque, which is about to lose its first: found by bisection, in sorted order.
         if len(self._latest) == _COMPLETIONS_REMEMBERED:
             del self._sorted[bisect_left(self._sorted, self._latest[0])]
         self._latest.append(tokens)

@@ -23,6 +23,7 @@ ALTERNATIVE = pa.struct(
 )
 
 
+# A column's type stands beside its field, so that no second list can be in another order.
 _TEXT, _COUNT = {"type": pa.string()}, {"type": pa.int64()}
 
 

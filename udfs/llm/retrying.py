@@ -37,6 +37,8 @@ _SURE_REFUSALS = frozenset({"http_401", "http_402", "http_429"})
 # So many errors about the run (403, 404, unknown model) without a completion between are no fault of single rows.
 DOUBTS_IN_A_ROW = 20
 
+# Seconds. From half a second, doubled, to half a minute: a stumble costs little, an endpoint that restarts is left
+# alone.
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 
@@ -46,7 +48,11 @@ NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
 
 
 def is_passing(error_type: str | None) -> bool:
-    """Whether a failure has a passing reason."""
+    """Whether a failure has a passing reason.
+
+    >>> is_passing("http_503"), is_passing("http_400"), is_passing(None)
+    (True, False, False)
+    """
     return error_type in PASSING_TYPES or (error_type or "").startswith(PASSING_PREFIX)
 
 
@@ -90,16 +96,26 @@ class Verdict:
 
 
 def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) -> Verdict:
-    """What becomes of the request; `free` where a fault is the endpoint's outage and costs no attempt."""
+    """What becomes of the request; `free` where a fault is the endpoint's outage and costs no attempt.
+
+    Never looks at the text of an answer, only at its kind, so that all of a stage's rows are treated alike.
+
+    >>> limited = Answer(error_type="http_429", retry_after=2.0)
+    >>> judge(Request("id", {}, "unit"), limited, 4, free=False)
+    Verdict(act=<Act.AGAIN: 'again'>, wait=2.0, attempt=False, afresh=False, anew=False)
+    """
     kind = answer.error_type
     if answer.refused:
+        # Before all else: it speaks of the run, so that no rule about its row may apply.
         return Verdict(Act.REFUSE if kind in _SURE_REFUSALS else Act.HOLD)
+    # Being limited says nothing about the request and uses up no attempt; its deadline goes on.
     if kind == "http_429":
         return Verdict(Act.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after)
     used_up = request.attempts + 1 >= max_attempts
     wait = backoff(request.attempts + 1)
     if is_fault(kind):
         if free:
+            # The limiter lets single probes through meanwhile, so that a short wait here makes no flood.
             return Verdict(Act.AGAIN, FIRST_BACKOFF, anew=True)
         return Verdict(Act.RECORD if used_up else Act.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
     if kind in ASK_AGAIN and not used_up:
@@ -159,9 +175,11 @@ class Standing:
         return False
 
     def _hear_fault(self, request: Request, answer: Answer, now: float) -> bool:
+        """Notes a fault. Whether it costs no attempt: nothing was ever reached, or an outage is known."""
         never_reached = answer.unconnected and not self.answered_ever
         request.first_fault = request.first_fault or now
         if never_reached:
+            # An address that nobody listens at is an outage at once, without fifty rows that have to find it out.
             self.news.faults += OUTAGE_FAULTS
         elif self.answered_at <= request.first_fault:
             # Where others were answered since, it is the request that fails and not the endpoint.

@@ -55,6 +55,8 @@ def count_rows(system: fs.FileSystem, paths: Sequence[str]) -> list[int | None]:
     """The rows of each file by its footer; None for one that is damaged.
 
     Raises OSError for one that cannot be read to its end, FileNotFoundError for one that is gone.
+
+    Only footers are read: a file may be thousands of times as long.
     """
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         return list(pool.map(lambda path: _read(system, path, _rows_by_footer), paths))
@@ -111,7 +113,10 @@ def merge_files(merge: Merge) -> Described:
 
 
 def _copy_rows(system: fs.FileSystem, paths: Sequence[str], schema: pa.Schema, stream: Any) -> int:
+    """Writes the rows of the files in their order to an open stream; how many there were."""
     written, held = 0, schema.empty_table()
+    # Checksums of pages are verified as they are read and written anew: a merge is no place where damage becomes
+    # content.
     with pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True) as writer:
         for path in paths:
             with system.open_input_file(path) as file:
@@ -135,6 +140,7 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
 
 
 def _with_further(schema: pa.Schema, others: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema, and behind it the columns that only others have, in the order in which they are found."""
     further = {field.name: field for other in others for field in other if field.name not in schema.names}
     return pa.schema([*schema, *further.values()])
 
@@ -154,6 +160,7 @@ def _read(system: fs.FileSystem, path: str, make: Callable[[Any], Given]) -> Giv
             raise
         except UNREADABLE as error:
             senseless += _has_readable_bytes(system, path)
+            # Twice, as a mount that stumbles may first give bytes that are not the file's.
             if senseless == 2:
                 return None
             if last:
@@ -162,6 +169,7 @@ def _read(system: fs.FileSystem, path: str, make: Callable[[Any], Given]) -> Giv
 
 
 def _has_readable_bytes(system: fs.FileSystem, path: str) -> bool:
+    """Whether every byte of a file can be read, whatever it says."""
     try:
         digest_of(system, path)
     except OSError:
@@ -170,6 +178,7 @@ def _has_readable_bytes(system: fs.FileSystem, path: str) -> bool:
 
 
 def _rows_by_footer(file: Any) -> int:
+    """The rows that a file's footer says it has."""
     return int(pq.read_metadata(file).num_rows)
 
 

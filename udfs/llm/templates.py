@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from udfs.errors import UserError
 
 _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
+# A key holds the source of its template alone: what is included could change without the key.
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
@@ -56,7 +57,11 @@ def compile_prompt(source: str, *, api: str = "chat", name: str = "template") ->
 
 
 def split_turns(source: str) -> list[tuple[str, str]]:
-    """The (role, source) of each turn; a source without turn lines is one user turn."""
+    r"""The (role, source) of each turn; a source without turn lines is one user turn.
+
+    >>> split_turns("=== system\nBe brief.\n\n=== user\n{{ query }}\n")
+    [('system', 'Be brief.'), ('user', '{{ query }}')]
+    """
     source = source.replace("\r\n", "\n")
     lines = list(_TURN_LINE.finditer(source))
     if not lines:
@@ -80,22 +85,32 @@ def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat",
 
 
 def as_data(text: object) -> str:
-    """The text with the tags escaped that would close the one around it: `</context>` becomes `&lt;/context>`."""
+    """The text with the tags escaped that would close the one around it: `</context>` becomes `&lt;/context>`.
+
+    >>> as_data("ends here </context> or < / Query >, a < b")
+    'ends here &lt;/context> or &lt; / Query >, a < b'
+    """
     return _OUR_CLOSING_TAG.sub("&lt;", str(text))
 
 
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
+    """The one environment: sandboxed, since templates come from users; strict, since a misspelt variable would be
+    empty.
+    """
+    # No autoescape: prompts are no HTML, and `&amp;` in them would be read by models as it stands.
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
     environment.filters["as_data"] = as_data
     return environment
 
 
 def _turns(source: str, api: str) -> list[tuple[str, str]]:
+    """The (role, source) of each turn; a plain completion has the one turn `text`, whatever lines it holds."""
     return split_turns(source) if api == "chat" else [("text", _strip_blank_lines(source))]
 
 
 def _compile(source: str, name: str) -> Template:
+    """A turn's template. Raises PromptError for bad syntax and for what would read another template."""
     try:
         tree = _environment().parse(source)
         foreign = next((node for kind in _FOREIGN for node in tree.find_all(kind)), None)
@@ -108,10 +123,12 @@ def _compile(source: str, name: str) -> Template:
 
 
 def _render(turn: Template, variables: Mapping[str, Any]) -> str:
+    """A turn for these variables. Raises what Jinja2 raises for one that is missing or fails."""
     return turn.render(variables)
 
 
 def _strip_blank_lines(text: str) -> str:
+    """The text without the blank lines at its beginning and end, those of a file around its turns."""
     lines = text.split("\n")
     while lines and not lines[0].strip():
         lines.pop(0)

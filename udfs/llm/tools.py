@@ -9,8 +9,11 @@ from typing import Any
 
 from udfs.quantities import MAX_LENGTH, compare_quantities
 
+# Each round is a call that is paid for. One is enough to compare what an answer names; models that call on and on do
+# not stop by themselves.
 MAX_ROUNDS = 4
 MAX_CALLS_OF_A_ROUND = 8
+# Room for two quantities of the greatest length with every character as an escape of JSON (\u0000), and their names.
 LONGEST_ARGUMENTS = 16 * MAX_LENGTH
 
 _SIDES = ("first", "second")
@@ -53,6 +56,7 @@ def read_tool_calls(message: Any) -> tuple[ToolCall, ...]:
 
 
 def _read_call(call: Any, number: int) -> ToolCall:
+    """A call as it was sent, of any shape: what is missing or of another type is empty, and answered with an error."""
     function = call.get("function") if isinstance(call, Mapping) else None
     fields = function if isinstance(function, Mapping) else {}
     name, arguments = fields.get("name"), fields.get("arguments")
@@ -65,6 +69,7 @@ def _read_call(call: Any, number: int) -> ToolCall:
 
 
 def _text(value: Any) -> str:
+    """The value if it is text, lone surrogates replaced, since it is sent back and stored; else empty."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
 
 
@@ -74,13 +79,18 @@ def _as_json(arguments: Mapping[str, Any]) -> str:
 
 
 def run_tool(call: ToolCall) -> str:
-    """The tool's answer, JSON: what it says, or `error` where the call cannot be understood. Never raises."""
+    """The tool's answer, JSON: what it says, or `error` where the call cannot be understood. Never raises.
+
+    >>> run_tool(ToolCall("call_0", "compare_quantities", '{"first": "1 km", "second": "900 m"}'))
+    '{"outcome": "first_larger"}'
+    """
     if call.name != COMPARE_QUANTITIES["function"]["name"]:
         return json.dumps({"error": "there is no such tool"})
     if len(call.arguments) > LONGEST_ARGUMENTS:
         return json.dumps({"error": "the arguments are too long"})
     try:
         arguments = json.loads(call.arguments)
+    # What the model is told it may mend in its next turn, so that no call of a tool is a failure of the request.
     except (ValueError, RecursionError):
         return json.dumps({"error": "the arguments are no JSON"})
     first, second = map(arguments.get, _SIDES) if isinstance(arguments, Mapping) else (None, None)

@@ -42,7 +42,10 @@ def count_unit(unit: str) -> int:
 
 
 def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
-    """The (request id, variables) of a unit."""
+    """The (request id, variables) of a unit.
+
+    All of it at once: a unit is bounded so that an actor can hold it. Raises OSError for a file that cannot be read.
+    """
     rows = [row for batch in _batches(unit) for row in batch.to_pylist()]
     return [(row.pop("request_id"), row) for row in rows]
 
@@ -58,10 +61,12 @@ def ids_among(unit: str, known: Set[str]) -> frozenset[str]:
 
 
 def _cut(system: fs.FileSystem, path: str, max_rows: int, max_bytes: int) -> list[str]:
+    """The units of one file; none for a file without rows."""
     with system.open_input_file(path) as file:
         footer = pq.read_metadata(file)
         if not footer.num_rows:
             return []
+        # The footer alone tells for most files; only others have to be decoded to know how large their rows are.
         if footer.num_rows <= max_rows and _is_plain(footer) and _bytes_of(footer) <= max_bytes:
             return [path]
         ranges = list(_ranges(pq.ParquetFile(file), max_rows, max_bytes))
@@ -88,6 +93,7 @@ def _is_plain(footer: pq.FileMetaData) -> bool:
 
 
 def _bytes_of(footer: pq.FileMetaData) -> int:
+    """The bytes of all columns as they are in memory but for dictionaries: not compressed."""
     return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
 
 
@@ -120,5 +126,10 @@ def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[list[int], int]:
 
 
 def _parse(unit: str) -> tuple[str, range | None]:
+    """A unit's file, and its rows where it is a part of it.
+
+    >>> _parse("s3://bucket/requests.parquet#2000-4000")
+    ('s3://bucket/requests.parquet', range(2000, 4000))
+    """
     match = re.fullmatch(r"(.*)#(\d+)-(\d+)", unit, re.DOTALL)
     return (match[1], range(int(match[2]), int(match[3]))) if match else (unit, None)

@@ -55,6 +55,8 @@ def _wikicontradict(record: Record, row: int) -> list[Record]:
 
 
 def _wikicontradict_label(label: Any, answer: int) -> Any:
+    """The published label, but `Partially correct` for a correct answer that was written from one passage."""
+    # The prompts of the evaluation: 0 without a passage, 1 and 2 with one each, 3 and 4 with both.
     saw_one_context = answer in (1, 2)
     return "Partially correct" if saw_one_context and label == "Correct" else label
 

@@ -15,6 +15,7 @@ from udfs.samples.records import READ_ERRORS, READERS, ROWS_PER_BATCH, Record, U
 from udfs.samples.shapes import Shape, merge_shapes, shape_of
 from udfs.samples.values import as_type
 
+# Kinds of files whose columns have one type each: contexts may be JSON in a column of text.
 CONTEXTS_ARE_TEXT = ("csv", "parquet")
 
 
@@ -26,6 +27,8 @@ def read_batches(
     Columns: file, block, n, part (the place; `n` is the 1-based row of the unit), content, error; the six known columns
     of samples; rest, the other columns as `type_batches` takes them, null where there are none; facts, JSON of file,
     columns, shapes, rows and problem.
+
+    Lazy: a unit is read as its rows are taken, so that a worker holds `ROWS_PER_BATCH` of them.
     """
     for batch in batches:
         for row in batch.to_pylist():
@@ -46,6 +49,7 @@ def type_batches(
 
 
 def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mapping[str, str]) -> Iterator[pa.Array]:
+    """The columns of `schema` behind the known ones, in its order."""
     for field in list(schema)[len(KNOWN) :]:
         source = sources[field.name]
         yield pa.array([as_type(values.get(source), field.type) for values in rest], field.type)
@@ -63,14 +67,17 @@ def _samples(
 
 
 def _rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a unit as `read_batches` has them, then that of its facts."""
     types_are_known = unit.kind == "parquet" and adapter is None
     columns: set[str] = set()
     shapes: dict[str, Shape] = {}
+    # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
     problem, n = None, 0
     try:
         for place, record, sample in _samples(unit, adapter, required):
             n = place["n"]
             columns.update(record.values)
+            # As it grows: a file whose keys are data would fill the memory before its end.
             check_width(len(columns))
             if not types_are_known:
                 for name, value in sample.rest.items():
@@ -97,6 +104,7 @@ def _packed(sample: Sample) -> bytes | None:
 
 
 def _chunks(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of at most `ROWS_PER_BATCH`."""
     chunk: list[dict[str, Any]] = []
     for row in rows:
         chunk.append(row)

@@ -15,12 +15,16 @@ REQUIRED = ("query", "response", "contexts")
 # What an answer has and a question has not, and what names a question
 OF_ANSWERS = ("response", "system", "label")
 QUESTION_ID = "question_id"
+# 128 of the hash's 256 bits: short enough to be read, long enough that no two samples of a billion have one id.
 SAMPLE_ID_CHARACTERS = 32
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A row as a sample: the six known columns, the rest, the hash of all (64 hex characters), and what is wrong."""
+    """A row as a sample: the six known columns, the rest, the hash of all (64 hex characters), and what is wrong.
+
+    `known` has null where a column is unusable, and `error` then says which, without any text of the row's.
+    """
 
     known: Mapping[str, Any]
     rest: Mapping[str, Any]
@@ -53,7 +57,11 @@ def to_sample(record: Record, contexts_as_text: bool, required_columns: Sequence
 
 
 def is_question(required_columns: Sequence[str]) -> bool:
-    """Whether rows that need have these columns alone are questions, which have no answer yet."""
+    """Whether rows that need have these columns alone are questions, which have no answer yet.
+
+    >>> is_question(("query", "contexts")), is_question(("query", "response", "contexts"))
+    (True, False)
+    """
     return "response" not in required_columns
 
 
@@ -80,6 +88,7 @@ def _required(
 
 
 def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
+    """A column as text, null where it is unusable; what is wrong is added to the problems."""
     if isinstance(value, list | dict):
         problems.append(f"{name} is no text")
         return None
@@ -96,6 +105,9 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
     """Contexts as [{id, text}]: strings get their 1-based position, numbers and booleans become text.
 
     An id that is missing, null or empty is the position. Raises ValueError that says what is wrong, without the text.
+
+    >>> normalise_contexts(["first", {"id": "b", "text": 2}])
+    [{'id': '1', 'text': 'first'}, {'id': 'b', 'text': '2'}]
     """
     if value is None:
         raise ValueError("contexts is null")
@@ -112,6 +124,7 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
         if isinstance(text, list | dict) or isinstance(name, list | dict):
             raise ValueError(f"{where} is neither text nor an object of id and text")
         identifier = text_of(name) or str(position)
+        # Sources of statements are ids: with two of one, nobody could say which context states what.
         if identifier in seen:
             raise ValueError(f"contexts {seen[identifier]} and {position} have one id")
         seen[identifier] = position
@@ -120,7 +133,11 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
 
 
 def contexts_of_text(value: Any) -> Any:
-    """Contexts that a column of text holds as JSON. Raises ValueError where it is no JSON."""
+    """Contexts that a column of text holds as JSON. Raises ValueError where it is no JSON.
+
+    >>> contexts_of_text('["one", "two"]')
+    ['one', 'two']
+    """
     if not isinstance(value, str | bytes):
         return value
     try:
@@ -134,8 +151,10 @@ def _content(record: Record, contexts: list[dict[str, str]] | None, rest: Mappin
     values = record.values
     texts = {name: text_of(value) for name, value in rest.items()}
     texts |= {name: text_of(values.get(name)) for name in KNOWN}
+    # An empty id counts as none, as it does for the sample's own.
     texts["sample_id"] = texts["sample_id"] or None
     if contexts is not None:
         texts["contexts"] = ENCODER.encode(contexts)
     columns = {name: text for name, text in texts.items() if text is not None}
+    # The raw text is in it for rows that could not be read: two of them are two samples.
     return hashlib.sha256(ENCODER.encode([columns, record.raw, contexts is None]).encode()).hexdigest()

@@ -23,6 +23,7 @@ def _contexts(record: Record, _: int) -> list[Record]:
 
 
 def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the named values that there are; what is absent stays absent, and is not null."""
     return {name: values[name] for name in names if name in values}
 
 

@@ -19,6 +19,8 @@ from udfs.samples.values import canonical, check_nesting, load_json
 # More come from keys that are data, and would be a table that no reader opens.
 MAX_COLUMNS = 1000
 WIDTH_ADVICE = "put keys that vary from row to row into one column of JSON"
+# What is read of a JSON array at once, doubled while an element is longer: decoding from its beginning again and again
+# stays linear in its length.
 CHUNK = 1 << 20
 # A piece of a file that ends within a token of JSON other than a string fails at most this far before its end.
 LONGEST_TOKEN = 16
@@ -54,6 +56,7 @@ class Record:
 
 
 def _record(value: Any) -> Record:
+    """A value of JSON as a record; an empty key is `_c0`, as no column can be without a name."""
     if not isinstance(value, dict):
         return Record(problem="no JSON object", raw=canonical(value))
     return Record({name or "_c0": item for name, item in value.items()})
@@ -64,6 +67,8 @@ def _read_lines(unit: Unit) -> Iterator[Record]:
     with closing(open_file(unit.path)) as stream:
         position = unit.start
         if unit.start:
+            # From one byte before: a line that begins exactly at the unit's first byte is this unit's, others are the
+            # one's before.
             stream.seek(unit.start - 1)
             position += len(stream.readline()) - 1
         while not unit.length or position < unit.start + unit.length:
@@ -77,6 +82,7 @@ def _read_lines(unit: Unit) -> Iterator[Record]:
 
 
 def _record_of_line(line: str) -> Record:
+    """A line as a record; one that is no JSON is a record with a problem, and the next line is read on."""
     try:
         return _record(load_json(line))
     except RecursionError:
@@ -100,6 +106,8 @@ def _read_array(unit: Unit) -> Iterator[Record]:
 
 
 class _ArrayReader:
+    """Takes the elements of an array from a stream one at a time, and holds no more of it than the longest."""
+
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
         self.buffer = ""
@@ -110,6 +118,7 @@ class _ArrayReader:
         self.decoder = json.JSONDecoder()
 
     def fill(self) -> None:
+        """Reads on, forgetting what was taken; pieces double until an element is whole."""
         more = self.stream.read(self.chunk)
         self.ended = not more
         self.buffer = self.buffer[self.position :] + more
@@ -128,9 +137,11 @@ class _ArrayReader:
             self.fill()
 
     def expect(self, characters: str) -> str:
+        """The next character, one of these, and taken but for `]`. Raises UnreadableFileError for another."""
         found = self.next_character()
         if not found or found not in characters:
             raise UnreadableFileError(f"the JSON array is broken or cut after element {self.elements}")
+        # The bracket stays, for an empty array and the end of others are looked at in one place.
         self.position += int(found != "]")
         return found
 
@@ -167,7 +178,11 @@ class _ArrayReader:
 
 
 def column_names(names: Sequence[str]) -> list[str]:
-    """Names as a header or footer gives them; an unnamed column is `_c<position>`. Raises as `check_width`."""
+    """Names as a header or footer gives them; an unnamed column is `_c<position>`. Raises as `check_width`.
+
+    >>> column_names(["query", "", "response"])
+    ['query', '_c1', 'response']
+    """
     check_width(len(names))
     return [name or f"_c{position}" for position, name in enumerate(names)]
 
@@ -185,6 +200,9 @@ def csv_header(path: str) -> list[str]:
 
 
 def _header(rows: Iterator[list[str]]) -> list[str]:
+    """The names of a CSV file's columns, none where it has no line. Raises UnreadableFileError for broken or repeated
+    ones.
+    """
     try:
         names = column_names(next((row for row in rows if row), []))
     except csv.Error as error:
@@ -197,6 +215,7 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
 
 def _read_csv(unit: Unit) -> Iterator[Record]:
     """RFC 4180. An empty cell is null, but the empty string in `response`."""
+    # A context is easily longer than the 131,072 characters that the module takes; the limit is a C long.
     csv.field_size_limit(2**31 - 1)
     with open_text(unit.path, newline="") as stream:
         taken: list[str] = []
@@ -207,6 +226,8 @@ def _read_csv(unit: Unit) -> Iterator[Record]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
+                # The words of the module, which has one kind of error for all: an open quote has swallowed the rest of
+                # the file.
                 if "end of data" in str(error):
                     raise UnreadableFileError(
                         f"a quote opened in the record before line {rows.line_num} never ends"
@@ -220,12 +241,14 @@ def _read_csv(unit: Unit) -> Iterator[Record]:
 
 
 def _tap(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
+    """The lines as they are, each noted in `taken` too: what a broken record looked like."""
     for line in lines:
         taken.append(line)
         yield line
 
 
 def _record_of_cells(header: list[str], row: list[str]) -> Record:
+    """A row of cells as a record; as many cells as the header has, or nobody knows which is which."""
     if len(row) != len(header):
         return Record(problem=f"{len(row)} cells where the header has {len(header)}", raw=canonical(row))
     cells = zip(header, row, strict=True)
@@ -233,6 +256,7 @@ def _record_of_cells(header: list[str], row: list[str]) -> Record:
 
 
 def _read_parquet(unit: Unit) -> Iterator[Record]:
+    """The rows of one row group."""
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
             names = column_names(batch.schema.names)
@@ -248,7 +272,9 @@ def open_parquet(path: str) -> Iterator[pq.ParquetFile]:
 
 
 def _values(column: pa.Array) -> list[Any]:
+    """The values of a column as Python has them, invalid UTF-8 replaced."""
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        # Python's own times end at microseconds, and Arrow refuses to drop what is below.
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     try:
         return cast(list[Any], column.to_pylist(maps_as_pydicts="lossy"))
@@ -286,11 +312,14 @@ def json_kind(path: str) -> str:
         text = head.removeprefix(BOM).lstrip(b" \t\r\n")
         if not text.startswith(b"["):
             return "lines"
+        # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one
+        # array.
         line, newline, after = text.partition(b"\n")
         return "lines" if newline and after.strip() and _is_json(line) else "array"
 
 
 def _is_json(line: bytes) -> bool:
+    """Whether bytes are a whole value of JSON."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):

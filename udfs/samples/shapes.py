@@ -15,9 +15,14 @@ Shape = Any
 
 
 def shape_of(value: Any, depth: int = 0) -> Shape:
-    """The type of a value of JSON."""
+    """The type of a value of JSON.
+
+    >>> shape_of({"n": 1, "marks": [1, 2.5, None]})
+    {'struct': {'n': 'long', 'marks': {'list': 'double'}}}
+    """
     if value is None:
         return "null"
+    # Before int, which it is in Python.
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
@@ -38,13 +43,21 @@ def shape_of(value: Any, depth: int = 0) -> Shape:
 
 
 def struct_shape(fields: dict[str, Shape]) -> Shape:
-    """A struct, or text where Spark could not hold it: names equal but for case, empty names, too many."""
+    """A struct, or text where Spark could not hold it: names equal but for case, empty names, too many.
+
+    >>> struct_shape({"a": "long", "A": "long"})
+    'text'
+    """
     names = {name.lower() for name in fields}
     return "text" if len(names) < len(fields) or "" in names or len(fields) > MAX_FIELDS else {"struct": fields}
 
 
 def merge_shapes(left: Shape, right: Shape) -> Shape:
-    """The type that holds both; `text` where none does, which then is the whole column's."""
+    """The type that holds both; `text` where none does, which then is the whole column's.
+
+    >>> merge_shapes("long", "double"), merge_shapes("long", "string"), merge_shapes("null", "boolean")
+    ('double', 'text', 'boolean')
+    """
     if left == right or right == "null":
         return left
     if left == "null":
@@ -63,6 +76,9 @@ def merge_shapes(left: Shape, right: Shape) -> Shape:
 
 
 def merge_columns(left: Mapping[str, Shape], right: Mapping[str, Shape]) -> dict[str, Shape]:
-    """By column of either: the type that holds both."""
+    """By column of either: the type that holds both.
+
+    Merged in any order and grouping the types are the same, as tasks end in any order.
+    """
     names = {**left, **right}
     return {name: merge_shapes(left.get(name, "null"), right.get(name, "null")) for name in names}

@@ -20,7 +20,11 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def plain(value: Any) -> Any:
-    """The value as canonical JSON has it: no nulls in objects, integral doubles as integers, dates as ISO text."""
+    """The value as canonical JSON has it: no nulls in objects, integral doubles as integers, dates as ISO text.
+
+    >>> plain({"n": 2.0, "none": None, "day": date(2025, 3, 1)})
+    {'n': 2, 'day': '2025-03-01'}
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -37,12 +41,20 @@ def plain(value: Any) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """Canonical JSON: keys sorted by code point, no spaces, no escapes but those that JSON needs."""
+    """Canonical JSON: keys sorted by code point, no spaces, no escapes but those that JSON needs.
+
+    >>> canonical({"b": [1.0, None], "a": "é"})
+    '{"a":"é","b":[1,null]}'
+    """
     return ENCODER.encode(plain(value))
 
 
 def text_of(value: Any) -> str | None:
-    """A value as a text column has it: text as it is, bytes decoded as UTF-8, anything else as canonical JSON."""
+    """A value as a text column has it: text as it is, bytes decoded as UTF-8, anything else as canonical JSON.
+
+    >>> text_of("as it is"), text_of(2.0), text_of(["a"]), text_of(None)
+    ('as it is', '2', '["a"]', None)
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -72,18 +84,23 @@ def load_json(text: str) -> Any:
     """JSON as Python values, lone surrogates replaced; of two equal keys the last counts.
 
     Raises ValueError where it is no JSON, RecursionError where it is nested too deeply.
+
+    >>> load_json('{"id": 1, "id": 2}')
+    {'id': 2}
     """
     return check_nesting(json.loads(text), text)
 
 
 def check_nesting(value: Any, text: str) -> Any:
     """The parsed value of a JSON text, lone surrogates replaced. Raises RecursionError where it is too deep."""
+    # Counting is quick and never too low, so that only a text with many brackets is walked through.
     if text.count("[") + text.count("{") > MAX_NESTING and _is_deeper(value, MAX_NESTING):
         raise RecursionError
     return _without_surrogates(value) if SURROGATE_ESCAPE.search(text) else value
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects lie within each other more than `depth` deep."""
     if not isinstance(value, list | dict):
         return False
     items = value.values() if isinstance(value, dict) else value
@@ -91,6 +108,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _without_surrogates(value: Any) -> Any:
+    """The value with lone surrogates replaced, at any depth, in keys too: neither Arrow nor UTF-8 has them."""
     if isinstance(value, str):
         return SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):

@@ -43,6 +43,7 @@ PUBLISHED = {
     ("e2e", FULLY_CORRECT): 0.88,
     (ALL, AGREEMENT): 0.813,
 }
+# A column that is shifted makes a problem of every row; a screen of them is enough to see it.
 SHOWN_PROBLEMS = 20
 SHOWN_LENGTH = 20  # characters of a cell in a message: enough for a code
 Pair = tuple[int, int]
@@ -101,14 +102,26 @@ class Judgement:
 
 
 def plain_line(text: str) -> str:
-    """A statement as one line that ends in a full stop or another mark, whoever made it."""
+    """A statement as one line that ends in a full stop or another mark, whoever made it.
+
+    A metric whose statements end without a full stop would else be known by that.
+
+    >>> plain_line("the  Seine rises in Burgundy"), plain_line("Does it?")
+    ('the Seine rises in Burgundy.', 'Does it?')
+    """
     line = " ".join(text.split())
     ends = line.rstrip("\"'”’»)]").endswith((".", "!", "?", "…"))
     return line if ends or not line else f"{line}."
 
 
 def order_metrics(metrics: Iterable[str], seed: int, sample_id: str) -> list[str]:
-    """The metrics in the order in which a sample's item shows them: random, the same for one seed and sample."""
+    """The metrics in the order in which a sample's item shows them: random, the same for one seed and sample.
+
+    By hash, so that the order stays where other samples or metrics are added to a study.
+
+    >>> order_metrics(["qa", "nli", "e2e"], 7, "s1") == order_metrics(["e2e", "qa", "nli"], 7, "s1")
+    True
+    """
     return sorted(metrics, key=lambda metric: blake2b(f"{seed}:{metric}:{sample_id}".encode()).digest())
 
 
@@ -130,6 +143,7 @@ def make_sheet(drawn: Sequence[DrawnSample], seed: int) -> tuple[list[list[Cell]
 
 
 def _shown_texts(sample: DrawnSample, output: MetricOutput) -> list[str]:
+    """The cells of an output behind its item and method: query, response, contexts, covered, uncovered."""
     contexts = "\n\n".join(f"{number}. {text}" for number, text in enumerate(sample.contexts, start=1))
     return [sample.query, sample.response, contexts, "\n".join(output.covered), "\n".join(output.uncovered)]
 
@@ -147,6 +161,7 @@ def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[Jud
     problems: list[str] = []
     errors = _by_pair(*sheet, READ_OF_SHEET, _read_errors, problems)
     keyed = _by_pair(*key, READ_OF_KEY, _read_key, problems)
+    # Only where all rows could be read: a row that could not would be missed here a second time.
     problems = problems or [
         f"{name}: no row for item {item}, method {method}, which {other} has"
         for name, own, other, others in ((sheet[0], errors, key[0], keyed), (key[0], keyed, sheet[0], errors))
@@ -181,6 +196,7 @@ def _by_pair(
 
 
 def _find_columns(name: str, rows: Rows, columns: Sequence[str]) -> dict[str, int]:
+    """The place of each column by the header. Raises AnnotationError for those that are missing or stand twice."""
     header = [cell.strip().casefold() for cell in rows[0]] if rows else []
     times = Counter(header)
     missing = [column for column in columns if not times[column]]
@@ -204,8 +220,10 @@ def _read_number(cells: Mapping[str, str], column: str) -> int:
 
 
 def _read_errors(cells: Mapping[str, str]) -> frozenset[str]:
+    """The error types of a row, empty for `NONE`; codes may be parted by commas, semicolons or lines, in any case."""
     codes = {code.strip().upper() for code in cells["errors"].replace(";", ",").replace("\n", ",").split(",")} - {""}
     where = f"item {cells['item']}, method {cells['method']}"
+    # Empty is not NONE: a row that somebody has skipped is no row without errors.
     if not codes:
         raise AnnotationError(f"{where}: errors is empty; write codes, or {NONE} where there are none")
     for code in sorted(codes - ERROR_TYPES.keys()):
@@ -218,6 +236,7 @@ def _read_errors(cells: Mapping[str, str]) -> frozenset[str]:
 
 
 def _read_key(cells: Mapping[str, str]) -> tuple[str, float | None, str]:
+    """(metric, score, label) of a row of the key."""
     if not cells["metric"]:
         raise AnnotationError("metric is empty; give the key as it was written")
     if cells["label"] not in LABELS:
@@ -226,11 +245,13 @@ def _read_key(cells: Mapping[str, str]) -> tuple[str, float | None, str]:
 
 
 def _read_score(cell: str) -> float | None:
+    """A score from 0 to 1, None where the cell is empty; spreadsheets may have written it with a comma."""
     if cell.casefold() in ("", "null"):
         return None
     try:
         score = float(cell.replace(",", "."))
     except ValueError:
+        # NaN is between no bounds: the same message as for a number outside of them.
         score = float("nan")
     if not 0 <= score <= 1:
         raise AnnotationError("score is neither empty nor a number from 0 to 1; give the key as it was written")
@@ -238,10 +259,12 @@ def _read_score(cell: str) -> float | None:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
+    """What is said of an unknown word: the known one that it is like, else all of them."""
     return did_you_mean(near_misses(word, known), quote="") or f"there are {', '.join(known)}"
 
 
 def _shorten(word: str) -> str:
+    """A cell as a message shows it: whoever fills in the wrong column may have put a whole text there."""
     return word if len(word) <= SHOWN_LENGTH else f"{word[:SHOWN_LENGTH]}..."
 
 
@@ -265,6 +288,7 @@ def summarise_study(judgements: Sequence[Judgement], *, seed: int) -> list[dict[
 
 
 def _measures() -> dict[str, Callable[[Judgement], bool]]:
+    """What of a judgement is counted, by the measure's name."""
     types = [code for code in ERROR_TYPES if code != NONE]
     return {
         FULLY_CORRECT: lambda judgement: judgement.correct,
@@ -274,10 +298,12 @@ def _measures() -> dict[str, Callable[[Judgement], bool]]:
 
 
 def _has_error(code: str, judgement: Judgement) -> bool:
+    """Whether a person found an error of this type."""
     return code in judgement.errors
 
 
 def _share(rows: Sequence[Judgement], holds: Callable[[Judgement], bool], seed: int) -> dict[str, float | None]:
+    """The share of outputs of which `holds` is true, with its 95 % interval, by items as clusters."""
     sizes = Counter(judgement.item for judgement in rows)
     sums = Counter(judgement.item for judgement in rows if holds(judgement))
     interval = clustered_bca_interval([sums[item] for item in sizes], list(sizes.values()), seed=seed)
@@ -302,5 +328,6 @@ def describe_study(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _describe_share(row: Mapping[str, Any]) -> str:
+    """A share to three decimals with its interval, where it has one."""
     limits = "" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"
     return f"{row['value']:.3f}{limits}"

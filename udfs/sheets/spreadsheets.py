@@ -23,12 +23,14 @@ Table = Sequence[Sequence[Cell]]
 
 MAX_CELL = 32_767  # UTF-16 units that Excel takes in a cell
 CUT = " [... cut: the whole text is in the CSV]"
+# The least and the greatest width of a column, in characters: a number, and a line of text that can be read.
 WIDTHS = (8, 60)
 # What spreadsheets take for a formula, full-width forms included; the apostrophes make guarding reversible
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 ESCAPE_OF_XLSX = re.compile("_(?=x[0-9A-Fa-f]{4}_)")
 DELIMITERS = ",;\t"
+# The first day that an archive of ZIP can be dated.
 UNDATED = datetime(1980, 1, 1)
 
 
@@ -37,12 +39,20 @@ class SpreadsheetError(UserError):
 
 
 def guard(text: str) -> str:
-    """The text with an apostrophe before it where a spreadsheet would take it for a formula."""
+    """The text with an apostrophe before it where a spreadsheet would take it for a formula.
+
+    >>> guard("=1+1"), guard("'=1+1"), guard("plain")
+    ("'=1+1", "''=1+1", 'plain')
+    """
     return f"'{text}" if FORMULA.match(text) else text
 
 
 def unguard(text: str) -> str:
-    """The text that `guard` was given."""
+    """The text that `guard` was given.
+
+    >>> unguard(guard("=1+1")), unguard("'quoted'")
+    ('=1+1', "'quoted'")
+    """
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
@@ -90,6 +100,7 @@ def read_rows(name: str, content: bytes) -> list[list[str]]:
 
 
 def _fill(sheet: Worksheet, rows: Table) -> None:
+    """Writes a table into a worksheet: the header stays in sight, columns are as wide as their longest line needs."""
     sheet.freeze_panes = "A2"
     for number, row in enumerate(rows, start=1):
         for column, value in enumerate(row, start=1):
@@ -100,6 +111,7 @@ def _fill(sheet: Worksheet, rows: Table) -> None:
 
 
 def _set_cell(sheet: Worksheet, row: int, column: int, value: Cell) -> None:
+    """Writes a value; texts wrap, as most are longer than their column."""
     cell = sheet.cell(row, column)
     cell.alignment = Alignment(wrap_text=True, vertical="top")
     if row == 1:
@@ -112,10 +124,13 @@ def _set_cell(sheet: Worksheet, row: int, column: int, value: Cell) -> None:
 
 
 def _excel_text(text: str) -> str:
+    """The text as a cell can hold it: line feeds alone, no control characters, no more than `MAX_CELL`."""
     lines = NOT_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    # Excel counts UTF-16 units, two for a character beyond the first plane; half of one at the cut is dropped.
     units = lines.encode("utf-16-le")
     if len(units) > 2 * MAX_CELL:
         lines = units[: 2 * (MAX_CELL - len(CUT))].decode("utf-16-le", "ignore") + CUT
+    # XLSX reads _x0041_ as A: an underscore before such a code is written as its own escape.
     return ESCAPE_OF_XLSX.sub("_x005F_", lines)
 
 
@@ -129,10 +144,12 @@ def _undated(archive: bytes) -> bytes:
 
 
 def _read_csv(content: bytes) -> list[list[str]]:
+    """The rows of a CSV, without the guards of texts, whatever separates its cells."""
     text = _decode(content)
     limit = csv.field_size_limit(sys.maxsize)
     try:
         split = {mark: csv.reader(io.StringIO(text, newline=""), delimiter=mark) for mark in DELIMITERS}
+        # By the header: spreadsheets write semicolons or tabs where the comma is for decimals.
         delimiter = max(DELIMITERS, key=lambda mark: len(next(split[mark], [])))
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         return [[unguard(cell) for cell in row] for row in reader]
@@ -141,6 +158,7 @@ def _read_csv(content: bytes) -> list[list[str]]:
 
 
 def _decode(content: bytes) -> str:
+    """The text of a file: by its mark, as UTF-8, else as Latin-1, in which every byte is a character."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16")
     try:
@@ -150,6 +168,7 @@ def _decode(content: bytes) -> str:
 
 
 def _read_xlsx(content: bytes) -> list[list[str]]:
+    """The rows of the first worksheet; of a formula its last value, of an empty cell the empty text."""
     workbook = load_workbook(io.BytesIO(content), read_only=True, data_only=True)
     sheet = workbook.worksheets[0]
     sheet.reset_dimensions()  # what the file says of its size may be wrong
