@@ -18,6 +18,7 @@ from jobs.asking import snapshots
 from jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
 from jobs.run.session import spark_schema
 from jobs.tables import COMPLETIONS
+from udfs.errors import UserError
 from udfs.llm.keys import Stage
 from udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
 from udfs.llm.store_files import Described, Merge, merge_files
@@ -32,7 +33,7 @@ Given = TypeVar("Given")
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError):
     """A stage's folder cannot be read. The message says which and what to do."""
 
 

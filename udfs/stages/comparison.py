@@ -1,4 +1,4 @@
-"""Reading how two answers relate (Dejl et al. 2025; docs/methods.md, section 3)."""
+"""Reading how two answers relate (Dejl et al. 2025; methods, sections 3 and 9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the sources of a statement: the numbers in the last bracket of a line (docs/methods.md, section 4)."""
+"""Reading the sources of a statement: the numbers in the last bracket of a line (methods, section 9)."""
 
 from __future__ import annotations
 
