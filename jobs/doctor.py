@@ -372,8 +372,9 @@ def check_store(store: str | None) -> Finding:
 
 
 def _try_file(system: fs.FileSystem, folder: str, *, renames: bool) -> None:
-    """Writes, renames where wanted, reads and deletes a file. Raises OSError where one of these fails or the content
-    differs.
+    """Writes, renames where wanted, reads and deletes a file. Raises OSError where one of these fails.
+
+    A content that comes back changed is such a failure.
     """
     path, content = f"{folder}/.untold-doctor-{uuid4().hex}", b"untold"
     try:

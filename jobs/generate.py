@@ -172,7 +172,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
     workspace = output.workspace(run.engines.spark)
     questions = workspace.keep(found.samples, "questions")
     invalid = workspace.keep(found.invalid, "invalid")
-    # The file was read twice, once to claim the output and once to keep the rows
+    # Rows that were read lie on the workers' disks; those of a lost worker are read again, from a file that may be another
     if fingerprint(questions) != content:
         raise SampleError(f"{request.input} changed while it was read; start again")
     answers = _ask_systems(run, questions.join(invalid, on="sample_id", how="left_anti"))
@@ -233,7 +233,10 @@ def _runner(run: _Generating, system: _System, before: StageRunner | None) -> St
 
 
 def _has_answered(system: str, starts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the system was answered in an earlier start: 403, 404 and an unknown model are final only before that."""
+    """Whether the system was answered in an earlier start.
+
+    Before that a 403, a 404 and an unknown model end the run at once (docs/contract.md, "Runs, outputs, stores").
+    """
     return any(row["answered"] for start in starts for row in start["usage"] if row["system"] == system)
 
 

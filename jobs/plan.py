@@ -172,9 +172,7 @@ class PlanningTools:
         return results if requests.all_asked else results.unionByName(without_requests(kept, schema, requests.carry))
 
     def _count_requests(self, stage: Stage, requests: Requests, identified: DataFrame) -> DataFrame:
-        """Counts the distinct requests of a stage and those to be asked, and gives its results, known ones and assumed
-        ones.
-        """
+        """Counts a stage's distinct requests and those to be asked; gives its results, known and assumed ones."""
         planner = self.planner
         asked_rows = identified.where(F.col("request_id").isNotNull())
         ids = self.keep(asked_rows.select("request_id").distinct())
@@ -217,8 +215,9 @@ class PlanningTools:
         return store.needed(states, retry_failed=self.planner.retry_failed)
 
     def _add_row(self, stage: Stage, requests: int, to_ask: int, prompt_tokens: int) -> None:
-        """Adds a row of the plan. Tokens are of the requests still to be asked: prompts estimated, completions at their
-        limit.
+        """Adds a row of the plan.
+
+        Tokens are of the requests still to be asked: prompts estimated, completions at their limit.
         """
         settings = self.assumed.settings
         tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}

@@ -79,8 +79,8 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
 
     Writes the tables of `RESULT_TABLES` and manifest.json into the output, completions into the store. Starting it
     again asks for what is missing alone; where nothing is, the tables stay as they are. A run that ended early is an
-    outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything else
-    is done.
+    outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
+    is read.
     """
     settings = request.settings
     with (
@@ -151,7 +151,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     _begin(run, found, identity["input"])
     output.check_lock()
     samples, written = write_samples(found, f"{output.place}/samples")
-    # The input is read twice, once to claim the output and once to write it; the second reading has to be the same
+    # Rows that were read lie on the workers' disks; those of a lost worker are read again, from a file that may be another
     if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
     runner = StageRunner(

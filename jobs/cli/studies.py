@@ -137,7 +137,7 @@ def _check_annotations(options: Options) -> None:
 
 
 def _report_annotations(options: Options) -> int:
-    """Reads a filled sheet, writes the table and the report to --output, and prints the report. Needs no engine."""
+    """Reads a filled sheet, writes the table and the report to --output, and prints the report; starts no engine."""
     from jobs.study.annotations import report_study
 
     print(report_study(options.annotations, options.key, options.output, seed=options.seed or 0), end="")

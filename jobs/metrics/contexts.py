@@ -26,8 +26,9 @@ def stages_with_contexts(settings: Settings, *own: str) -> tuple[str, ...]:
 
 
 def assumed_summaries() -> dict[str, Mapping[str, Column]]:
-    """What a plan takes a summary to be: the whole text, since none is longer; marked, so that later requests are new
-    ones.
+    """What a plan takes a summary to be: the whole text, since hardly one is longer.
+
+    It is marked, so that no request made of it is one that the store knows.
     """
     return {STAGE: {"summary": F.concat("text", F.lit(MARK))}}
 

@@ -265,8 +265,9 @@ def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = N
 
 
 def _edges_by(judged: DataFrame, owner: str, name: str) -> DataFrame:
-    """By owner its entailments so far: `owner`, and `name` array<struct<source, target>>, sorted: partitions change
-    nothing.
+    """By owner its entailments so far: `owner`, and `name` array<struct<source, target>>.
+
+    Sorted, so that partitioning changes nothing.
     """
     entailed = judged.where(F.col("relation") == "entailment")
     return entailed.groupBy(F.col("owner").alias(owner)).agg(

@@ -69,8 +69,9 @@ def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
 
 
 def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: bool) -> DataFrame:
-    """How often two metrics of a model differ so on a unit, or on a question: model, first, second, difference, size,
-    count.
+    """How often two metrics of a model differ so on a unit, or on a question.
+
+    Columns model, first, second, difference, size, count.
 
     LMR points of units under `COMPARED_UNDER`, `first` before `second` in `metrics`.
 
