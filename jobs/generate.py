@@ -172,7 +172,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
     workspace = output.workspace(run.engines.spark)
     questions = workspace.keep(found.samples, "questions")
     invalid = workspace.keep(found.invalid, "invalid")
-    # Rows that were read lie on the workers' disks; those of a lost worker are read again, from a file that may be another
+    # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if fingerprint(questions) != content:
         raise SampleError(f"{request.input} changed while it was read; start again")
     answers = _ask_systems(run, questions.join(invalid, on="sample_id", how="left_anti"))

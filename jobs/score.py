@@ -151,7 +151,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     _begin(run, found, identity["input"])
     output.check_lock()
     samples, written = write_samples(found, f"{output.place}/samples")
-    # Rows that were read lie on the workers' disks; those of a lost worker are read again, from a file that may be another
+    # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
     runner = StageRunner(

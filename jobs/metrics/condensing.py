@@ -78,7 +78,7 @@ class GraphFramesComponents:
         self._found = None
 
     def _ask(self, ask: Callable[[], DataFrame]) -> DataFrame:
-        """The answer, held until `release`. Errors of linkage become GraphFramesError; others are raised as they are."""
+        """The answer, held until `release`; errors of linkage become GraphFramesError."""
         self._before = frozenset(self._persisted())
         try:
             self._found = ask()
