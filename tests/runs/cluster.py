@@ -12,6 +12,9 @@ import psutil
 
 _ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 30.0
+# The cluster listens on loopback alone, as every local Ray of ours does; whoever joins it must look for it there, where
+# Ray would turn 127.0.0.1 into the address that other machines reach
+LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class SharedCluster:

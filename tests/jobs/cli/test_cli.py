@@ -55,7 +55,7 @@ def test_how_to_go_on_is_said_without_secrets(
     def interrupted(_: Options) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, "score", Command("", interrupted, COMMANDS["score"].params))
+    monkeypatch.setitem(COMMANDS, "score", Command("", interrupted, COMMANDS["score"].params[:-1]))
     hidden = ["--set", f"spark.conf.spark.hadoop.fs.s3a.secret.key={SECRET} {SECRET}"]
     assert main([*SCORE, *hidden, "--limit", "5"]) == 130
     (line,) = capsys.readouterr().err.splitlines()

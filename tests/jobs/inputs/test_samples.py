@@ -404,3 +404,50 @@ def test_a_start_reads_checks_hashes_and_writes_in_four_executions(spark: SparkS
     write_samples(read, str(tmp_path / "out"))
 
     assert status.executionsCount() - before <= 4
+
+
+def test_the_fingerprint_of_an_input_is_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """Outputs made before are recognised by it: lines, Parquet of many types and CSV, recorded at version 0.1.0."""
+    lines = [
+        {**ROW, "n": 1, "share": 0.1, "tags": ["t", None], "more": {"k": 1.5, "l": []}, "Query": "Q", "label": 3},
+        {
+            **ROW,
+            "query": "😀 \u2028 nul\x00",
+            "n": 2**40,
+            "share": 1e300,
+            "more": {"k": None},
+            "system": "s",
+            "no": None,
+        },
+        {**ROW, "query": "p", "mixed": [1, "a"], "flag": True, "contexts": [{"id": 5, "text": "x"}]},
+        {**ROW, "query": None, "mixed": {"a": 1}},
+        ROW,
+        ROW,
+        "no json",
+    ]
+    write_lines(tmp_path / "a.jsonl", lines)
+    columns = {
+        "query": ["x", "y"],
+        "response": ["r", ""],
+        "contexts": [["a"], []],
+        "day": pa.array([1, None], pa.date32()),
+        "clock": pa.array([1, 2], pa.timestamp("us")),
+        "at": pa.array([1_000_001, None], pa.timestamp("ns", "UTC")),
+        "price": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+        "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int32())),
+        "raw": pa.array([b"\x00\xff", None]),
+        "small": pa.array([1, 2], pa.int8()),
+        "real": pa.array([0.1, 2.0], pa.float32()),
+        "times": pa.array([[1], None], pa.list_(pa.timestamp("us"))),
+        "pair": pa.array([{"a": 1, "b": "c"}, None]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet")
+    write_csv(tmp_path / "c.csv", [{"query": "z", "response": "r", "contexts": ["a"], "n": 1, "extra": "e"}])
+
+    whole, limited = read_samples(spark, str(tmp_path)), read_samples(spark, str(tmp_path), limit=4)
+
+    assert (whole.row_count, whole.invalid_count, whole.duplicates) == (9, 2, 1)
+    assert [fingerprint(whole.samples), fingerprint(limited.samples)] == [
+        "ec0c761d255b731a97c9d61d4772f565",
+        "be38d3e5b24c871f4e3d9f194a5b0202",
+    ]
