@@ -18,7 +18,9 @@ from udfs.files import write_bytes
 
 TABLE = "meta_evaluation"
 REPORT = f"{TABLE}.md"
+# match_counts is what intervals over data sets are made of: means and limits alone cannot be joined
 NEEDED = (TABLE, "match_counts")
+# What two studies may not both have: it would count twice
 KEYS = ("dataset", "metric", "model")
 
 
@@ -42,12 +44,14 @@ def combine_studies(
     """
     runs = [_open(study) for study in studies]
     _check_once(runs)
+    # Floors are of no model, and of no interest as averages
     counts = [row for run in runs for row in _rows(run, "match_counts") if row["model"] is not None]
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
     given = [row for run in runs for row in _rows(run, TABLE) if row["measure"] == "lmr"]
     rows = given + average_rows(counts, seed=seed)
     report = render_averages(rows)
+    # All is computed first, so that a study that cannot be combined leaves no output behind
     with Output(output, (TABLE,), overwrite) as target:
         target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
         target.begin({}, counts={"studies": len(runs)})
@@ -58,6 +62,7 @@ def combine_studies(
 
 
 def _open(study: str) -> Run:
+    """The run of a study. Raises CombineError unless it is a finished meta-evaluation."""
     run = open_run(study)
     missing = [name for name in NEEDED if name not in run.tables]
     if missing or run.manifest.get("status") != "finished":
@@ -75,11 +80,13 @@ def _fingerprint(runs: Sequence[Run]) -> str:
 
 
 def _rows(run: Run, table: str) -> list[dict[str, Any]]:
+    """The rows of a table of a study; these are small, a few for a metric, model and measure."""
     rows: list[dict[str, Any]] = run.table(table).to_pylist()
     return rows
 
 
 def _check_once(runs: Sequence[Run]) -> None:
+    """Raises CombineError where two studies have the same metric of a model on one data set."""
     owners: dict[tuple[str, ...], str] = {}
     for run in runs:
         for owner in sorted({tuple(row[key] for key in KEYS) for row in _rows(run, TABLE)}):

@@ -25,6 +25,7 @@ from udfs.statistics.permutation import adjust_p_values, clustered_permutation_t
 
 SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
 # Decimals of a difference: beyond them it depends on the order in which a mean was summed
+# (a double has almost 16, and sums of up to thousands of scores lose some)
 DECIMALS = 12
 Rows = list[dict[str, Any]]
 
@@ -61,6 +62,7 @@ def compare(
     wanted = _wanted_metrics(runs, metrics)
     for difference in _differences(runs):
         notify(difference)
+    # Read by several jobs; on disk where memory does not hold it
     scores = _read_scores(spark, runs, wanted).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         _check_once(scores, runs)
@@ -79,6 +81,7 @@ def compare(
 
 
 def _distinct(outputs: Sequence[str]) -> Sequence[str]:
+    """The outputs. Raises CompareError where one is given twice: each of its samples would be counted so."""
     twice = sorted({output for output in outputs if outputs.count(output) > 1})
     if twice:
         raise CompareError(f"{', '.join(twice)}: given twice; give every output once")
@@ -96,6 +99,7 @@ def _open(output: str) -> Run:
 
 
 def _wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Sequence[str]:
+    """The metrics to compare, all that the outputs have by default. Raises CompareError for one that none has."""
     known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
     unknown = [name for name in metrics or () if name not in known]
     if unknown:
@@ -105,7 +109,11 @@ def _wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Seque
 
 
 def _differences(runs: Sequence[Run]) -> Iterable[str]:
-    """A line for every two outputs that were judged by different stages (model, decoding, template) or settings."""
+    """A line for every two outputs that were judged by different stages (model, decoding, template) or settings.
+
+    Such outputs are compared all the same: what differs may be what is compared. Only stages that both have are looked
+    at.
+    """
     for one, other in combinations(runs, 2):
         first, second = (run.manifest.get("identity", {}) for run in (one, other))
         stages = first.get("stages", {}).keys() & second.get("stages", {}).keys()
@@ -134,17 +142,26 @@ def _read_scores(spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str
 
 
 def _names_of(runs: Sequence[Run]) -> list[str]:
-    """What samples without a system are called: the name of the folder, the whole path where two have one name."""
+    """What samples without a system are called: the name of the folder, the whole path where two have one name.
+
+    `runs/a` and `runs/b` are a and b; `x/out` and `y/out` keep their paths.
+    """
     short = [os.path.basename(run.directory.rstrip("/")) for run in runs]
     return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
 
 
 def _read_run(spark: SparkSession, output: str, name: str) -> DataFrame:
+    """The scores of an output with the query and the question of their sample: columns of `scores`, query, question.
+
+    question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.
+    """
     scores = spark.read.schema(spark_schema(SCORES)).parquet(f"{output}/scores")
     samples = spark.read.schema(spark_schema(SAMPLES)).parquet(f"{output}/samples")
     text = F.to_json(F.struct("query", "contexts"))
+    # A hash, since texts as keys of joins would be shuffled whole
     question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))
     asked = samples.select("sample_id", "query", question.alias("question"))
+    # Scores of invalid rows stay: they count among the failed
     return scores.join(asked, on="sample_id", how="left").withColumn("system", F.coalesce("system", F.lit(name)))
 
 
@@ -163,7 +180,10 @@ def _check_once(scores: DataFrame, runs: Sequence[Run]) -> None:
 
 
 def rank(summary: Iterable[Mapping[str, Any]]) -> Rows:
-    """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`."""
+    """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`.
+
+    Equal means stand in the order of names.
+    """
     rows = [{name: row[name] for name in SYSTEM_COLUMNS} for row in summary if row["level"] == "system"]
     return sorted(rows, key=lambda row: (row["metric"], row["mean"] is None, -(row["mean"] or 0.0), row["system"]))
 
@@ -182,6 +202,7 @@ def with_clustered_intervals(systems: Rows, scores: DataFrame, seed: int) -> Row
     known = scores.where(F.col("score").isNotNull() & ~F.isnan("score"))
     query = F.coalesce("query", "sample_id").alias("query")
     queries = known.groupBy("metric", "system", query).agg(F.sum("score").alias("sum"), F.count("*").alias("size"))
+    # Equal queries have to meet as one count, whatever the order in which Spark added their scores
     rounded = queries.withColumn("sum", F.round("sum", DECIMALS))
     counted = rounded.groupBy("metric", "system", "sum", "size").agg(F.count("*").alias("count"))
     clusters: dict[tuple[str, str], Rows] = defaultdict(list)
@@ -191,6 +212,7 @@ def with_clustered_intervals(systems: Rows, scores: DataFrame, seed: int) -> Row
 
 
 def _clustered_limits(rows: Rows, seed: int) -> dict[str, float | None]:
+    """ci_low and ci_high of a system from its queries' sums, sizes and counts."""
     sums, sizes, counts = ([row[name] for row in rows] for name in ("sum", "size", "count"))
     interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
     return {"ci_low": interval.low, "ci_high": interval.high}
@@ -247,6 +269,7 @@ Pairs = dict[tuple[str, str, str], Rows]
 
 def _collect_counts(scores: DataFrame, max_distinct: int, *, cluster: bool) -> Pairs:
     """By metric and two systems in the order of their names: rows of difference, size and count."""
+    # As `jobs.study.aggregate`: one more than is allowed says that there are more
     counted = count_differences(scores, cluster=cluster).limit(max_distinct + 1).toArrow()
     if counted.num_rows > max_distinct:
         counted = count_differences(scores, grid=GRID, cluster=cluster).toArrow()
@@ -258,6 +281,10 @@ def _collect_counts(scores: DataFrame, max_distinct: int, *, cluster: bool) -> P
 
 
 def _compare_pair(metric: str, first: str, second: str, counts: Pairs, seed: int) -> dict[str, Any]:
+    """A row of `comparisons`, not yet adjusted: n is 0 and the rest null where the two share no question.
+
+    Counts are kept in the order of names; the sign turns where the better one sorts second.
+    """
     low, high = sorted((first, second))
     sign = 1.0 if first == low else -1.0
     rows = counts.get((metric, low, high), [])
@@ -293,4 +320,5 @@ def show_comparison(found: Mapping[str, Rows]) -> None:
 
 
 def _number(value: float | None, form: str) -> str:
+    """A number in this form, `-` where there is none."""
     return "-" if value is None else format(value, form)

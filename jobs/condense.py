@@ -26,12 +26,16 @@ from udfs.hints import aside, near_misses, shorten
 from udfs.redaction import redact
 
 METRIC = "condense"
+# Relations that are an edge from premise to hypothesis, and those that are one the other way; the rest are known and
+# make no edge. The names are those of the tables of nli and qa (docs/contract.md, "Tables")
 FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
 BACKWARD = ("equivalent", "second_implies_first")
 UNORDERED = ("equivalent", "first_implies_second", "second_implies_first", "contradictory")
 RELATION_VALUES = tuple(dict.fromkeys((*FORWARD, *BACKWARD, *UNORDERED, "contradiction", "neutral")))
 ORIGINS = ("context", "response", "both")
+# What a graph is named by: the relations of one sample under one metric
 GROUPS = ("sample_id", "metric")
+# Examples that a message shows
 SHOWN = 3
 TABLES = {"statements": STATEMENTS, "atoms": ATOMS, "scores": SCORES}
 
@@ -55,6 +59,9 @@ def condense(request: CondenseRequest) -> dict[str, int]:
     """Writes statements, atoms, scores and a manifest, and gives what was counted.
 
     Raises RelationsError for input that cannot be condensed, OutputError for an output that is there already.
+
+    Counts: graphs, ok, partial, no_statements, statements, covered, basis, nodes, relations. No model is asked, so that
+    the scores are of the relations as they are given. Methods, section 5.
     """
     with Output(request.output, tuple(TABLES), request.overwrite, inputs=[request.relations, request.nodes]) as output:
         _check_output(request, output)
@@ -62,8 +69,10 @@ def condense(request: CondenseRequest) -> dict[str, int]:
 
 
 def _condense(output: Output, request: CondenseRequest, steps: Workspace) -> dict[str, int]:
+    """Reads, claims, condenses and writes: the manifest is begun once the whole input was checked."""
     relations, nodes = _read_input(steps, request)
     prints = {"relations": fingerprint(relations), "nodes": fingerprint(nodes)}
+    # By content and not by path: the same relations from another place are the same run
     output.claim({"input": prints, "metrics": [METRIC]})
     given = {"relations": request.relations, "nodes": request.nodes, "fingerprints": prints}
     output.begin(shown(request.settings), metrics=[METRIC], input=given, counts={})
@@ -87,7 +96,10 @@ def _check_output(request: CondenseRequest, output: Output) -> None:
 
 
 def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, DataFrame]:
-    """Relations (graph, sample_id, metric, premise_id, hypothesis_id, relation) and nodes, both checked and kept."""
+    """Relations (graph, sample_id, metric, premise_id, hypothesis_id, relation) and nodes, both checked and kept.
+
+    nodes: columns of `merge_nodes`. A null relation is a pair that was not judged. Raises RelationsError.
+    """
     spark = steps.spark
     raw = _read_rows(spark, request.relations, ("premise_id", "hypothesis_id", "relation"))
     relations = _keep_rows(steps, request.relations, _with_graph(raw, "premise_id", "hypothesis_id", "relation"))
@@ -99,6 +111,7 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
     _check_groups(request, raw.columns, read.columns)
     if "frequency" not in read.columns:
         read = read.withColumn("frequency", F.lit(None))
+    # What is no number becomes 0, which the check below refuses with how many there are
     number = F.when(F.col("frequency").isNull(), 1).otherwise(
         F.coalesce(F.expr("try_cast(frequency as bigint)"), F.lit(0))
     )
@@ -115,7 +128,7 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
 
 
 def _read_rows(spark: SparkSession, path: str, required: Sequence[str]) -> DataFrame:
-    """The rows of the files. Raises RelationsError for missing columns."""
+    """The rows of the files, the known columns as text. Raises RelationsError for missing columns, with near misses."""
     try:
         rows = read_table(spark, path)
     except UnreadableTableError as error:
@@ -132,10 +145,12 @@ def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
     sample = F.col("sample_id") if "sample_id" in rows.columns else F.lit(None).cast("string")
     metric = F.coalesce("metric", F.lit(METRIC)) if "metric" in rows.columns else F.lit(METRIC)
     named = rows.withColumn("sample_id", sample).withColumn("metric", metric)
+    # As JSON, so that no two pairs of names run together into one; a null sample_id is a graph of its own
     return named.select(F.to_json(F.array("sample_id", "metric")).alias("graph"), *GROUPS, *columns)
 
 
 def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
+    """The rows, read once. Raises RelationsError for files that break while they are read, and for none."""
     try:
         kept = steps.keep(rows)
     except PySparkException as error:
@@ -146,6 +161,7 @@ def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
 
 
 def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:
+    """Raises RelationsError where nodes tell graphs apart by a column that the relations do not have."""
     for name in GROUPS:
         if name in nodes and name not in relations:
             raise RelationsError(
@@ -155,7 +171,10 @@ def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Seq
 
 
 def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str]) -> None:
-    """Raises RelationsError for values that are not known; null is left to others."""
+    """Raises RelationsError for values that are not known; null is left to others.
+
+    The most frequent come first, and their number is bounded: values are texts of any kind.
+    """
     counted = rows.where(F.col(column).isNotNull() & ~F.col(column).isin(*known)).groupBy(column).count()
     found = counted.orderBy(F.desc("count"), column).limit(SHOWN + 1).collect()
     if found:
@@ -168,6 +187,7 @@ def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str])
 
 
 def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
+    """Raises RelationsError where one of these columns is null, with how often each is."""
     counts = rows.agg(*[F.count_if(F.col(name).isNull()) for name in columns], F.count("*")).collect()[0]
     lacking = [f"`{name}` in {count:,}" for name, count in zip(columns, counts, strict=False) if count]
     if lacking:
@@ -175,6 +195,7 @@ def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
 
 
 def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
+    """Raises RelationsError for unknown origins, missing columns, frequencies below 1 and two texts of one id."""
     _check_values(path, rows, "origin", ORIGINS)
     _check_present(path, rows, ("id", "text", "origin"))
     if wrong := steps.count(rows.where("frequency < 1")):
@@ -206,10 +227,12 @@ def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame
 
 
 def _folded(column: str) -> Column:
+    """A text by which ids that differ by case, spaces, `_` and `-` are equal."""
     return F.regexp_replace(F.lower(column), r"[\s_-]+", "")
 
 
 def _examples(ids: DataFrame) -> str:
+    """Some ids as a message shows them, the first in order, so that one input has one message."""
     shown = [row["id"] for row in ids.select("id").distinct().orderBy("id").limit(SHOWN).collect()]
     return ", ".join(f"`{shorten(name)}`" for name in shown)
 
@@ -244,6 +267,7 @@ def merge_nodes(rows: DataFrame) -> DataFrame:
     rows: graph, sample_id, metric, id, text, origin, frequency.
     """
     return rows.groupBy("graph", *GROUPS, F.col("id").alias("node")).agg(
+        # Rows of one id have one text, as was checked
         F.min("text").alias("text"),
         F.bool_or(F.col("origin").isin("context", "both")).alias("context"),
         F.bool_or(F.col("origin").isin("response", "both")).alias("response"),
@@ -257,6 +281,7 @@ def find_edges(relations: DataFrame) -> DataFrame:
     The latter run one way, as they are given, where the metric's relations have nli's names; they run both ways where
     they have qa's, which are relations of unordered pairs.
     """
+    # By metric and not by row: a pair without a relation does not say of which kind it is
     unordered = F.bool_or(F.col("relation").isin(*UNORDERED) | (F.col("metric") == "qa"))
     kinds = relations.groupBy("metric").agg(F.coalesce(unordered, F.lit(False)).alias("unordered"))
     unjudged = F.col("relation").isNull()
@@ -266,6 +291,7 @@ def find_edges(relations: DataFrame) -> DataFrame:
         F.when(forward, F.struct(F.col("premise_id").alias("source"), F.col("hypothesis_id").alias("target"))),
         F.when(backward, F.struct(F.col("hypothesis_id").alias("source"), F.col("premise_id").alias("target"))),
     )
+    # A handful of metrics
     both = relations.join(F.broadcast(kinds), on="metric", how="inner")
     return (
         both.select("graph", (~unjudged).alias("judged"), F.explode(F.array_compact(edges)).alias("edge"))
@@ -285,6 +311,7 @@ def make_tables(relations: DataFrame, nodes: DataFrame, condensed: Condensed) ->
 
 
 def _statements(members: DataFrame) -> DataFrame:
+    """The table `statements`: an id is that of the first node of its class; sources are not known."""
     found = members.where(F.col("statement").isNotNull())
     return found.groupBy(*GROUPS, F.col("statement").alias("statement_id")).agg(
         F.max(F.when(F.col("representative"), F.col("text"))).alias("text"),
@@ -296,6 +323,7 @@ def _statements(members: DataFrame) -> DataFrame:
 
 
 def _atoms(members: DataFrame) -> DataFrame:
+    """The table `atoms`: every node, none of them filtered."""
     origin = F.when(F.col("context") & F.col("response"), "both").when(F.col("context"), "context")
     return members.select(
         *GROUPS,
@@ -312,6 +340,10 @@ def _atoms(members: DataFrame) -> DataFrame:
 
 
 def _scores(counted: DataFrame) -> DataFrame:
+    """The table `scores`, a row a graph (docs/contract.md, "Scores" and "Bounds").
+
+    `condensed.counts` has the bounds; a pair given twice without a relation counts once.
+    """
     total = F.col("covered") + F.col("uncovered")
     unjudged = F.coalesce("unjudged", F.lit(0).cast("long"))
     status = F.when(total == 0, "no_statements").when(unjudged > 0, "partial").otherwise("ok")
@@ -330,6 +362,7 @@ def _scores(counted: DataFrame) -> DataFrame:
 
 
 def _write_tables(output: Output, tables: Mapping[str, DataFrame]) -> dict[str, int]:
+    """Writes the tables in the order of `TABLES`, and gives what is counted of them, by name."""
     written = {name: output.write(name, tables[name], order=ORDER[name], schema=TABLES[name]) for name in TABLES}
     counted = written["statements"].agg(F.count("*"), F.count_if("covered"), F.count_if("in_basis")).collect()[0]
     statuses = {row["status"]: row["count"] for row in written["scores"].groupBy("status").count().collect()}

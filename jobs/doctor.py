@@ -37,14 +37,19 @@ from udfs.llm.templates import compile_prompt
 from udfs.redaction import redact
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
+# python_requires of setup.py
 OLDEST_PYTHON = (3, 11)
+# Seconds until a check has failed. A bare Spark and Ray took 18 s together on two slow cores, and a cluster may be
+# crowded; a local model's server reads a gigabyte from disk before it answers
 QUICK_SECONDS = 30.0
 ENGINE_SECONDS = 180.0
 CALL_SECONDS = 60.0
 SERVER_SECONDS = 120.0
+# Tokens of an answer: enough for a word or a digit, so that a check costs next to nothing
 TINY_TOKENS = 16
 LOW_DISK_BYTES = 2 * 10**9
 MODEL_BYTES = 1.1e9
+# Kinds of error of an endpoint that works: it gave a completion, though not one that a stage would take
 ANSWERED = (None, "truncated", "empty", "filtered")
 GREETING = "Answer with the one word: ready"
 RATING = "How true is this from 1 (wrong) to 5 (right): water is wet. Answer with the digit alone."
@@ -76,6 +81,7 @@ def examine(load: Callable[[], Resolved]) -> int:
 
 
 def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
+    """The findings in the order in which one thing needs the other, each as soon as it is known."""
     resolved, problem = _load(load)
     settings = resolved.settings if resolved else Settings()
     yield _check_python()
@@ -92,8 +98,10 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
 
 
 def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, Finding | None]:
+    """The settings, or the finding that says what they lack. Without an endpoint the machine can still be checked."""
     try:
         return load(), None
+    # Before SettingsError, of which it is one
     except NoEndpointError as error:
         return None, Finding(WARN, "endpoint", str(error))
     except SettingsError as error:
@@ -110,6 +118,7 @@ def _within(about: str, seconds: float, check: Callable[[], Finding]) -> Finding
         except Exception as error:
             found.append(Finding(FAIL, about, f"the check broke ({type(error).__name__}); please report it"))
 
+    # A daemon, so that a check that hangs does not keep the process
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -117,6 +126,7 @@ def _within(about: str, seconds: float, check: Callable[[], Finding]) -> Finding
 
 
 def _check_python() -> Finding:
+    """Whether this Python is one that the project runs on."""
     text = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < OLDEST_PYTHON:
         return Finding(FAIL, "Python", f"{text}; install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer")
@@ -124,6 +134,7 @@ def _check_python() -> Finding:
 
 
 def _check_java() -> Finding:
+    """Whether there is a Java that Spark runs on."""
     try:
         return Finding(OK, "Java", check_java())
     except JavaError as error:
@@ -147,6 +158,7 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
 
 
 def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> Finding:
+    """Whether an engine starts: its version, or its last word and the remedy."""
     code, output = _run_probe(name, json.dumps(given), seconds)
     if code == 0:
         return Finding(OK, name, f"{output} {where}")
@@ -158,12 +170,14 @@ def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
     """Exit code (None where time ran out) and last line of a probe, which leaves no process behind."""
     with tempfile.TemporaryDirectory(prefix="untold-doctor-") as folder:
         process = subprocess.Popen(
+            # -P and a folder of its own: a folder `jobs` where the command is started is somebody else's
             [sys.executable, "-P", "-m", "jobs.doctor", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=folder,
+            # A group of its own, which takes the JVM or the raylet along when it is killed
             start_new_session=True,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
@@ -181,6 +195,7 @@ def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
 
 
 def _probe_spark(given: Any) -> str:
+    """Spark's version, once a row has gone through a Python worker and back."""
     session = open_session(Settings.model_validate_json(json.dumps(given)), "untold-doctor")
     try:
         rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
@@ -190,17 +205,20 @@ def _probe_spark(given: Any) -> str:
 
 
 def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches as they came: what a worker does without our code tests Python and Arrow alone."""
     return batches
 
 
 def _probe_ray(given: Any) -> str:
     # Only the process of this probe may hold a Ray.
+    """Ray's version, once an actor has answered."""
     import ray
 
     from jobs.answer import start_ray
 
     start_ray(given)
     try:
+        # As the actors of a run: no core is theirs, so that a busy cluster still answers
         actor = ray.remote(_Echo).options(num_cpus=0).remote()
         ray.get(actor.say.remote("ready"), timeout=ENGINE_SECONDS)
         return str(ray.__version__)
@@ -214,6 +232,7 @@ class _Echo:
 
 
 def _refuse(reason: str) -> str:
+    """Raises RuntimeError; an expression where a statement cannot stand."""
     raise RuntimeError(reason)
 
 
@@ -270,6 +289,10 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
 
 
 def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Answer:
+    """What the endpoint answers to a prompt, asked as a stage of these settings would ask it.
+
+    `rated` asks for log-probabilities too.
+    """
     llm = settings.llm
     stage = Stage(
         name="doctor",
@@ -288,6 +311,7 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
 
 
 async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
+    """One call in a loop and a client of its own, bounded by `CALL_SECONDS`; no retry hides what is wrong."""
     key = os.environ.get(settings.llm.api_key_env or "")
     seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
     endpoint = Endpoint(base_url, key or None, connections=1, timeout=seconds)
@@ -298,6 +322,7 @@ async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
 
 
 def _remedy(answer: Answer, settings: Settings) -> str:
+    """What to do about an answer that failed, by its kind."""
     kind = answer.error_type or ""
     if kind in ("http_401", "http_403"):
         return key_remedy(settings.llm)
@@ -347,6 +372,10 @@ def check_store(store: str | None) -> Finding:
 
 
 def _try_file(system: fs.FileSystem, folder: str, *, renames: bool) -> None:
+    """Writes, renames where wanted, reads and deletes a file. Raises OSError where one of these fails.
+
+    A content that comes back changed is such a failure.
+    """
     path, content = f"{folder}/.untold-doctor-{uuid4().hex}", b"untold"
     try:
         with system.open_output_stream(path) as stream:
@@ -369,7 +398,7 @@ def _existing(path: Path) -> Path:
 
 
 def check_disk(store: str | None) -> Iterator[Finding]:
-    """The free space of the temporary folder, and of the store's or the current one."""
+    """The free space of the temporary folder, and of the store's or the current one; GB are of 10^9 bytes."""
     places = {"temporary folder": Path(tempfile.gettempdir())}
     if store is None:
         places["current folder"] = Path.cwd()

@@ -36,7 +36,9 @@ from udfs.redaction import redact
 STAGE = "generate_answer"
 TABLES = ("samples", "failures", "usage")
 USAGE_OF_SYSTEMS = pa.schema([("system", pa.string()), *USAGE])
+# The columns of a sample come first, in the order of the contract; a question's own follow
 LEADING = ("sample_id", "query", "response", "contexts", "system", "question_id")
+# What became of a question, and the status under which fail_on_error and the exit code count it
 STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 
 
@@ -60,7 +62,7 @@ class GenerateRequest:
 
     @property
     def settings(self) -> Settings:
-        """What all systems share, under the `llm.*` of one of them."""
+        """What all systems share, under the `llm.*` of one of them: a store, Spark and Ray are one for all."""
         return next(iter(self.systems.values())).settings
 
 
@@ -108,6 +110,8 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
 
     `samples`: sample_id (`<question_id>:<system>`), query, response, contexts, system, question_id, then the columns of
     the question; a row an answer that was got. A failure is no answer and has no row.
+
+    All systems answer the same questions, one system after the other. Methods, section 8.
     """
     with (
         Output(
@@ -127,6 +131,7 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
 
 
 def _bind(name: str, given: Resolved, request: GenerateRequest, display: Display, stack: ExitStack) -> _System:
+    """A system with its stage and its endpoint, which `stack` closes."""
     endpoint = RunEndpoint(given.settings, embedded=given.embedded, wait=request.wait, notify=display.note)
     stack.enter_context(endpoint)
     stage = bind_stage(STAGE, given.settings, embedded_model=endpoint.model_sha256)
@@ -146,6 +151,7 @@ def _check_distinct(systems: Sequence[_System]) -> None:
 
 
 def _generate(run: _Generating) -> GenerateOutcome:
+    """One start: reads and claims, asks each system, writes. An output with nothing left to ask is not touched."""
     request, output = run.request, run.output
     found, notes = read_questions(
         run.engines.spark, request.input, contexts=request.contexts, limit=request.limit, draw=request.draw
@@ -166,6 +172,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
     workspace = output.workspace(run.engines.spark)
     questions = workspace.keep(found.samples, "questions")
     invalid = workspace.keep(found.invalid, "invalid")
+    # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if fingerprint(questions) != content:
         raise SampleError(f"{request.input} changed while it was read; start again")
     answers = _ask_systems(run, questions.join(invalid, on="sample_id", how="left_anti"))
@@ -174,6 +181,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
 
 
 def _begin(run: _Generating, found: Samples, content: str) -> None:
+    """Writes the manifest as `running`, with each system's model settings and digests, and no secrets."""
     request = run.request
     run.output.begin(
         shown(request.settings, exclude={"llm"}),
@@ -194,6 +202,7 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
 
 def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     """The answers of one system after the other; where one ends the run, those after it are not asked."""
+    # Prompts show texts alone; ids go back to the samples through the question
     texts = F.transform("contexts", lambda context: context["text"]).alias("contexts")
     rows = questions.select("sample_id", "query", texts)
     answers: list[_Answers] = []
@@ -201,6 +210,7 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
         run.engines.display.note(f"system {system.name}: {system.stage.model}")
         runner = _runner(run, system, answers[-1].runner if answers else None)
         answers.append(_Answers(system, runner, runner.ask(STAGE, rows, carry=("sample_id",))))
+        # A local model's server gives its memory back before the next one starts
         system.endpoint.close()
     return answers
 
@@ -217,11 +227,16 @@ def _runner(run: _Generating, system: _System, before: StageRunner | None) -> St
         answered_before=_has_answered(system.name, run.output.manifest["starts"]),
     )
     if before is not None:
+        # A budget holds for all systems together, and a run that ended asks no further system
         runner.ended, runner.error, runner.spent = before.ended, before.error, before.spent
     return runner
 
 
 def _has_answered(system: str, starts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the system was answered in an earlier start.
+
+    Before that a 403, a 404 and an unknown model end the run at once (docs/contract.md, "Runs, outputs, stores").
+    """
     return any(row["answered"] for start in starts for row in start["usage"] if row["system"] == system)
 
 
@@ -240,6 +255,7 @@ def _finish(run: _Generating, questions: DataFrame, invalid: DataFrame, answers:
     ending = stopped.runner.ending if stopped else Ending()
     systems = [_count(one, output.manifest["counts"]) for one in answers]
     counts = output.manifest["counts"] | _count_all(systems, written)
+    # Of all starts: one that only read the store still has answers of the earlier ones' models
     models = sorted({*output.manifest["models"], *(name for one in answers for name in one.runner.models if name)})
     code = ending.exit_code(counts["statuses"], request.settings.fail_on_error)
     output.end(ending, code=code, usage=usage, systems=systems, counts=counts, models=models)
@@ -274,11 +290,15 @@ def make_failures(answers: DataFrame, invalid: DataFrame, system: str) -> DataFr
 
 
 def _sample_id(question_id: str, system: str) -> Any:
+    """`<question_id>:<system>`: one question has a sample for each system."""
     return F.concat_ws(":", question_id, F.lit(system))
 
 
 def _count(answers: _Answers, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """What became of a system's questions; a row that is no question has failed."""
+    """What became of a system's questions; a row that is no question has failed.
+
+    system, model, questions, answered, failed, unasked: a row of the manifest and of what is shown.
+    """
     outcome = F.when(is_unasked(), "unasked").when(has_failed(), "failed").otherwise("answered")
     found = {row["outcome"]: row["count"] for row in answers.rows.groupBy(outcome.alias("outcome")).count().collect()}
     found["failed"] = found.get("failed", 0) + counts["invalid"]
@@ -292,6 +312,7 @@ def _count(answers: _Answers, counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count_all(systems: Sequence[Mapping[str, Any]], failures: DataFrame) -> dict[str, Any]:
+    """Counts over systems: statuses by name, failures of requests, and those of them that may pass when asked again."""
     asked = failures.where(F.col("stage") == STAGE)
     return {
         "statuses": {status: sum(row[name] for row in systems) for name, status in STATUSES.items()},

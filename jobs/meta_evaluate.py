@@ -49,6 +49,7 @@ from udfs.statistics.questions import Resampled
 RUNS = "runs"
 REPORT = "meta_evaluation"
 TABLES = {"meta_evaluation": META_EVALUATION, "match_counts": MATCH_COUNTS, "comparisons": COMPARISONS}
+# SVG for documents, PNG for readers that show no SVG
 FIGURES = ("svg", "png")
 # How an output of several runs ended that ended with one of them, by its exit code
 ENDED = {code: reason for reason, code in EXIT_CODES.items()}
@@ -64,7 +65,11 @@ class Endpoint:
 
     @property
     def folder(self) -> str:
-        """The name of its run's folder."""
+        """The name of its run's folder: letters, digits, `_`, `.` and `-`, without dots at its ends.
+
+        `meta-llama/Llama-3.3-70B` is `meta-llama-Llama-3.3-70B`. Two models may share one, which `meta_evaluate`
+        refuses.
+        """
         return re.sub(r"[^\w.-]+", "-", self.model).strip(".") or "model"
 
 
@@ -117,6 +122,7 @@ class MetaEvaluationOutcome:
 def endpoint_of(settings: Settings, *, embedded: bool) -> Endpoint:
     """The endpoint of some settings, named after its model."""
     local = settings.llm.local_model
+    # A local model has no name of its own but its file's
     name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
     return Endpoint(name, settings, embedded)
 
@@ -126,6 +132,9 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
 
     Raises MetaEvaluationError for input without usable labels, for scores that are not of exactly its samples and for
     endpoints of one model, OutputError for an output of something else, and what `jobs.score.score` raises.
+
+    Runs of endpoints lie in `DIR/runs/<folder>`, each an output of `untold score` that can be read, compared and
+    resumed by itself. Dejl et al. 2025; methods, section 6.
     """
     _check_models(request.endpoints)
     with Output(
@@ -139,6 +148,7 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
 
 
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
+    """Reads and checks samples and given scores first: then it asks, and removes an earlier start's report."""
     steps = output.workspace(open_session(request.settings))
     found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit, draw=request.draw)
     show_invalid(found, display)
@@ -161,6 +171,7 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
     """Raises MetaEvaluationError where two endpoints have one model, or names that give one folder."""
     by_folder: dict[str, str] = {}
     for endpoint in endpoints:
+        # Without case: some file systems do not tell it
         other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
         if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
             raise MetaEvaluationError(
@@ -170,6 +181,7 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
 
 
 def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
+    """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own."""
     return {
         "dataset": request.dataset,
         "input": content,
@@ -179,6 +191,7 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
 
 
 def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples: int) -> None:
+    """Writes the manifest as `running`; no endpoint is named in it, as each run's own manifest does that."""
     output.begin(
         shown(request.settings),
         dataset=request.dataset,
@@ -204,6 +217,7 @@ def _evaluate(
     samples: DataFrame,
     given: ScoreTables | None,
 ) -> MetaEvaluationOutcome:
+    """Scores, then the report and the sheet; a run that ended early ends this one, with its exit code."""
     ended = _score_endpoints(request, display)
     if ended.exit_code not in (0, FAILED_TOO_MANY):
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
@@ -221,18 +235,20 @@ def _evaluate(
 
 
 def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Runs the metrics on each endpoint, until one ends early."""
+    """Runs the metrics on each endpoint, until one ends early; too many failures do not stop the others."""
     code = 0
     for endpoint in request.endpoints:
         display.note(f"model {endpoint.model}")
         outcome = score(_score_request(request, endpoint), display)
         if outcome.exit_code not in (0, FAILED_TOO_MANY):
             return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
+        # The worse of 0 and FAILED_TOO_MANY
         code = max(code, outcome.exit_code)
     return MetaEvaluationOutcome(code)
 
 
 def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreRequest:
+    """The run of one endpoint, as `untold score` would be asked for it."""
     assert request.metrics is not None
     return ScoreRequest(
         input=request.input,
@@ -251,6 +267,10 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
 
 
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
+    """The scores of all models, checked against the samples.
+
+    A judge that is named for some metrics is read for these alone.
+    """
     spark, judged = samples.sparkSession, defaultdict[str, list[str]](list)
     for metric, judge in (request.judges or {}).items():
         judged[judge].append(metric)
@@ -271,6 +291,7 @@ def _write_report(
     found = agreement.point_intervals(counted, dataset.scales, seed=seed)
     tables = _resample_tables(scores.scores, labelled, dataset, request)
     found |= agreement.table_intervals(tables)
+    # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
@@ -303,6 +324,7 @@ def _write_sheet(
 
 
 def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) -> Restate:
+    """What restates answers of qa: the sheet's endpoint, else a refusal that is raised only if it is needed."""
     if sheet.endpoint is None:
         return _refuse_to_restate
     settings, embedded = sheet.endpoint.settings, sheet.endpoint.embedded
@@ -310,6 +332,7 @@ def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) ->
 
 
 def _refuse_to_restate(_: DataFrame) -> DataFrame:
+    """Raises MetaEvaluationError: sheets without qa never come here."""
     raise MetaEvaluationError(
         "--annotation-sheet restates the answers of qa as statements, and no endpoint is set: "
         "--set llm.base_url=http://HOST/v1 --set llm.model=NAME, or leave qa out of --metric"
@@ -317,6 +340,7 @@ def _refuse_to_restate(_: DataFrame) -> DataFrame:
 
 
 def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
+    """The metrics that any model has, sorted."""
     return tuple(sorted({name for names in scores.metrics.values() for name in names}))
 
 
@@ -328,10 +352,12 @@ def add_overlap(samples: DataFrame) -> DataFrame:
 
 
 def _find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
+    """Points of the scores, and with labels those of the floors; the constant is the most frequent label."""
     points = dataset.find_points(scores, samples, shares)
     if not dataset.has_labels:
         return points
     counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
+    # Ties go to the first label
     constant = max(LABELS, key=lambda label: counts.get(label, 0))
     return points.unionByName(floor_points(samples, constant))
 
@@ -339,6 +365,7 @@ def _find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None
 def _resample_tables(
     scores: DataFrame, samples: DataFrame, dataset: Dataset, request: MetaEvaluationRequest
 ) -> dict[tuple[str, str], Resampled]:
+    """By model and metric the confusion table with its resamples; none for a data set without labels."""
     if not dataset.has_labels:
         return {}
     counted = agreement.count_tables(scores, samples, clustered=request.cluster)
@@ -359,6 +386,7 @@ def _costs(request: MetaEvaluationRequest, endpoint: Endpoint) -> dict[str, Cost
 
 
 def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
+    """Calls, tokens and cost a sample; a cost is the sum of what is known, None where nothing is."""
     calls = sum(row["calls"] for row in usage)
     tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage)
     known = [row["cost"] for row in usage if row["cost"] is not None]
@@ -366,6 +394,7 @@ def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
 
 
 def _remove_report(output: Output) -> None:
+    """Removes tables, report and figures of an earlier start: half of them beside new scores would be believed."""
     output.remove(TABLES)
     system, root = open_filesystem(output.place)
     for form in ("md", *FIGURES):

@@ -33,10 +33,12 @@ from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.stages.arrow import measure_prompts, parse_completions
 
+# Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
 # A model's own limit is not known; where a stage sends none, the default of llm.max_tokens stands for it.
 UNLIMITED_COMPLETION_TOKENS = int(LlmSettings.model_fields["max_tokens"].default)
 MINUTES_PER_HOUR = 60
+# The columns of `graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
 COUNTS = "graph string, covered long, uncovered long, low double, high double"
 
@@ -83,15 +85,21 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     show_invalid(found, Display())
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
+    # Read by every metric and stage; a plan has no output to write them to
     samples = valid.localCheckpoint(eager=False)
     for metric in request.metrics:
         assumed = METRICS[metric].assume(settings)
+        # The tables that it gives are frames nobody reads: what a plan wants was counted on the way
         METRICS[metric].score(samples, planner.begin(metric, samples, assumed), assumed.settings)
     return planner.rows
 
 
 def _embedded_sha256(settings: Settings) -> str:
-    """The sha256 of the embedded model's file, which is not put together for a plan, nor remembered."""
+    """The sha256 of the embedded model's file, which is not put together for a plan, nor remembered.
+
+    It is part of the key, so that the store is asked for the right requests. Raises LocalModelError for a file that
+    cannot be read.
+    """
     if settings.llm.local_model is None:
         return local_model.MODEL_SHA256
     path = Path(settings.llm.local_model).expanduser()
@@ -106,7 +114,10 @@ def _embedded_sha256(settings: Settings) -> str:
 
 @dataclass
 class Planner:
-    """Counts what stages would ask, and reads what the store knows. `rows` are those of the plan so far."""
+    """Counts what stages would ask, and reads what the store knows. `rows` are those of the plan so far.
+
+    counted: by stage the request_ids counted so far, over metrics.
+    """
 
     spark: SparkSession
     stages: Mapping[str, Stage]
@@ -152,6 +163,7 @@ class PlanningTools:
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         identified = requests.identify(bound_stage)
         schema = result_schema(bound_stage, identified, requests.carry)
+        # Pairs of made-up texts are not generated: their number follows from a formula, and may be billions
         if requests.bound is not None and not self.exact:
             self._count_bound(bound_stage, requests.bound)
             return self.planner.spark.createDataFrame([], schema)
@@ -160,23 +172,30 @@ class PlanningTools:
         return results if requests.all_asked else results.unionByName(without_requests(kept, schema, requests.carry))
 
     def _count_requests(self, stage: Stage, requests: Requests, identified: DataFrame) -> DataFrame:
+        """Counts a stage's distinct requests and those to be asked; gives its results, known and assumed ones."""
         planner = self.planner
         asked_rows = identified.where(F.col("request_id").isNotNull())
         ids = self.keep(asked_rows.select("request_id").distinct())
         known = self._completions(stage).join(ids, on="request_id", how="left_semi")
         missing = self.keep(self._missing(ids, known))
         before = planner.counted.get(stage.name)
+        # What an earlier metric of the list would ask is in the store by then
         asked = missing if before is None else missing.join(before, on="request_id", how="left_anti")
         planner.counted[stage.name] = ids if before is None else before.unionByName(ids)
         total, to_ask = ids.count(), asked.count()
         texts = requests.texts_of(stage, identified, asked).select(*stage.variables)
         self._add_row(stage, total, to_ask, _measure(stage, texts) if to_ask else 0)
+        # From here on what is asked depends on answers that nobody has
         if not missing.isEmpty():
             self.exact = False
         return self.keep(_results(stage, requests.carry, asked_rows, known, missing, self.assumed.results[stage.name]))
 
     def _count_bound(self, stage: Stage, bound: DataFrame) -> None:
-        """Columns requests and bytes: so many requests, the variables of each together so long."""
+        """A row for requests that are counted by formula, where texts to count are not known.
+
+        bound: requests, bytes: so many requests, the variables of each together so long; the template's own characters
+        come on top for every request.
+        """
         row = bound.select(F.sum("requests"), F.sum(F.col("requests") * F.col("bytes"))).first()
         count, size = (int(value or 0) for value in row) if row else (0, 0)
         prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
@@ -184,6 +203,7 @@ class PlanningTools:
         self._add_row(stage, count, count, count * estimate_tokens(frame) + estimate_tokens(size))
 
     def _completions(self, stage: Stage) -> DataFrame:
+        """Rows of `COMPLETIONS` of the stage's folder in the store; none where there is no store."""
         spark, place = self.planner.spark, self.planner.store
         if place is None:
             return spark.createDataFrame([], spark_schema(COMPLETIONS))
@@ -195,6 +215,10 @@ class PlanningTools:
         return store.needed(states, retry_failed=self.planner.retry_failed)
 
     def _add_row(self, stage: Stage, requests: int, to_ask: int, prompt_tokens: int) -> None:
+        """Adds a row of the plan.
+
+        Tokens are of the requests still to be asked: prompts estimated, completions at their limit.
+        """
         settings = self.assumed.settings
         tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
         self.planner.rows.append(
@@ -212,6 +236,7 @@ class PlanningTools:
 
 
 def _measure(stage: Stage, texts: DataFrame) -> int:
+    """The prompt tokens of rows of a stage's variables, estimated from the rendered prompts on workers."""
     tokens = texts.mapInArrow(partial(measure_prompts, stage=stage), "tokens long").agg(F.sum("tokens")).first()
     return int(tokens[0] or 0) if tokens else 0
 
@@ -226,6 +251,7 @@ def _results(
 ) -> DataFrame:
     """Columns `keys`, request_id, the stage's output, error_type, error: parsed where known, assumed elsewhere."""
     schema = result_schema(stage, keyed, keys)
+    # The model as returned is no column of results
     best = store.one_a_request(known).drop("model")
     answered = (
         keyed.join(missing, on="request_id", how="left_anti")
@@ -244,19 +270,27 @@ def _results(
 
 
 def completion_limit(stage: Stage) -> int:
-    """The most tokens that a completion of the stage may have, as it is asked for."""
+    """The most tokens that a completion of the stage may have, as it is asked for.
+
+    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number.
+    """
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
 
 
 def hours_of(llm: LlmSettings, requests: int, tokens: int) -> float | None:
-    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit."""
+    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
+
+    The slower of the two limits counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two
+    minutes, which are 0.033 hours. What the endpoint itself takes is not known.
+    """
     limited = ((requests, llm.requests_per_minute), (tokens, llm.tokens_per_minute))
     minutes = [amount / limit for amount, limit in limited if limit is not None]
     return max(minutes) / MINUTES_PER_HOUR if minutes else None
 
 
 COLUMNS = ("metric", "stage", "", "requests", "reused", "prompt tokens", "completion tokens", "cost", "hours")
+# Columns that are set to the left; numbers stand to the right
 TEXT_COLUMNS = 3
 
 
@@ -275,6 +309,7 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row as cells: `=` for an exact number of requests, `<=` for an upper bound, `-` for what is not known."""
     counts = [f"{row[name]:,}" for name in ("requests", "reused", "prompt_tokens", "completion_tokens")]
     amounts = ["-" if row[name] is None else f"{row[name]:,.2f}" for name in ("cost", "hours")]
     return row["metric"], row["stage"], "=" if row["exact"] else "<=", *counts, *amounts

@@ -1,4 +1,9 @@
-"""How notebooks and scripts read what a run wrote: `open_run(DIR)`."""
+"""How notebooks and scripts read what a run wrote: `open_run(DIR)`, without Spark, wherever pyarrow reads.
+
+run = open_run("out")
+run.summary().to_pylist()
+run.dataset("scores").head(10)  # a table may be larger than memory
+"""
 
 from __future__ import annotations
 
@@ -60,7 +65,9 @@ class Run:
         return self.table("summary").sort_by([("metric", "ascending"), ("level", "ascending"), ("system", "ascending")])
 
     def _files(self, name: str) -> list[str]:
+        """The Parquet files of a table, sorted, so that its rows have one order."""
         entries = self.filesystem.get_file_info(fs.FileSelector(name))
+        # Spark leaves _SUCCESS and checksums beside its files
         files = [entry.path for entry in entries if entry.type == fs.FileType.File and entry.extension == "parquet"]
         return sorted(path for path in files if not _hidden(path))
 
@@ -74,6 +81,7 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
     place = os.fspath(directory)
     filesystem = _filesystem(place)
     manifest = _read_manifest(place, filesystem)
+    # A killed run leaves this status too: it could not write another
     if manifest.get("status") == "running" and not allow_running:
         raise UnreadableRunError(
             f"{place}: the run has not ended, or was killed; wait for it or start it again, "
@@ -94,6 +102,7 @@ def _filesystem(place: str) -> fs.FileSystem:
 
 
 def _read_manifest(place: str, filesystem: fs.FileSystem) -> dict[str, Any]:
+    """The manifest. Raises UnreadableRunError where there is none, or nothing that can be read as one."""
     try:
         with filesystem.open_input_file(MANIFEST) as stream:
             manifest = json.loads(stream.read())
@@ -109,4 +118,5 @@ def _read_manifest(place: str, filesystem: fs.FileSystem) -> dict[str, Any]:
 
 
 def _hidden(path: str) -> bool:
+    """Whether readers pass over it: Spark's own files, working folders, and what is not yet whole."""
     return path.rsplit("/", 1)[-1].startswith(("_", "."))

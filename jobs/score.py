@@ -1,4 +1,4 @@
-"""Samples to statements, scores and summary: the main job."""
+"""Samples to statements, scores and summary: the main job, `untold score` (docs/architecture.md, "A run")."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from udfs.redaction import redact
 from udfs.stages import STAGES
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
+# An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
 FEW_SAMPLES = 200
 
 
@@ -74,13 +75,21 @@ class ScoreOutcome:
 
 
 def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
-    """Runs the main job. Raises errors with one clear line for what a user can mend."""
+    """Runs the main job. Raises errors with one clear line for what a user can mend.
+
+    Writes the tables of `RESULT_TABLES` and manifest.json into the output, completions into the store. Starting it
+    again asks for what is missing alone; where nothing is, the tables stay as they are. A run that ended early is an
+    outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
+    is read.
+    """
     settings = request.settings
     with (
         Output(
             request.output,
             tuple(RESULT_TABLES),
             request.overwrite,
+            # Checked and written before anything is asked: a run that breaks later loses what it computed, not what it
+            # read
             kept=("samples",),
             inputs=[request.input],
             store=store_of(request.settings, request.output),
@@ -91,7 +100,10 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
         retry = request.retry_failed
+        # The store counts as well: its completions are read by the same session
         small = count_bytes(request.input, store_of(settings, request.output)) < SMALL_BYTES
+        # A guess from the manifest, before the input is read: it decides only whether the answering process starts
+        # already
         asks = not output.seems_complete(retry_failed=retry)
         with open_engines(
             settings, display, output.run, wait=request.wait, retry_failed=retry, small=small, asks=asks
@@ -115,7 +127,12 @@ class _Scoring:
 
 
 def _score(run: _Scoring) -> ScoreOutcome:
+    """One start: reads and claims, writes the samples, asks and scores, writes the rest.
+
+    Metrics read the table `samples` as it was written, so that a file that changes meanwhile changes nothing.
+    """
     request, output, settings = run.request, run.output, run.request.settings
+    # Before anything is paid for: a missing jar would end the run after all answers
     if any(metric.has_graph for metric in run.metrics):
         check_graphframes(run.engines.spark, settings)
     found = read_samples(
@@ -134,6 +151,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     _begin(run, found, identity["input"])
     output.check_lock()
     samples, written = write_samples(found, f"{output.place}/samples")
+    # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
     runner = StageRunner(
@@ -158,12 +176,14 @@ def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display:
 
 
 def _unchanged(request: ScoreRequest, earlier: Mapping[str, Any]) -> ScoreOutcome:
+    """The outcome of an output with nothing left to ask: what its manifest says."""
     counts = earlier["counts"]
     code = Ending().exit_code(counts["statuses"], request.settings.fail_on_error)
     return ScoreOutcome(code, earlier["summary"], counts, None, request.embedded, unchanged=True)
 
 
 def _begin(run: _Scoring, found: Samples, content: str) -> None:
+    """Writes the manifest as `running`, before the first table: tables beside it are not to be trusted."""
     request = run.request
     run.output.begin(
         shown(request.settings),
@@ -191,23 +211,31 @@ class _Tools:
     _contexts: DataFrame | None = None
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
+        """By the runner; what was answered before is not asked again."""
         return self.runner.ask(stage, rows, carry)
 
     def contexts(self) -> DataFrame:
+        """Asked for all metrics together, at the first that wants them."""
         if self._contexts is None:
             summarise = self.runner.settings.summarise_contexts
             self._contexts = condense_contexts(self.samples, self.ask, summarise=summarise)
         return self._contexts
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
+        """In the run's working folder, which goes at its end."""
         return self.runner.workspace.keep(frame, name)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
+        """By the settings `graph.*`."""
         return Condenser(self.runner.settings, self.runner.workspace).condense(nodes, edges)
 
 
 def _score_metrics(run: _Scoring, runner: StageRunner, samples: DataFrame, invalid: DataFrame) -> Tables:
-    """The tables that the metrics give."""
+    """The tables that the metrics give.
+
+    samples: the table as it was written; invalid: sample_id, error of the rows that cannot be scored. Tables of all
+    metrics are unions, in the order in which they were asked for; one that no metric gives has no entry.
+    """
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
     tools = _Tools(runner, valid)
@@ -215,6 +243,7 @@ def _score_metrics(run: _Scoring, runner: StageRunner, samples: DataFrame, inval
         _with_unusable(metric, metric.score(valid, tools, run.request.settings), unusable) for metric in run.metrics
     ]
     names = [name for name in ORDER if any(name in tables for tables in given)]
+    # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {
         name: reduce(DataFrame.unionByName, [tables[name] for tables in given if name in tables], nothing)
@@ -223,7 +252,10 @@ def _score_metrics(run: _Scoring, runner: StageRunner, samples: DataFrame, inval
 
 
 def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Tables:
-    """The tables with a score and a failure for each row that cannot be scored."""
+    """The tables with a score and a failure for each row that cannot be scored.
+
+    Such a row is a sample of every metric, with the status failed and bounds of 0 and 1 (docs/contract.md, "Bounds").
+    """
     null = F.lit(None).cast("double")
     nothing = [null.alias(name) for name in ("covered", "uncovered", "unjudged", "low", "high")]
     failed = unusable.select("sample_id", "system", *nothing, F.lit("failed").alias("status"))
@@ -240,7 +272,7 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Table
 
 
 def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
-    """Writes the tables, then the manifest as it ended."""
+    """Writes the tables, then the manifest as it ended: who reads `finished` finds every table whole."""
     request, output = run.request, run.output
     counted = _counted()
     written = _write_tables(output, tables, counted)
@@ -251,13 +283,17 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
         run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")
     counts = output.manifest["counts"] | _counts(**counted)
     code = runner.ending.exit_code(counts["statuses"], request.settings.fail_on_error)
+    # Of all starts; null where an endpoint did not name its model
     models = sorted({*output.manifest["models"], *runner.models} - {None})
     output.end(runner.ending, code=code, usage=runner.usage, counts=counts, summary=summary, models=models)
     return ScoreOutcome(code, summary, counts, runner.ending.explain(request.command), request.embedded)
 
 
 def _counted() -> dict[str, Counted]:
-    """What is counted of tables while they are written."""
+    """What is counted of tables while they are written: samples by status, failed requests, and those that may pass.
+
+    The failures of invalid rows (stage `input`) do not count, as no start can mend them.
+    """
     asked = F.col("stage") != "input"
     statuses = {name: F.count_if(F.col("status") == name) for name in aggregate.COLUMN_OF_STATUS}
     failures = {"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())}
@@ -279,6 +315,7 @@ def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]
 
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
+    """The counts of the manifest: statuses that occur, scores, failures and passing_failures."""
     statuses = {name: scores[name] for name in scores.columns if scores[name]}
     return {
         "scores": sum(statuses.values()),
@@ -289,7 +326,10 @@ def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
 
 
 def show_summary(outcome: ScoreOutcome, output: str) -> None:
-    """Prints the summary and where the tables are."""
+    """Prints the summary and where the tables are.
+
+    Scores of the embedded model are labelled as those of a demo, whoever reads them.
+    """
     if outcome.unchanged:
         print("nothing left to ask; the tables are as they were")
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if outcome.embedded else ""

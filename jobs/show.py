@@ -36,7 +36,9 @@ from udfs.hints import did_you_mean, near_misses
 PICTURES = "pictures"
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
 SHOWN_IDS = 3
+# a line of a terminal
 SHOWN_LENGTH = 80  # characters of an id in a message
+# Characters of a file's name or a title; names of files end at 255 bytes, and a sample_id and a metric share one
 NAME_LENGTH = 80
 Row = Mapping[str, Any]
 
@@ -92,6 +94,7 @@ def show(request: ShowRequest) -> list[str]:
 
 
 def _form(picture: str | None) -> str:
+    """The picture's form by the ending of its name, SVG without one. Raises ShowError for another ending."""
     form = PurePosixPath(picture).suffix[1:].lower() if picture else FORMATS[0]
     if form not in FORMATS:
         endings = " or ".join(f".{name}" for name in FORMATS)
@@ -100,6 +103,7 @@ def _form(picture: str | None) -> str:
 
 
 def _open(output: str) -> Run:
+    """The run. Raises ShowError where it has not ended: its tables may be half written."""
     run = open_run(output, allow_running=True)
     if run.manifest.get("status") == "running":
         raise ShowError(f"{output}: the run has not ended, or was killed; wait for it, or start it again")
@@ -107,6 +111,8 @@ def _open(output: str) -> Run:
 
 
 def _read(run: Run, request: ShowRequest) -> list[Shown]:
+    # Words of a command line that are not UTF-8 hold lone surrogates, which Arrow refuses
+    """What the run holds of the sample, a value for each metric shown, sorted. Raises ShowError for an unknown one."""
     sample_id = request.sample.encode("utf-8", "replace").decode()
     scores = {str(row["metric"]): row for row in _rows(run, "scores", sample_id)}
     if not scores:
@@ -121,6 +127,7 @@ def _read(run: Run, request: ShowRequest) -> list[Shown]:
 
 
 def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Shown:
+    """What the run holds of one sample under the metric of its score."""
     of_metric = ds.field("metric") == score["metric"]
     return Shown(
         score=score,
@@ -146,13 +153,17 @@ def _rows(
 
 
 def _unknown_sample(run: Run, sample_id: str) -> str:
-    """Near misses come from ids that contain the given one anywhere in the table, then from its first rows."""
+    """The message for a sample that the run does not have, with ids that may have been meant.
+
+    Near misses come from ids that contain the given one anywhere in the table, then from its first rows.
+    """
     if "scores" not in run.tables:
         return f"{run.directory}: the run has no scores; start it again"
     scores = run.dataset("scores")
     containing = pc.match_substring(ds.field("sample_id"), sample_id, ignore_case=True)
     near = _ids(scores.scanner(columns=["sample_id"], filter=containing).head(SHOWN_IDS)) if sample_id else []
     first = _ids(scores.head(NEAR_IDS, columns=["sample_id"]))
+    # Comparing takes time with the product of two lengths, and ids may be of any
     cut = {name[:SHOWN_LENGTH]: name for name in first}
     close = [cut[name] for name in near_misses(sample_id[:SHOWN_LENGTH], cut, most=SHOWN_IDS)]
     found = list(dict.fromkeys([*near, *close]))[:SHOWN_IDS]
@@ -162,10 +173,12 @@ def _unknown_sample(run: Run, sample_id: str) -> str:
 
 
 def _ids(table: pa.Table) -> list[str]:
+    """The ids of a table of them, each once, in their order."""
     return [name for name in dict.fromkeys(table.column("sample_id").to_pylist()) if name is not None]
 
 
 def _quote(name: str) -> str:
+    """An id in quotes, cut, on one line and without signs that a terminal obeys."""
     shown = one_line(name[: 2 * SHOWN_LENGTH])
     return f"'{shown if len(shown) <= SHOWN_LENGTH else shown[:SHOWN_LENGTH] + '…'}'"
 
@@ -179,7 +192,10 @@ def make_graph(shown: Shown, *, raw: bool) -> Graph:
 
 
 def describe(shown: Shown) -> list[str]:
-    """The lines that say what a sample covers and misses. No text of the run can move a terminal's cursor."""
+    """The lines that say what a sample covers and misses. No text of the run can move a terminal's cursor.
+
+    Statements that are missing come first, as they are what a reader looks for; `*` marks the basis.
+    """
     missing = [row for row in shown.statements if not row["covered"]]
     lines = [_heading(shown.score), *_query(shown), _score_line(shown.score)]
     lines += [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
@@ -196,16 +212,19 @@ def describe(shown: Shown) -> list[str]:
 
 
 def _heading(score: Row) -> str:
+    """What is shown: sample, metric and the system, where there is one."""
     system = f", system {one_line(score['system'])}" if score["system"] is not None else ""
     return f"sample {one_line(score['sample_id'])}, metric {one_line(score['metric'])}{system}"
 
 
 def _query(shown: Shown) -> list[str]:
+    """The query's lines; none where the run has no such sample."""
     query = (shown.sample or {}).get("query")
     return [] if query is None else _wrap(one_line(query), "query: ", "  ")
 
 
 def _score_line(score: Row) -> str:
+    """The score with its bounds where they differ from it, its status, and what was counted."""
     value = _number(score["score"])
     bounds = ""
     if score["score_low"] is not None and not score["score_low"] == score["score"] == score["score_high"]:
@@ -217,24 +236,29 @@ def _score_line(score: Row) -> str:
 
 
 def _number(value: float | None) -> str:
+    """A score to two decimals; `none` for null."""
     return "none" if value is None else f"{value:.2f}"
 
 
 def _failures(failures: Sequence[Row]) -> list[str]:
+    """By stage and kind, how many requests failed; never their texts."""
     kinds = Counter((row["stage"], row["error_type"]) for row in failures)
     return [f"{stage}: {kind} ({count:,})" for (stage, kind), count in sorted(kinds.items(), key=str)]
 
 
 def _missing_line(missing: Sequence[Row]) -> str:
+    """How many statements are missing, and how many of them would make up for all (methods, section 5)."""
     basis = sum(bool(row["in_basis"]) for row in missing)
     return f"missing: {_count(missing)}" + (f"; the {basis:,} marked * would make up for all" if basis else "")
 
 
 def _count(rows: Sequence[Row]) -> str:
+    """A number of statements in words: `1 statement`, `2 statements`."""
     return f"{len(rows):,} statement{'' if len(rows) == 1 else 's'}"
 
 
 def _statement_lines(rows: Iterable[Row], first: int) -> Iterator[str]:
+    """A statement's text with its number in the picture, the contexts that state it, and its other wordings."""
     for number, row in enumerate(rows, first):
         mark = "*" if row["in_basis"] else " "
         yield from _wrap(one_line(row["text"] or ""), f"{mark} {number:>3}  ", "       ")
@@ -255,12 +279,14 @@ def _wrap(text: str, start: str, indent: str) -> list[str]:
 
 
 def _print(lines: Iterable[str]) -> None:
+    """Prints lines in the encoding of the output; signs that it does not have become `?` and no error."""
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
         print(line.encode(encoding, "replace").decode(encoding))
 
 
 def _title(shown: Shown) -> str:
+    """The picture's title."""
     score = shown.score
     return (
         f"{score['sample_id'][:NAME_LENGTH]} · {score['metric']} · score {_number(score['score'])} ({score['status']})"
@@ -292,11 +318,15 @@ def _write(run: Run, shown: Shown, raw: bool, place: str | None, picture: bytes)
 
 
 def picture_name(sample_id: str, metric: str, *, raw: bool = False) -> str:
-    """A file name for a sample's picture: letters, digits, `.`, `_` and `-` alone, different for different ids."""
+    """A file name for a sample's picture: letters, digits, `.`, `_` and `-` alone, different for different ids.
+
+    `q-1` under nli is `q-1-nli.svg`, and `q 1` is `q_1-<hash>-nli.svg`.
+    """
     return f"{_safe(sample_id)}-{_safe(metric)}{'-raw' if raw else ''}.svg"
 
 
 def _safe(name: str) -> str:
+    """A name of safe characters; with 8 hex digits of a hash of the whole name, where it had to be changed."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:NAME_LENGTH].lstrip(".")
     if safe == name:
         return name

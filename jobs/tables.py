@@ -1,4 +1,9 @@
-"""The schema of every table, in one place. Columns are only ever added, and are nullable."""
+"""The schema of every table, in one place. Columns are only ever added, and are nullable.
+
+Each is described in docs/contract.md, "Tables"; here stands what a name does not say. Counts are of what their table's
+row is about, ids are texts, rates and scores lie between 0 and 1, and null means that a value does not exist or is
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -8,127 +13,137 @@ from udfs.llm.records import ALTERNATIVE as ALTERNATIVE
 from udfs.llm.records import COMPLETIONS as COMPLETIONS
 
 CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
+# A distinct input row; further columns of the input follow these as they were read
 SAMPLES = pa.schema(
     [
-        ("sample_id", pa.string()),
+        ("sample_id", pa.string()),  # as given, else a hash of the row
         ("query", pa.string()),
         ("response", pa.string()),
-        ("contexts", pa.list_(CONTEXT)),
-        ("system", pa.string()),
-        ("label", pa.string()),
+        ("contexts", pa.list_(CONTEXT)),  # in the order given; an id that is missing is the number from 1
+        ("system", pa.string()),  # who answered; null where the input does not say
+        ("label", pa.string()),  # what people say of the response; read by meta-evaluate alone
     ]
 )
+# An atom of nli, or an answer of qa: the nodes of a sample's fact graph, and what was filtered before it
 ATOMS = pa.schema(
     [
         ("sample_id", pa.string()),
         ("metric", pa.string()),
         ("atom_id", pa.string()),
-        ("text", pa.string()),
-        ("question", pa.string()),
-        ("origin", pa.string()),
-        ("sources", pa.list_(pa.string())),
-        ("unit_type", pa.string()),
-        ("rating", pa.float64()),
-        ("kept", pa.bool_()),
-        ("statement_id", pa.string()),
+        ("text", pa.string()),  # of qa the answer alone
+        ("question", pa.string()),  # null for nli
+        ("origin", pa.string()),  # context, response or both
+        ("sources", pa.list_(pa.string())),  # ids of the contexts that state it, in their order
+        ("unit_type", pa.string()),  # of nli: Fact, Claim, ...; null where it is not certain
+        ("rating", pa.float64()),  # 1 to 5: relevance (nli), confidence (qa)
+        ("kept", pa.bool_()),  # false: filtered, and no node of the graph
+        ("statement_id", pa.string()),  # null for atoms that are of no statement
     ]
 )
+# A judged pair of atoms: ordered for nli, unordered and once for qa
 RELATIONS = pa.schema(
     [
         ("sample_id", pa.string()),
         ("metric", pa.string()),
-        ("premise_id", pa.string()),
+        ("premise_id", pa.string()),  # an atom_id; for qa the first answer
         ("hypothesis_id", pa.string()),
-        ("relation", pa.string()),
+        ("relation", pa.string()),  # null: it could not be had; implied: not asked, follows from others
     ]
 )
+# An atomic statement of the contexts: a class of equivalent atoms, or for e2e an item of the judge's lists
 STATEMENTS = pa.schema(
     [
         ("sample_id", pa.string()),
         ("metric", pa.string()),
-        ("statement_id", pa.string()),
+        ("statement_id", pa.string()),  # <sample_id>:<metric>:<n>, n from 1
         ("text", pa.string()),
-        ("covered", pa.bool_()),
-        ("in_basis", pa.bool_()),
-        ("sources", pa.list_(pa.string())),
-        ("members", pa.list_(pa.string())),
+        ("covered", pa.bool_()),  # whether the response conveys it
+        ("in_basis", pa.bool_()),  # uncovered, and entailed by no other uncovered one; null for e2e
+        ("sources", pa.list_(pa.string())),  # ids of the contexts that state it
+        ("members", pa.list_(pa.string())),  # texts of all its atoms; null for e2e
     ]
 )
+# A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
         ("sample_id", pa.string()),
         ("metric", pa.string()),
         ("system", pa.string()),
-        ("score", pa.float64()),
-        ("score_low", pa.float64()),
+        ("score", pa.float64()),  # null where undefined or unknown
+        ("score_low", pa.float64()),  # what the unjudged part could make of it at worst, and at best
         ("score_high", pa.float64()),
-        ("covered", pa.int64()),
+        ("covered", pa.int64()),  # statements; null where the sample was not judged
         ("uncovered", pa.int64()),
-        ("unjudged", pa.int64()),
-        ("dropped", pa.int64()),
-        ("status", pa.string()),
+        ("unjudged", pa.int64()),  # pairs without a relation, failed or beyond a cap
+        ("dropped", pa.int64()),  # items of a judge's lists that name no source
+        ("status", pa.string()),  # docs/contract.md, "Scores"
     ]
 )
+# A request that a sample needed and did not get, or a row of the input that cannot be scored
 FAILURES = pa.schema(
     [
         ("sample_id", pa.string()),
         ("metric", pa.string()),
-        ("stage", pa.string()),
-        ("request_id", pa.string()),
+        ("stage", pa.string()),  # input for a row that cannot be scored
+        ("request_id", pa.string()),  # null for such a row
         ("error_type", pa.string()),
-        ("error", pa.string()),
+        ("error", pa.string()),  # one line, never a prompt or an answer
     ]
 )
+# A stage of one start; requests = reused + answered + failed + unasked
 USAGE = pa.schema(
     [
         ("stage", pa.string()),
-        ("model", pa.string()),
-        ("requests", pa.int64()),
-        ("reused", pa.int64()),
+        ("model", pa.string()),  # as the settings name it
+        ("requests", pa.int64()),  # distinct ones
+        ("reused", pa.int64()),  # had their answer in the store
         ("answered", pa.int64()),
-        ("failed", pa.int64()),
-        ("unasked", pa.int64()),
-        ("calls", pa.int64()),
-        ("retries", pa.int64()),
-        ("rate_limited", pa.int64()),
+        ("failed", pa.int64()),  # stored failures that were served again included
+        ("unasked", pa.int64()),  # left when the run ended early
+        ("calls", pa.int64()),  # HTTP requests, of which:
+        ("retries", pa.int64()),  # neither a first attempt, nor rate limited, nor a turn of a tool
+        ("rate_limited", pa.int64()),  # answered with 429
         ("prompt_tokens", pa.int64()),
         ("completion_tokens", pa.int64()),
-        ("tokens_estimated", pa.bool_()),
-        ("cost", pa.float64()),
+        ("tokens_estimated", pa.bool_()),  # whether some answer came without a count
+        ("cost", pa.float64()),  # in the currency of the prices set; null without a price
         ("seconds", pa.float64()),
     ]
 )
+# A metric over all samples, or over those of one system; n = scored + undefined + failed
 SUMMARY = pa.schema(
     [
         ("metric", pa.string()),
-        ("level", pa.string()),
-        ("system", pa.string()),
+        ("level", pa.string()),  # overall or system
+        ("system", pa.string()),  # null for overall
         ("n", pa.int64()),
-        ("scored", pa.int64()),
-        ("undefined", pa.int64()),
-        ("failed", pa.int64()),
-        ("mean", pa.float64()),
-        ("ci_low", pa.float64()),
+        ("scored", pa.int64()),  # ok and partial
+        ("undefined", pa.int64()),  # no_statements
+        ("failed", pa.int64()),  # failed and budget
+        ("mean", pa.float64()),  # of the scored; null without any
+        ("ci_low", pa.float64()),  # 95 % BCa
         ("ci_high", pa.float64()),
-        ("mean_low", pa.float64()),
+        ("mean_low", pa.float64()),  # means of the bounds, over scored and failed
         ("mean_high", pa.float64()),
     ]
 )
+# A measure of agreement with people, under one convention for undefined scores
 META_EVALUATION = pa.schema(
     [
         ("dataset", pa.string()),
-        ("metric", pa.string()),
+        ("metric", pa.string()),  # null, as model, for the floors
         ("model", pa.string()),
-        ("undefined", pa.string()),
-        ("measure", pa.string()),
-        ("value", pa.float64()),
+        ("undefined", pa.string()),  # the convention: mismatch, zero or published
+        ("measure", pa.string()),  # lmr, kappa, ...
+        ("value", pa.float64()),  # null where the measure is undefined
         ("ci_low", pa.float64()),
         ("ci_high", pa.float64()),
-        ("n", pa.int64()),
-        ("left_out", pa.int64()),
-        ("published", pa.float64()),
+        ("n", pa.int64()),  # units compared; of a spread, models
+        ("left_out", pa.int64()),  # comparisons that the convention leaves out
+        ("published", pa.float64()),  # the paper's figure, where there is one
     ]
 )
+# How many questions, or single units, earn so many points: intervals over several data sets are made of these
 MATCH_COUNTS = pa.schema(
     [
         ("dataset", pa.string()),
@@ -136,26 +151,28 @@ MATCH_COUNTS = pa.schema(
         ("model", pa.string()),
         ("undefined", pa.string()),
         ("measure", pa.string()),
-        ("scale", pa.int64()),
-        ("points", pa.int64()),
-        ("size", pa.int64()),
-        ("count", pa.int64()),
-        ("left_out", pa.int64()),
+        ("scale", pa.int64()),  # points of a unit that matches in full
+        ("points", pa.int64()),  # whole, so that equal ones meet
+        ("size", pa.int64()),  # units of a question that have points
+        ("count", pa.int64()),  # how many questions are so
+        ("left_out", pa.int64()),  # comparisons left out, of all of these together
     ]
 )
+# A paired permutation test of two metrics of one model, adjusted over the table (docs/methods.md, section 7)
 COMPARISONS = pa.schema(
     [
         ("dataset", pa.string()),
         ("model", pa.string()),
         ("first", pa.string()),
         ("second", pa.string()),
-        ("difference", pa.float64()),
+        ("difference", pa.float64()),  # mean LMR of first less that of second
         ("p_value", pa.float64()),
-        ("p_adjusted", pa.float64()),
-        ("n", pa.int64()),
-        ("undefined", pa.string()),
+        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg
+        ("n", pa.int64()),  # units that both have points of
+        ("undefined", pa.string()),  # the convention that points are under
     ]
 )
+# A share that people found, with its 95 % interval (docs/methods.md, section 6)
 HUMAN_STUDY = pa.schema(
     [
         ("metric", pa.string()),

@@ -1,4 +1,4 @@
-"""`python -m jobs.cli`: the command without its script."""
+"""`python -m jobs.cli`: the command without its script, for environments that install none."""
 
 import sys
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jobs.settings.loading import Resolved
     from jobs.settings.model import Settings
 
+# In the context's meta, which every context of one command line shares
 DEBUG = "untold.debug"
 Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line` itself
 Names = Callable[[], Iterable[str]]
@@ -38,6 +39,7 @@ class Reader(click.ParamType[Any]):
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value as `read` gives it; what is no text, a default for one, passes as it is."""
         if not isinstance(value, str):
             return value
         # click takes the next word for a value whatever it is, and would tell of the word after it
@@ -67,6 +69,7 @@ class Option(click.Option):
         self._names = names
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The option's lines of the help, with its names asked for only now: they import registries."""
         if self._names is not None:
             # Once, however often the help is shown
             self.help, self._names = f"{self.help}: {', '.join(self._names())}", None
@@ -94,6 +97,7 @@ class Command(click.Command):
         several: Sequence[str] = (),
         names: Names | None = None,
     ) -> None:
+        # On every command and told to the context alone, so that no job has a parameter for it
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, callback=None, params=[*parameters, debug])
         self._run, self._several, self._names = run, several, names
@@ -101,7 +105,10 @@ class Command(click.Command):
         self.allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click has options of one value each time; `A B` behind one flag is what a shell makes of a glob
+        """Reads the words of the command line. Raises UsageError for what is missing, all of it at once, or unknown."""
         args = _spread(args, self._several)
+        # click takes words off the list that it is given
         given = list(args)
         try:
             rest = super().parse_args(ctx, args)
@@ -117,6 +124,7 @@ class Command(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> int:
+        """Runs the command with its options by name; what it says of their use is shown under its name."""
         try:
             return self._run(Options(**ctx.params, command_line=ctx.obj))
         except click.UsageError as error:
@@ -124,6 +132,7 @@ class Command(click.Command):
             raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The names that the positional argument may be, at the end of the help."""
         if self._names is not None:
             metavar = next(one for one in self.params if isinstance(one, click.Argument)).make_metavar(ctx)
             formatter.write_paragraph()
@@ -140,7 +149,10 @@ def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
 
 
 def _spread(args: Sequence[str], several: Sequence[str]) -> list[str]:
-    """`--output A B` as `--output A --output B`, the form that click has for options with several values."""
+    """`--output A B` as `--output A --output B`, the form that click has for options with several values.
+
+    `--output A B --json` becomes `--output A --output B --json`.
+    """
     words: list[str] = []
     current = ""
     for word in args:
@@ -158,7 +170,11 @@ def flags_of(command: click.Command) -> list[str]:
 
 
 def with_hint(message: str, word: str, known: Iterable[str]) -> str:
-    """The message, and which of the known words may have been meant."""
+    """The message, and which of the known words may have been meant.
+
+    >>> with_hint("no metric nil", "nil", ["nli", "e2e"])
+    'no metric nil; did you mean nli?'
+    """
     near = did_you_mean(near_misses(word, known), quote="")
     return f"{message}; {near}" if near else message
 
@@ -175,12 +191,16 @@ def one_of(known: Sequence[str]) -> Callable[[str], str]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names of a list by comma, each once."""
+    """The names of a list by comma, each once.
+
+    >>> names("nli, e2e,nli")
+    ('nli', 'e2e')
+    """
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def known_metrics() -> Sequence[str]:
-    """The names of the metrics."""
+    """The names of the metrics, those of other packages too; imports Spark's Python side with them."""
     from jobs.metrics import METRICS
 
     return list(METRICS)
@@ -194,7 +214,7 @@ def known_formats() -> Sequence[str]:
 
 
 def metric_names(text: str) -> tuple[str, ...]:
-    """The metrics of a list by comma. Raises ValueError for what is none."""
+    """The metrics of a list by comma, each once. Raises ValueError for what is none, and for an empty list."""
     found, known = names(text), known_metrics()
     unknown = [name for name in found if name not in known]
     if unknown or not found:
@@ -205,6 +225,7 @@ def metric_names(text: str) -> tuple[str, ...]:
 
 def count(text: str) -> int:
     """A number from 1. Raises ValueError for another text."""
+    # isdigit refuses signs, blanks and the underscores that int would read
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"{text!r} is no number from 1")
     return int(text)
@@ -235,14 +256,21 @@ SAMPLE_OPTION = Option("--sample", "N", "N rows of the input at random (statisti
 
 
 def data_set(name: str | None, conflictbank: str | None) -> str | None:
-    """The layout of a data set. Raises UsageError where the way of ConflictBank is given for another."""
+    """The layout of a data set. Raises UsageError where the way of ConflictBank is given for another.
+
+    >>> data_set("conflictbank", "alone")
+    'conflictbank_alone'
+    """
     if conflictbank is not None and name != "conflictbank":
         raise click.UsageError("--conflictbank goes with the data set conflictbank")
     return f"{name}_alone" if conflictbank == "alone" else name
 
 
 def draw_of(options: Options, settings: Settings) -> Draw | None:
-    """What `--sample` asks for, by `--seed` where the command has one and it is given."""
+    """What `--sample` asks for, by `--seed` where the command has one and it is given.
+
+    None without `--sample`. The same seed draws the same rows, whatever the partitioning.
+    """
     from jobs.inputs.drawing import Draw
 
     seed = getattr(options, "seed", None)
@@ -270,7 +298,10 @@ RUN_FLAGS = [
 
 
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
-    """The settings of a command line, of a system where one is given; a command that asks nothing needs no key."""
+    """The settings of a command line, of a system where one is given; a command that asks nothing needs no key.
+
+    Which layer wins is said by `jobs.settings.loading.load_settings`. Raises what it raises.
+    """
     from jobs.asking import local_model
     from jobs.settings.loading import load_settings
 
@@ -297,7 +328,10 @@ def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
 
 
 def settings_without_endpoint(options: Options) -> Settings:
-    """The settings of a command that needs no endpoint, with or without one."""
+    """The settings of a command that needs no endpoint, with or without one.
+
+    Where none is set a place that nobody calls stands for it: settings are checked as a whole, endpoint and all.
+    """
     from jobs.settings.loading import load_settings
 
     resolved = load_or_none(options, asks=False)
@@ -312,6 +346,7 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
 
     The run is over and written: a closed pipe changes nothing of how it ended.
     """
+    # `untold score ... | head` ends the pipe early
     with suppress(BrokenPipeError):
         show()
         sys.stdout.flush()

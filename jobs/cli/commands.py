@@ -1,4 +1,7 @@
-"""The subcommands: their arguments, and how these become what a job is asked to do."""
+"""The subcommands: their arguments, and how these become what a job is asked to do.
+
+Jobs are imported within the functions, after the JVM was sent on its way: `--help` and wrong use wait for no engine.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,7 @@ def _score(options: Options) -> int:
     from jobs.run.output import absolute, store_of
 
     resolved = load(options)
+    # Before the next import, so that the JVM starts beside it
     _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
     from jobs.score import ScoreRequest
 
@@ -85,6 +89,7 @@ def _demo(options: Options) -> int:
     from jobs.score import ScoreRequest
 
     resolved = load(options, demo=True)
+    # A real folder, also where the package is read from a zip
     with as_file(files("conf").joinpath("demo")) as folder:
         samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
         request = ScoreRequest(
@@ -99,6 +104,7 @@ def _demo(options: Options) -> int:
         store = store_of(settings, request.output)
         with showing_results(samples, store, settings, resolved.embedded, Display().note):
             code = _run_score(request)
+        # After the summary: what a person would say of the same samples
         show_expected(request.output, folder / "expected.jsonl")
     return code
 
@@ -108,6 +114,7 @@ def _plan(options: Options) -> int:
     from jobs.run.output import absolute, store_of
 
     resolved = load(options, asks=False)
+    # A plan without --output and store looks nothing up
     store = store_of(resolved.settings, absolute(options.output or ""))
     _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
     from jobs.plan import PlanRequest, plan, show_plan
@@ -133,7 +140,7 @@ def _plan(options: Options) -> int:
 
 
 def _show(options: Options) -> int:
-    """One sample's statements on standard output, and its graph as a picture."""
+    """One sample's statements on standard output, and its graph as a picture; starts no engine."""
     from jobs.show import ShowRequest, show
 
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
@@ -160,7 +167,7 @@ def _doctor(options: Options) -> int:
 
 
 def _schema(options: Options) -> int:
-    """Tables and columns as Arrow writes their types."""
+    """Tables and columns as Arrow writes their types: all, or the one that is named."""
     from jobs.tables import TABLES
 
     _check_name("table", options.table, TABLES)
@@ -172,7 +179,7 @@ def _schema(options: Options) -> int:
 
 
 def _prompts(options: Options) -> int:
-    """All stages with their variables, or one stage's template."""
+    """All stages with their variables, or one stage's template, as a run with these settings would use it."""
     from udfs.stages import STAGES
     from udfs.stages.definitions import SUFFIXES
 

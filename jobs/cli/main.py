@@ -17,6 +17,7 @@ from jobs.cli.commands import COMMANDS
 from udfs.errors import UserError
 from udfs.redaction import redact, redact_words
 
+# docs/contract.md, "Exit codes"; 130 is what shells give for an interrupt: 128 and the number of SIGINT
 MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
@@ -42,9 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     click's own `main` is passed over: it turns an interrupt and a closed pipe into exits of its own.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Schedulers end jobs by SIGTERM: as an interrupt it ends a run resumable
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        # A copy, as click takes words off it
         with UNTOLD.make_context("untold", list(given)) as context:
+            # How to start it again, as errors tell; without what may be a key
             context.obj = shlex.join(["untold", *redact_words(given)])
             return _guarded(context)
     except click.exceptions.Exit as ended:
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe_usage(error: click.UsageError) -> str:
-    """What is wrong with a command line, with the nearest known word."""
+    """What is wrong with a command line, with the nearest known word; in one form whatever click calls it."""
     command: Any = error.ctx.command if error.ctx else UNTOLD
     match error:
         case click.NoSuchOption(option_name=name):
@@ -74,7 +78,10 @@ def _describe_usage(error: click.UsageError) -> str:
 
 
 def _guarded(context: click.Context) -> int:
-    """Runs the command that the context was made for; its errors become lines and an exit code."""
+    """Runs the command that the context was made for; its errors become lines and an exit code.
+
+    A closed pipe is no error: whoever read has what was wanted. Every line is redacted, the traceback too.
+    """
     try:
         return int(UNTOLD.invoke(context))
     except (click.UsageError, click.exceptions.Exit):
@@ -92,6 +99,7 @@ def _guarded(context: click.Context) -> int:
 
 
 def _describe(error: BaseException, command: str) -> list[str]:
+    """The lines that tell of an error: how to go on, what a user can mend, or the error's kind and how to see more."""
     if isinstance(error, KeyboardInterrupt):
         return [f"interrupted; what was answered is kept, continue with: {command}"]
     if isinstance(error, UserError):
@@ -100,6 +108,7 @@ def _describe(error: BaseException, command: str) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
+    """Kind and first line of an error that nobody foresaw, at most 500 characters: Spark's have pages."""
     try:
         text = str(error)
     except Exception:

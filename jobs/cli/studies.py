@@ -29,6 +29,7 @@ from jobs.cli.arguments import (
     whole_number,
 )
 
+# Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank")
 QUESTION_FORMATS = ("eli5_category",)
 
@@ -86,6 +87,7 @@ def _compare(options: Options) -> int:
 
 
 def _combine_studies(options: Options) -> int:
+    """Averages of several outputs of `untold meta-evaluate`; prints the report. Asks nothing."""
     from jobs.combine_studies import combine_studies
     from jobs.run.output import absolute
     from jobs.run.progress import Display
@@ -103,7 +105,11 @@ def _combine_studies(options: Options) -> int:
 
 
 def _named_folder(text: str) -> tuple[str, str]:
-    """The two halves of MODEL=DIR. Raises ValueError for a text that has only one."""
+    """The two halves of MODEL=DIR. Raises ValueError for a text that has only one.
+
+    >>> _named_folder("gpt-4o=runs/gpt-4o")
+    ('gpt-4o', 'runs/gpt-4o')
+    """
     model, equals, folder = text.partition("=")
     if not (model.strip() and equals and folder):
         raise ValueError(f"{text!r} is not of the form MODEL=DIR")
@@ -111,7 +117,10 @@ def _named_folder(text: str) -> tuple[str, str]:
 
 
 def _meta_evaluate(options: Options) -> int:
-    """Metrics against human labels; with `--annotations` a report on a filled sheet, and nothing else."""
+    """Metrics against human labels; with `--annotations` a report on a filled sheet, and nothing else.
+
+    Both are one command because the sheet is drawn from the runs that the first makes.
+    """
     _check_annotations(options)
     if options.annotations is not None:
         return _report_annotations(options)
@@ -128,7 +137,7 @@ def _check_annotations(options: Options) -> None:
 
 
 def _report_annotations(options: Options) -> int:
-    """Reads a filled sheet, writes the table and the report to --output, and prints the report."""
+    """Reads a filled sheet, writes the table and the report to --output, and prints the report; starts no engine."""
     from jobs.study.annotations import report_study
 
     print(report_study(options.annotations, options.key, options.output, seed=options.seed or 0), end="")
@@ -159,6 +168,9 @@ def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
     """The folders of `--scores` by model, and by metric its judge where they have the form METRIC:JUDGE=DIR.
 
     Raises UsageError where one judge has two folders.
+
+    `--scores e2e:gpt=A --scores qa:llama=B` gives ({gpt: A, llama: B}, {e2e: gpt, qa: llama}). A model's own name may
+    hold a colon: only what stands before it and is a metric is read as one.
     """
     scores: dict[str, str] = {}
     judges: dict[str, str] = {}
@@ -180,16 +192,21 @@ def _metrics_or_error(options: Options) -> None:
 
 
 def _run_meta_evaluate(options: Options) -> int:
-    """Runs the metrics on each endpoint, or takes scores that exist, and prints the report."""
+    """Runs the metrics on each endpoint, or takes scores that exist, and prints the report.
+
+    Every endpoint's settings are loaded before the first is asked: a missing key ends it at once.
+    """
     from jobs.meta_evaluate import MetaEvaluationRequest, Sheet, endpoint_of, meta_evaluate
     from jobs.run.output import absolute
     from jobs.run.progress import Display
 
     each = [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
     resolved = [] if options.scores else [load(one) for one in each]
+    # Spark, statistics and store are of the first endpoint; each run has its own `llm.*`
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
     sheet = None
     if options.annotation_sheet:
+        # Scores that exist need no endpoint, but answers of qa on a sheet are restated by one
         restating = resolved[0] if resolved else load_or_none(each[0])
         endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
         sheet = Sheet(options.annotation_sheet, options.seed or 0, endpoint)

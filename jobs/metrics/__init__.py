@@ -16,10 +16,15 @@ METRICS: Registry[Metric] = Registry((e2e.METRIC, nli.METRIC, qa.METRIC), GROUP)
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
-    """The stages that these metrics ask, each once, in order."""
+    """The stages that these metrics ask, each once, in order.
+
+    Metrics that share a stage share its requests too, so that a plan and a run bind it once.
+
+    Of e2e and nli with condensed contexts: summarise_context, evaluate_coverage, extract_atoms and what follows.
+    """
     return list(dict.fromkeys(name for metric in metrics for name in METRICS[metric].stages(settings)))
 
 
 def needs_of(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The columns that samples must have for these metrics."""
+    """The columns that samples must have for these metrics; whoever reads the samples refuses a file without them."""
     return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].needs))

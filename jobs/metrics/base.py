@@ -18,19 +18,31 @@ Tables = Mapping[str, DataFrame]
 
 
 class Tools(Protocol):
-    """What a metric may call; everything that materialises happens behind these."""
+    """What a metric may call; everything that materialises happens behind these.
+
+    A run gives tools that ask (`jobs.score`), a plan gives tools that count (`jobs.plan`); the same code of a metric
+    meets both, so that a plan cannot drift from what a run does.
+    """
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """Answers a stage for rows: the columns of `carry`, request_id, the stage's output, error_type, error."""
+        """Answers a stage for rows: the columns of `carry`, request_id, the stage's output, error_type, error.
+
+        Each row of a DataFrame is a row of the result, however many of them share a request. The output is null where
+        error_type is not; error_type is `unasked` (`udfs.stages.arrow.UNASKED`) where the run ended before the row's
+        turn. Rows of `Pairs` without a request_id are implied by others and have no output either.
+        """
 
     def contexts(self) -> DataFrame:
         """What `jobs.metrics.contexts` gives: the contexts, condensed where the settings say so. Asked once a run."""
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
-        """The same rows, computed once: for a frame that is read more than once."""
+        """The same rows, computed once: for a frame that is read more than once.
+
+        `name` is for people who look into a run's working folder; it need not be unique.
+        """
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """Condenses fact graphs: `jobs.metrics.condensing.Condenser`."""
+        """Condenses fact graphs by `jobs.metrics.condensing.Condenser`, which says what columns it reads."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Assumptions:
 
     settings: Settings
     results: Mapping[str, Mapping[str, Column]]
+    # By the names of stages; under nli.skip_implied how many pairs are implied is known only from the answers
     at_most: frozenset[str] = frozenset()
 
 
@@ -66,5 +79,5 @@ class Metric:
 
     @property
     def has_graph(self) -> bool:
-        """Whether its relations are condensed as fact graphs."""
+        """Whether its relations are condensed as fact graphs: then a run checks for GraphFrames before it asks."""
         return "relations" in self.tables

@@ -20,10 +20,13 @@ from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from udfs.errors import UserError
 
+# The newest build for Spark 4 and Scala 2.13 that is known; the session asks Maven for it only where settings say so
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
+# What graphframes-py calls first: the class loader knows it exactly where the jar is on the class path
 ENTRY_CLASS = "org.graphframes.GraphFramePythonAPI"
 # Each iteration but the first finds components; those it leaves are contracted and asked for again
 STRONG_ITERATIONS = 3
+# How the JVM and py4j name a class or method that is not there, or is there in another shape: a jar for another Spark
 LINKAGE = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodError", "does not exist in the JVM")
 MISMATCH = (*LINKAGE, "IncompatibleClassChangeError", "AbstractMethodError", "does not exist")
 
@@ -36,7 +39,9 @@ class GraphFramesError(UserError):
 class GraphFramesComponents:
     """Weak and strong components by GraphFrames, whose JVM part must be on the session's class path.
 
-    `checkpoints` is a folder for its use. Raises GraphFramesError where the jar is missing or does not match.
+    `checkpoints` is a folder for its use: its weak components break their lineage there. `_found` is the last answer
+    and `_before` the ids of what Spark held in memory before it, so that `release` frees what the library forgot and
+    nothing of anybody else's. Raises GraphFramesError where the jar is missing or does not match.
     """
 
     spark: SparkSession
@@ -53,6 +58,8 @@ class GraphFramesComponents:
         """Weak components: id, component."""
         from graphframes import GraphFrame
 
+        # With its default algorithm: randomized_contraction names a function that Spark 4.3 does not find, and graphx
+        # with its default iterations stops early (9 components instead of 1 on a path of 40 nodes)
         return self._ask(lambda: GraphFrame(vertices, edges).connectedComponents())
 
     def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
@@ -71,6 +78,7 @@ class GraphFramesComponents:
         self._found = None
 
     def _ask(self, ask: Callable[[], DataFrame]) -> DataFrame:
+        """The answer, held until `release`; errors of linkage become GraphFramesError."""
         self._before = frozenset(self._persisted())
         try:
             self._found = ask()
@@ -82,6 +90,7 @@ class GraphFramesComponents:
         return self._found
 
     def _persisted(self) -> dict[int, DataFrame]:
+        """By its id what Spark holds in memory; pyspark has no public call for it."""
         return dict(self.spark.sparkContext._jsc.getPersistentRDDs())
 
 
@@ -92,6 +101,10 @@ def check_graphframes(spark: SparkSession, settings: Settings) -> None:
 
 
 def _require_jar(spark: SparkSession, settings: Settings) -> None:
+    """Raises GraphFramesError where the session's class loader does not know GraphFrames.
+
+    The driver's thread is asked, and not the JVM's system loader, which knows nothing of `spark.jars.packages`.
+    """
     try:
         loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
         loader.loadClass(ENTRY_CLASS)
@@ -100,6 +113,7 @@ def _require_jar(spark: SparkSession, settings: Settings) -> None:
 
 
 def _remedy() -> str:
+    """The ways in which a jar gets onto the class path; closed networks need the last one."""
     return (
         f"give {COORDINATE} by the setting spark.conf.spark.jars.packages={COORDINATE}, "
         "or name its downloaded jar by graph.jar or UNTOLD_GRAPHFRAMES_JAR"
@@ -107,6 +121,7 @@ def _remedy() -> str:
 
 
 def _describe_missing(settings: Settings) -> str:
+    """Why GraphFrames is needed and that its jar is missing: also where a setting names a file that is not there."""
     jar = graphframes_jar(settings)
     gone = f" ({jar} is no file)" if jar and "://" not in jar and not os.path.isfile(jar) else ""
     return (
@@ -116,6 +131,7 @@ def _describe_missing(settings: Settings) -> str:
 
 
 def _describe_mismatch(spark: SparkSession, sign: str) -> str:
+    """That the jar is for another Spark or another graphframes-py, with both versions and the JVM's word for it."""
     return (
         f"the GraphFrames jar does not match Spark {spark.version} and graphframes-py {version('graphframes-py')} "
         f"({sign}); {_remedy()}"
@@ -126,7 +142,10 @@ def _describe_mismatch(spark: SparkSession, sign: str) -> str:
 class Condenser:
     """Condenses graphs by `graph.method`: in one task each up to `graph.max_edges_in_task` edges, else by GraphFrames.
 
-    `workspace` is for its results and steps. `components` stands in for GraphFrames.
+    `workspace` is for its results and steps. `components` stands in for GraphFrames, in tests where there is no jar.
+
+    The default of a million edges is what a task can hold: four million edges with ids of 32 characters, collected into
+    one row, broke a heap of 1 GB.
     """
 
     settings: Settings
@@ -144,12 +163,14 @@ class Condenser:
         kept = self.workspace
         if self.settings.graph.method == "local":
             return _condense_local(kept, nodes, edges)
+        # In a folder of their own, which goes as soon as the results are kept outside it
         steps = kept.within("condensation")
         try:
             edges = steps.keep(edges, "edges")
             large = steps.keep(self._find_large(nodes, edges), "large-graphs")
             if not steps.count(large):
                 return _condense_local(kept, nodes, edges)
+            # Kept only from here on: most runs have no large graph and read their nodes once
             nodes = steps.keep(nodes, "nodes")
             apart = [frame.join(large, on="graph", how="left_semi") for frame in (nodes, edges)]
             rest = [frame.join(large, on="graph", how="left_anti") for frame in (nodes, edges)]
@@ -159,13 +180,17 @@ class Condenser:
             steps.remove()
 
     def _find_large(self, nodes: DataFrame, edges: DataFrame) -> DataFrame:
-        """The graphs that are not condensed in one task."""
+        """The graphs that are not condensed in one task: column graph.
+
+        All of them under graph.method graphframes; else those with more edges than fit, counted with unjudged ones.
+        """
         if self.settings.graph.method == "graphframes":
             return nodes.select("graph").distinct()
         sizes = edges.groupBy("graph").agg(F.count("*").alias("size"))
         return sizes.where(F.col("size") > self.settings.graph.max_edges_in_task).select("graph")
 
     def _condense_large(self, steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
+        """What no task holds, by GraphFrames. A condensation that verification refuses is an error, never a result."""
         checkpoints = f"{steps.folder}/checkpoints"
         components = self.components or GraphFramesComponents(steps.spark, self.settings, checkpoints)
         try:
@@ -176,6 +201,10 @@ class Condenser:
 
 
 def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
+    """All graphs by SciPy, a batch of Arrow at a time, in the columns of `graph.distributed.Condensed`.
+
+    Built-ins group and `mapInArrow` computes: 20,000 groups took 0.8 s so, and 5.6 s with one `applyInArrow` a group.
+    """
     schema = _condensed_schema(nodes.schema["node"].dataType)
     condensed = steps.keep(_group(nodes, edges).mapInArrow(condense_batches, schema), "condensed")
     rows = condensed.select("graph", F.explode("classes").alias("class"))
@@ -183,19 +212,26 @@ def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Con
 
 
 def _union(first: Condensed, second: Condensed) -> Condensed:
+    """The rows of both. A graph is in one of them alone, so that no row stands twice."""
     return Condensed(first.classes.unionByName(second.classes), first.counts.unionByName(second.counts))
 
 
 def _group(nodes: DataFrame, edges: DataFrame) -> DataFrame:
     """graph, nodes sorted, edges: a row a graph, as `condense_batches` reads them."""
+    # Sorted by node, the first field: ties for a statement's text go to what appeared first, whatever the partitioning
     members = F.array_sort(F.collect_list(F.struct("node", "context", "response", "frequency")))
     pairs = F.collect_list(F.struct("source", "target", "judged"))
     grouped_nodes = nodes.groupBy("graph").agg(members.alias("nodes"))
     grouped_edges = edges.groupBy("graph").agg(pairs.alias("edges"))
+    # Left: a graph without edges has statements too; its edges are null
     return grouped_nodes.join(grouped_edges, on="graph", how="left").select("graph", "nodes", "edges")
 
 
 def _condensed_schema(node: T.DataType) -> T.StructType:
+    """The row that `condense_batches` gives: graph, classes array<struct>, covered, uncovered long, low, high double.
+
+    node: the type of the nodes, long for graphs of samples and string for those of `untold condense`.
+    """
     member = T.StructType().add("node", nullable(node)).add("statement", nullable(node))
     for name in ("representative", "covered", "in_basis"):
         member = member.add(name, T.BooleanType())

@@ -22,12 +22,17 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 
 def assume(settings: Settings) -> Assumptions:
-    """A plan ends with the judgement, which nothing follows."""
+    """A plan ends with the judgement, which nothing follows: no statement need be made up."""
     return Assumptions(settings, {**assumed_summaries(), STAGE: {"statements": F.array()}})
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`)."""
+    """Scores valid samples (columns of the table `samples`): tables statements, scores and failures.
+
+    A sample is judged in one request once all its contexts are condensed. Where one of them failed it is not asked for:
+    its list would be of other contexts than the response was written from, and paid for in vain. Dejl et al. 2025;
+    methods, section 4.
+    """
     contexts = tools.contexts()
     prepared = gather_contexts(contexts)
     judged = tools.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
@@ -53,7 +58,12 @@ def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
 
 
 def read_statements(judged: DataFrame) -> DataFrame:
-    """The table `statements`: the numbers of the contexts shown become context ids."""
+    """The table `statements`: the numbers of the contexts shown become context ids.
+
+    judged: sample_id, context_ids array<string>, statements array<struct<text, covered, sources array<int>>>, the
+    sources counted from 1 as the prompt numbers the contexts. Ids read `<sample_id>:e2e:<n>`, n from 1 in the order of
+    the lists; in_basis and members are null, since there is no graph (docs/contract.md, "Tables").
+    """
     exploded = judged.select("sample_id", "context_ids", F.posexplode("statements").alias("position", "statement"))
     sources = F.transform("statement.sources", lambda number: F.get("context_ids", number - 1))
     return exploded.select(
@@ -69,7 +79,12 @@ def read_statements(judged: DataFrame) -> DataFrame:
 
 
 def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, statements: DataFrame) -> DataFrame:
-    """The table `scores`: one row a sample, from its statements and from what failed or was not asked."""
+    """The table `scores`: one row a sample, from its statements and from what failed or was not asked.
+
+    All joins are left: a sample without contexts has no row in `prepared`, one that was not asked none in `judged`, and
+    one whose lists are empty none in `counts`. low, high and unjudged are null, as no part of a single judgement can be
+    missing.
+    """
     counts = statements.groupBy("sample_id").agg(
         F.count_if("covered").alias("covered"), F.count_if(~F.col("covered")).alias("uncovered")
     )
@@ -82,6 +97,7 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
         .join(counts, on="sample_id", how="left")
     )
     total = F.coalesce("covered", F.lit(0)) + F.coalesce("uncovered", F.lit(0))
+    # A sample lacks one judgement or none, so that it is never partial
     status = status_of(
         lost=F.col("lost") | F.col("lost_later"),
         waiting=F.col("waiting") | F.col("waiting_later"),

@@ -26,12 +26,14 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     ready = samples.select("sample_id", "query", "response").join(
         prepared.where(is_ready()), on="sample_id", how="inner"
     )
+    # Named as the fields of `kept`: arrays concatenate only where their structs are alike
     answer = F.struct(
         F.lit(None).cast("int").alias("position"),
         F.lit(None).cast("string").alias("context_id"),
         F.col("response").alias("summary"),
     )
     texts = ready.select("sample_id", "query", F.explode(F.concat("kept", F.array(answer))).alias("text"))
+    # An empty response loses its passage here, not its sample: its contexts are scored, and nothing covers them
     return texts.where(F.length(F.trim("text.summary")) > 0).select(
         "sample_id",
         "query",
@@ -41,7 +43,8 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     )
 
 
-# None of a text's stand-ins in a plan is often longer than this, characters
+# Characters of an atom or answer in a plan, which few are over; were each as long as its whole text, a plan's tokens
+# would grow with the square of the text's length
 LONGEST_ATOM = 300
 GRAPH_TABLES = ("atoms", "relations", "statements", "scores", "failures")
 
@@ -65,7 +68,11 @@ class Judged:
 
 
 def different_texts(words: int) -> Column:
-    """What a plan takes a text to be split into: one for so many of its words, each beginning as it does."""
+    """What a plan takes a text to be split into: one for so many of its words, each beginning as it does.
+
+    Each carries its number between marks, so that no two are one node and no pair of them is one request. words: the
+    fewest words that one takes, so that the count is an upper bound. Reads the column text.
+    """
     count = F.ceil(F.size(F.split(F.trim("text"), r"\s+")) / words).cast("int")
     text = F.substring("text", 1, LONGEST_ATOM)
     return F.transform(
@@ -75,13 +82,21 @@ def different_texts(words: int) -> Column:
 
 
 def in_order(*columns: str) -> Column:
-    """The passages of a sample, gathered from its rows: the contexts in order, then the response."""
+    """The passages of a sample, gathered from its rows: the contexts in order, then the response.
+
+    Column passages array<struct<is_response, position, context_id, *columns>>, to be aggregated by sample_id.
+    """
+    # is_response leads, because the response's position is null and null sorts first
     passage = F.struct(F.col("position").isNull().alias("is_response"), "position", "context_id", *columns)
     return F.array_sort(F.collect_list(passage)).alias("passages")
 
 
 def graph_nodes(atoms: DataFrame) -> DataFrame:
-    """The nodes of the samples' graphs, for `Condenser.condense`, from rows of `SAMPLE_NODES`."""
+    """The nodes of the samples' graphs, for `Condenser.condense`, from rows of `SAMPLE_NODES`.
+
+    Columns graph (the sample_id), node long, context, response boolean, frequency long. A sample without a context node
+    has no graph, as it has no statement; atoms that were filtered have a null node and are in no graph.
+    """
     return (
         atoms.where(F.col("contexts") > 0)
         .select("sample_id", F.explode("atoms").alias("atom"))
@@ -94,7 +109,10 @@ def graph_nodes(atoms: DataFrame) -> DataFrame:
 
 
 def _place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
-    """One row an atom: sample_id, the fields of `NODE_TYPE`, and what its class is."""
+    """One row an atom: sample_id, the fields of `NODE_TYPE`, and what its class is.
+
+    Left join: filtered atoms and samples without a graph have no class, and yet a row in the table `atoms`.
+    """
     rows = atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
     found = classes.select(
         F.col("graph").alias("sample_id"), "node", "statement", "representative", "covered", "in_basis"
@@ -103,6 +121,7 @@ def _place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
 
 
 def _statement_id(metric: str) -> Column:
+    """`<sample_id>:<metric>:<n>`, n from 1; null for atoms that are of no statement."""
     return F.when(
         F.col("statement").isNotNull(),
         F.concat_ws(":", "sample_id", F.lit(metric), (F.col("statement") + 1).cast("string")),
@@ -110,18 +129,21 @@ def _statement_id(metric: str) -> Column:
 
 
 def _context_ids(sources: Column | str) -> Column:
-    """The ids of sources, each once, in the order of the contexts."""
+    """The ids of sources, each once, in the order of the contexts.
+
+    Sources are struct<position, id> and sort by position; ids alone would sort as texts, 10 before 2.
+    """
     return F.array_distinct(F.transform(F.array_sort(sources), lambda source: source["id"]))
 
 
 def _stated() -> Column:
-    """An atom as statements show it: an answer together with its question."""
+    """An atom as statements show it: an answer together with its question, `Q: <question> A: <answer>`."""
     answered = F.format_string(ANSWER_FORM, "question", "text")
     return F.when(F.col("question").isNull(), F.col("text")).otherwise(answered)
 
 
 def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
-    """The table `atoms`."""
+    """The table `atoms` (docs/contract.md, "Tables"): filtered ones too, with `kept` false and no statement_id."""
     return members.select(
         "sample_id",
         F.lit(metric).alias("metric"),
@@ -138,11 +160,16 @@ def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
 
 
 def _statement_rows(metric: str, members: DataFrame) -> DataFrame:
-    """The table `statements`: the classes of atoms that hold a context atom."""
+    """The table `statements`: the classes of atoms that hold a context atom (docs/contract.md, "Tables").
+
+    `covered` and `in_basis` are of the class and alike in all its rows; the text is its representative's, and `members`
+    are all its texts in the order of their nodes.
+    """
     shown = members.where(F.col("statement").isNotNull()).withColumn("stated", _stated())
     return (
         shown.groupBy("sample_id", "statement")
         .agg(
+            # One member of a class is its representative; max passes over the nulls of the others
             F.max(F.when(F.col("representative"), F.col("stated"))).alias("text"),
             F.max("covered").alias("covered"),
             F.max("in_basis").alias("in_basis"),
@@ -163,7 +190,10 @@ def _statement_rows(metric: str, members: DataFrame) -> DataFrame:
 
 
 def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFrame:
-    """The table `relations`."""
+    """The table `relations` (docs/contract.md, "Tables"): the numbers of nodes become ids of atoms.
+
+    `SAMPLE_NODES` lists the nodes of the graph first and in their order, so that a node's number is its place.
+    """
     ids = atoms.select("sample_id", F.transform("atoms", lambda atom: atom["atom_id"]).alias("ids"))
     return relations.join(ids, on="sample_id", how="inner").select(
         "sample_id",
@@ -175,7 +205,11 @@ def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataF
 
 
 def _score_rows(metric: str, samples: DataFrame, found: Judged) -> DataFrame:
-    """The table `scores`."""
+    """The table `scores`: a row a sample (docs/contract.md, "Scores" and "Bounds").
+
+    Left joins, as what is missing says something: without `left_out` a sample has no graph, hence no statement, and
+    without a row in `judged` it has no pair. A relation that failed, or that a cap left out, counts as unjudged.
+    """
     judged = found.relations.groupBy("sample_id").agg(
         F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("unasked")
     )
@@ -200,7 +234,10 @@ def _score_rows(metric: str, samples: DataFrame, found: Judged) -> DataFrame:
 
 
 def conclude(metric: str, samples: DataFrame, found: Judged, tools: Tools) -> Tables:
-    """The tables of a metric once its graphs are condensed."""
+    """The tables of a metric once its graphs are condensed: `GRAPH_TABLES`.
+
+    `members` feed two tables and are kept; each failed request is told under the stage that asked it.
+    """
     members = tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
     failures = [failure_rows(metric, stage, rows) for stage, rows in found.asked.items()]
     return {

@@ -25,6 +25,7 @@ from udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
 from udfs.facts.pairs import LEFT_OUT, leave_out
 
 NAME = "nli"
+# In the order in which they are asked
 EXTRACT, REVISE, RATE, CLASSIFY = STAGES = ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation")
 EDGES = "array<struct<source: bigint, target: bigint>>"
 # An atom takes two words at least, so that no text has more atoms than half its words
@@ -37,7 +38,11 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 
 def assume(settings: Settings) -> Assumptions:
-    """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known."""
+    """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known.
+
+    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied` a run may ask fewer relations
+    than are counted, so that stage is given as a bound.
+    """
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
     results = {
@@ -52,7 +57,11 @@ def assume(settings: Settings) -> Assumptions:
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`)."""
+    """Scores valid samples (columns of the table `samples`): the tables of `GRAPH_TABLES`.
+
+    Dejl et al. 2025; methods, section 2. A sample that a stage of its texts failed, or was not asked for, is left out
+    of what follows and gets its status from `incomplete`; a relation that failed leaves a score with bounds.
+    """
     contexts = tools.contexts()
     prepared = gather_contexts(contexts)
     texts = passages(samples, prepared)
@@ -71,6 +80,10 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:
+    """Columns sample_id, query, position, text, statements: the units of the wanted types, where there are any.
+
+    The text goes along, as references are resolved by it. `query` is carried for the rating after it.
+    """
     wanted = F.filter("atoms", lambda atom: atom["unit_type"].isin(*unit_types))
     rows = extracted.select(
         "sample_id",
@@ -83,6 +96,7 @@ def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> Da
 
 
 def _statements_to_rate(revised: DataFrame) -> DataFrame:
+    """Columns sample_id, position, query, statements: atoms of contexts; the response's are never filtered."""
     rows = revised.where(F.col("position").isNotNull() & (F.size("atoms") > 0))
     rows = rows.select("sample_id", "position", "query", F.col("atoms").alias("statements"))
     return leave_complete(rows, revised)
@@ -91,7 +105,11 @@ def _statements_to_rate(revised: DataFrame) -> DataFrame:
 def _gather_atoms(
     extracted: DataFrame, revised: DataFrame, rated: DataFrame, incomplete: DataFrame, settings: Settings
 ) -> DataFrame:
-    """One row of `SAMPLE_ATOMS` a sample."""
+    """One row of `SAMPLE_ATOMS` a sample, of those that no stage left incomplete.
+
+    Left joins: a passage without units of the wanted types was not revised, and the response is not rated.
+    """
+    # Stands for the response: null would join with nothing
     place = F.coalesce("position", F.lit(-1)).alias("place")
     joined = (
         extracted.select("sample_id", place, "position", "context_id", F.col("atoms").alias("units"))
@@ -120,6 +138,13 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
     Columns sample_id, texts, contexts, responses, to_contexts, between_contexts, to_responses, left_out,
     contexts_owner, response_owner. With `cap`, pairs from the response to contexts come first, then those between
     contexts, and `left_out` says how many there are beyond it.
+
+    atoms: rows of `SAMPLE_ATOMS`; samples without a context atom have no row. contexts and responses are the numbers of
+    nodes C and R: C·R pairs from the response and C·R to it, C·(C − 1) between contexts (methods, section 2).
+
+    Of 4 context atoms, 2 of the response and a cap of 15: to_contexts 8, between_contexts 7 of 12, to_responses 0 of 8,
+    left_out 13. In this order, since every path that covers a statement begins with a pair
+    from the response.
     """
     counted = atoms.where(F.col("contexts") > 0).select(
         "sample_id",
@@ -130,6 +155,7 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         (F.col("contexts") * F.col("responses")).alias("crossing"),
         (F.col("contexts") * (F.col("contexts") - 1)).alias("between"),
     )
+    # Without a cap, more than any sample has, and far enough from the largest long that nothing subtracted overflows
     room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
     to_contexts = F.least("crossing", room)
     between = F.least("between", room - F.col("to_contexts"))
@@ -149,13 +175,18 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         "between_contexts",
         "to_responses",
         (2 * F.col("crossing") + F.col("between") - judged).alias("left_out"),
+        # With the number of pairs, as a cap may leave samples of one set different parts of them
         F.concat_ws(":", F.lit("contexts"), "contexts_key", "between_contexts").alias("contexts_owner"),
         F.concat_ws(":", F.lit("sample"), "sample_id").alias("response_owner"),
     )
 
 
 def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
-    """One owner a distinct set of context atoms."""
+    """One owner a distinct set of context atoms: the input of `generate_pairs`.
+
+    Any sample's texts will do, for the key of a set is made from its texts. `first` and `known` are null where nothing
+    is known yet (`graph.waves.choose_by_wave`).
+    """
     texts = F.slice("texts", F.lit(1), F.col("contexts").cast("int"))
     return (
         owners.groupBy("contexts_owner", "contexts", "between_contexts")
@@ -173,7 +204,10 @@ def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
 
 
 def _owners_of_responses(owners: DataFrame, part: str) -> DataFrame:
-    """One owner a sample; `contexts_owner` leads to what is known of its context atoms."""
+    """One owner a sample; `contexts_owner` leads to what is known of its context atoms.
+
+    Columns as `_owners_of_contexts`, and contexts_owner. A sample whose response has no atom has no such pairs.
+    """
     return owners.where(F.col("to_contexts") > 0).select(
         F.col("response_owner").alias("owner"),
         F.lit(part).alias("part"),
@@ -191,6 +225,9 @@ def judge_pairs(owners: DataFrame, tools: Tools, *, skip_implied: bool) -> DataF
     """Columns owner, source, target, request_id, relation, error_type, error: each pair to judge, once an owner.
 
     With `skip_implied` in three waves, each of which leaves out what the earlier ones imply (`graph.waves`).
+
+    relation is null where it failed or was not asked, `implied` where it was left out. Reachability, hence the score,
+    is the same either way (methods, section 2).
     """
     of_contexts = partial(_owners_of_contexts, owners)
     of_responses = partial(_owners_of_responses, owners)
@@ -201,12 +238,14 @@ def judge_pairs(owners: DataFrame, tools: Tools, *, skip_implied: bool) -> DataF
     rest = _with_edges(of_contexts(OTHER_CONTEXTS).withColumn("contexts_owner", F.col("owner")), first=first)
     ends = _with_edges(of_responses(RESPONSE_ENDS), first=first)
     second = _ask_wave(tools, rest.unionByName(ends).drop("contexts_owner"), 2)
+    # The third wave reads the edges of both, between contexts and of its own sample
     both = first.unionByName(second)
     others = _with_edges(of_responses(OTHER_RESPONSES), first=first, known=both)
     return both.unionByName(_ask_wave(tools, others.drop("contexts_owner"), 3))
 
 
 def _ask_wave(tools: Tools, owners: DataFrame, number: int) -> DataFrame:
+    """The relations of a wave; a pair without a request was not asked because it follows from others."""
     judged = tools.ask(CLASSIFY, Pairs(tools.keep(owners, f"owners-of-wave-{number}"), choose_by_wave))
     implied = F.when(F.col("request_id").isNull(), "implied").otherwise(F.col("relation"))
     return judged.withColumn("relation", implied)
@@ -226,6 +265,10 @@ def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = N
 
 
 def _edges_by(judged: DataFrame, owner: str, name: str) -> DataFrame:
+    """By owner its entailments so far: `owner`, and `name` array<struct<source, target>>.
+
+    Sorted, so that partitioning changes nothing.
+    """
     entailed = judged.where(F.col("relation") == "entailment")
     return entailed.groupBy(F.col("owner").alias(owner)).agg(
         F.array_sort(F.collect_list(F.struct("source", "target"))).alias(name)
@@ -233,7 +276,10 @@ def _edges_by(judged: DataFrame, owner: str, name: str) -> DataFrame:
 
 
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, request_id, relation, error_type, error."""
+    """Columns sample_id, source, target, request_id, relation, error_type, error.
+
+    Relations between contexts are judged once an owner and here given to every sample that has its set of atoms.
+    """
     shared = owners.select("sample_id", F.col("contexts_owner").alias("owner"))
     own = owners.select("sample_id", F.col("response_owner").alias("owner"))
     return judged.join(shared.unionByName(own), on="owner", how="inner").select(
@@ -242,7 +288,12 @@ def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
 
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """The nodes and edges of the samples' graphs, for `Condenser.condense`."""
+    """The nodes and edges of the samples' graphs, for `Condenser.condense`.
+
+    Edges are entailments, and as not judged the pairs that failed or that the cap left out, which widen the bounds
+    alone. `implied` pairs are no edges: paths of others lead there already. Of pairs beyond the cap `leave_out` makes
+    few edges through joints, nodes of neither contexts nor response.
+    """
     edges = relations.where((F.col("relation") == "entailment") | F.col("relation").isNull()).select(
         F.col("sample_id").alias("graph"), "source", "target", F.col("relation").isNotNull().alias("judged")
     )

@@ -22,6 +22,7 @@ from udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_q
 from udfs.facts.nodes import SAMPLE_NODES
 
 NAME = "qa"
+# In the order in which they are asked
 MINE, REFINE, ANSWER, COMPARE = STAGES = ("mine_questions", "refine_questions", "answer_questions", "compare_answers")
 # A question takes three words at least of what it asks about; of a text's answers each takes another word
 WORDS_OF_A_QUESTION = 3
@@ -34,7 +35,7 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 
 def assume(settings: Settings) -> Assumptions:
-    """As many questions and answers as a text can have, all of them kept."""
+    """As many questions and answers as a text can have, all of them kept: ratings and confidences are the highest."""
     answers = different_texts(WORDS_OF_AN_ANSWER)
     results = {
         **assumed_summaries(),
@@ -55,13 +56,22 @@ def assume(settings: Settings) -> Assumptions:
 
 
 def _all_to_the_first(items: Column) -> Column:
-    """The items as the answers to the first question, where they make the most pairs; none to the others."""
+    """The items as the answers to the first question, where they make the most pairs; none to the others.
+
+    Only answers to one question are paired, and a sum of squares is largest where one part has all. Reads the column
+    questions, array<string>.
+    """
+    # An empty slice of the items, so that the list has their type
     nothing = F.transform(F.slice("questions", 2, F.size("questions")), lambda _: F.slice(items, 1, 0))
     return F.concat(F.array(items), nothing)
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`)."""
+    """Scores valid samples (columns of the table `samples`): the tables of `GRAPH_TABLES`.
+
+    Dejl et al. 2025; methods, section 3. A sample that a stage of its texts failed, or was not asked for, is left out
+    of what follows; a comparison that failed leaves a score with bounds.
+    """
     contexts = tools.contexts()
     prepared = gather_contexts(contexts)
     texts = passages(samples, prepared)
@@ -74,16 +84,21 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     incomplete = incomplete_samples(mined, refined, answered)
     atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
     pairs = tools.keep(_pairs(atoms, resolve=settings.qa.quantity_tool == "resolve"), "pairs")
+    # A pair of plain quantities that the resolver settled needs no model, and has no request
     open_pairs = Rows(pairs.where(F.col("settled").isNull()), ("sample_id", "source", "target"), _bound(atoms))
     relations = tools.keep(_relations(tools.ask(COMPARE, open_pairs), pairs), "relations")
     condensed = tools.condense(graph_nodes(atoms), _edges(relations))
+    # No cap on pairs of answers: only those to one question are paired
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
     asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered, COMPARE: relations}
     return conclude(NAME, samples, Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools)
 
 
 def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
-    """Columns sample_id, query, questions: all questions mined for a sample, where there are any."""
+    """Columns sample_id, query, questions: all questions mined for a sample, where there are any.
+
+    They are refined together, as those of different texts may be one question; equal ones are given once.
+    """
     queries = samples.select("sample_id", "query")
     gathered = leave_complete(mined, mined).groupBy("sample_id").agg(in_order("questions"))
     rows = gathered.join(queries, on="sample_id", how="inner").select("sample_id", "query", "passages")
@@ -92,7 +107,10 @@ def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
 
 
 def _passed_questions(refined: DataFrame, threshold: float) -> DataFrame:
-    """Columns sample_id, questions: those that are relevant enough, where there are any."""
+    """Columns sample_id, questions: those that are relevant enough, where there are any.
+
+    threshold: `thresholds.relevance`, from 1 to 5 as the ratings; what equals it passes.
+    """
     rated = F.arrays_zip("questions", "ratings")
     passed = F.transform(F.filter(rated, lambda each: each["ratings"] >= threshold), lambda each: each["questions"])
     known = refined.where(F.col("error_type").isNull())
@@ -100,19 +118,26 @@ def _passed_questions(refined: DataFrame, threshold: float) -> DataFrame:
 
 
 def _questions_to_answer(texts: DataFrame, passed: DataFrame) -> DataFrame:
+    """A row a passage and sample: each text is asked all questions of its sample, those mined from other texts too."""
     rows = texts.join(passed, on="sample_id", how="inner")
     return rows.select("sample_id", "position", "context_id", "text", "questions")
 
 
 def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) -> DataFrame:
-    """One row of `SAMPLE_NODES` a sample that has been answered for in full."""
+    """One row of `SAMPLE_NODES` a sample that has been answered for in full.
+
+    threshold: `thresholds.confidence`, 1 to 5.
+    """
     gathered = leave_complete(answered, answered).groupBy("sample_id").agg(in_order("answers", "confidences"))
     rows = gathered.join(passed, on="sample_id", how="inner").select("sample_id", "questions", "passages")
     return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
 
 
 def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
-    """Rows of `PAIRS`."""
+    """Rows of `PAIRS`: the answers to compare, each unordered pair to one question once.
+
+    With `resolve`, `settled` is the relation of two plain quantities that can be told without the model; else null.
+    """
     in_graph = F.filter("atoms", lambda atom: atom["node"].isNotNull())
     nodes = F.transform(
         in_graph, lambda atom: F.struct(*(atom[name].alias(name) for name in ("node", "question", "text", "context")))
@@ -122,7 +147,11 @@ def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
 
 
 def _bound(atoms: DataFrame) -> DataFrame:
-    """Columns requests, bytes: how many pairs a sample can have, were all answers to one question, and how long."""
+    """Columns requests, bytes: how many pairs a sample can have, were all answers to one question, and how long.
+
+    For a plan after unanswered questions: C·(C − 1) / 2 + C·R pairs, each of the two longest answers and longest
+    question.
+    """
     longest = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["text"])))
     asked = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["question"])))
     pairs = F.col("contexts") * (F.col("contexts") - 1) / 2 + F.col("contexts") * F.col("responses")
@@ -132,7 +161,10 @@ def _bound(atoms: DataFrame) -> DataFrame:
 
 
 def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, request_id, relation, error_type, error: pairs asked for and pairs settled."""
+    """Columns sample_id, source, target, request_id, relation, error_type, error: pairs asked for and pairs settled.
+
+    request_id is null for what was settled without the model.
+    """
     nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
     settled = pairs.where(F.col("settled").isNotNull()).select(
         "sample_id",
@@ -150,6 +182,7 @@ def _edges(relations: DataFrame) -> DataFrame:
     relation, judged = F.col("relation"), F.col("relation").isNotNull().alias("judged")
     graph = F.col("sample_id").alias("graph")
     forward = relations.where(relation.isNull() | relation.isin("equivalent", "first_implies_second"))
+    # A failed comparison could have come out as any relation: an unjudged edge each way
     backward = relations.where(relation.isNull() | relation.isin("equivalent", "second_implies_first"))
     turned = backward.select(graph, F.col("target").alias("source"), F.col("source").alias("target"), judged)
     return forward.select(graph, "source", "target", judged).unionByName(turned)

@@ -1,10 +1,14 @@
-"""Scores apart from their formula: what a sample's status is, and what the unjudged part could make of a value."""
+"""Scores apart from their formula: what a sample's status is, and what the unjudged part could make of a value.
+
+docs/contract.md, "Scores" and "Bounds". Columns in, columns out: every metric's table `scores` is made of these.
+"""
 
 from __future__ import annotations
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+# Statuses whose counts are numbers, and those of which nothing is known; together all of the contract
 JUDGED = ("ok", "partial", "no_statements")
 UNKNOWN = ("failed", "budget")
 
@@ -13,7 +17,8 @@ def status_of(*, lost: Column, waiting: Column, empty: Column, partial: Column) 
     """A sample's status from what befell it; null counts as no.
 
     lost: something that it needs failed; waiting: something was never asked; empty: nothing to score by; partial: some
-    of it was not judged.
+    of it was not judged. The worst wins, in this order: what failed would not be mended by asking the rest, and without
+    all answers nobody knows whether a sample is empty.
     """
     return (
         F.when(lost, "failed").when(waiting, "budget").when(empty, "no_statements").when(partial, "partial")
@@ -30,6 +35,7 @@ def bounded(value: Column, low: Column, high: Column) -> list[Column]:
     unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status") == "partial"
     return [
         known.alias("score"),
+        # From 0 to 1, the whole range: an unknown sample narrows no mean's bounds
         F.when(unknown, F.lit(0.0)).when(partial, low).otherwise(known).alias("score_low"),
         F.when(unknown, F.lit(1.0)).when(partial, high).otherwise(known).alias("score_high"),
     ]
@@ -41,7 +47,10 @@ def counted(name: str) -> Column:
 
 
 def comprehensiveness() -> Column:
-    """S = covered / (covered + uncovered), null without statements (docs/methods.md, section 1)."""
+    """S = covered / (covered + uncovered), null without statements (docs/methods.md, section 1).
+
+    3 covered and 1 uncovered make 0.75. Reads long columns covered and uncovered, null as 0.
+    """
     covered, uncovered = (F.coalesce(F.col(name), F.lit(0)).cast("double") for name in ("covered", "uncovered"))
     return F.try_divide(covered, covered + uncovered)
 

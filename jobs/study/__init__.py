@@ -1,1 +1,4 @@
-"""Metrics and systems held against people and each other."""
+"""Metrics and systems held against people and each other.
+
+Spark counts here and the driver finishes (methods, section 7): what reaches it are counts of distinct values.
+"""

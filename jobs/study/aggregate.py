@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from udfs.hints import did_you_mean, near_misses
 from udfs.statistics.intervals import Interval, bca_interval, mean_of_counts
 
+# docs/contract.md, "Scores": the column of `summary` that a sample of each status is counted in
 COLUMN_OF_STATUS = {
     "ok": "scored",
     "partial": "scored",
@@ -57,12 +58,16 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
             if row["measure"] == "score":
                 columns[group][_column_of(row["status"])] += row["count"]
             if row["value"] is not None:
+                # Null and NaN are no values: they are counted by status alone
                 values[group][row["measure"]][row["value"]] += row["count"]
+    # The overall row first: None does not sort beside names
     groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
     return [_summary_row(group, columns[group], values[group], seed) for group in groups]
 
 
 def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, Any]]:
+    # One more than is allowed says that there are more, without counting them all
+    """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time."""
     counted = count_values(scores).limit(max_distinct + 1).toArrow()
     if counted.num_rows > max_distinct:
         counted = count_values(scores, grid=GRID).toArrow()
@@ -71,6 +76,7 @@ def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, 
 
 
 def _column_of(status: str) -> str:
+    """The column of `summary` of a status. Raises ValueError for an unknown one: a mean would hide it."""
     if status not in COLUMN_OF_STATUS:
         hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
         raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
@@ -78,6 +84,10 @@ def _column_of(status: str) -> str:
 
 
 def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int) -> dict[str, Any]:
+    """A row of the table `summary`, null where nothing was scored.
+
+    columns: how many samples count in each column; values: by measure how often each value occurs.
+    """
     metric, system = group
     interval = _interval(values["score"], seed)
     return {
@@ -101,4 +111,5 @@ def _interval(counts: Counter[float], seed: int) -> Interval:
 
 
 def _arrays(counts: Counter[float]) -> tuple[list[float], list[int]]:
+    """Distinct values and their counts, as `udfs.statistics.intervals` takes them."""
     return list(counts.keys()), list(counts.values())

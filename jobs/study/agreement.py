@@ -30,6 +30,7 @@ from udfs.statistics.questions import (
 
 __all__ = ["DATASETS", "LMR"]
 
+# The order of rows in the table `meta_evaluation`
 ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *FLOORS)
 GROUP = ("model", "metric", "undefined", "measure")
 COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
@@ -52,6 +53,8 @@ def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
     """How often units, or with `clustered` questions, earn the same: the columns of the table `match_counts`.
 
     model, metric, undefined, measure strings, points (their sum), size (units with points), count, left_out long.
+    Points are whole numbers, so that sums are exact and equal ones meet; `points` as `jobs.study.points` describes
+    them.
     """
     if clustered:
         earned = [F.sum("points").alias("points"), F.count("points").alias("size"), F.sum("left_out").alias("left_out")]
@@ -59,16 +62,21 @@ def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
     else:
         size = F.col("points").isNotNull().cast("long")
         units = points.select(*GROUP, "points", size.alias("size"), "left_out")
+    # A unit that earns nothing because nothing of it counts has the size 0 and so no weight, but is counted as left out
     units = units.withColumn("points", F.coalesce("points", F.lit(0)))
     together = [F.count("*").alias("count"), F.sum("left_out").alias("left_out")]
     return units.groupBy(*GROUP, "points", "size").agg(*together)
 
 
 def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: bool) -> DataFrame:
-    """How often two metrics of a model differ so on a unit, or on a question: model, first, second, difference, size,
-    count.
+    """How often two metrics of a model differ so on a unit, or on a question.
+
+    Columns model, first, second, difference, size, count.
 
     LMR points of units under `COMPARED_UNDER`, `first` before `second` in `metrics`.
+
+    points: as `jobs.study.points` describes them. A unit counts where both metrics have points of it, so that a pair is
+    of the same units. With `clustered` the difference is the sum over a question's units and `size` their number.
     """
     place = F.array_position(F.array(*map(F.lit, metrics)), F.col("metric"))
     lmr = (F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER)
@@ -88,6 +96,7 @@ def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: b
 
 
 def _renamed(name: str) -> list[Column]:
+    """The columns of one side of a pair; two frames of the same origin cannot be joined on names that are ambiguous."""
     return [F.col("metric").alias(name), F.col("points").alias(f"{name}_points"), F.col("place").alias(f"{name}_place")]
 
 
@@ -96,6 +105,9 @@ def count_tables(scores: DataFrame, samples: DataFrame, *, clustered: bool) -> D
 
     Without `clustered` every sample is a question of its own. scores: model, metric, sample_id, score, failed; samples:
     sample_id, query, label.
+
+    A cell counts the answers to the question of a label and an outcome; `cells` are the 3 rows of 5 one after the
+    other.
     """
     judged = scores.join(samples.select("sample_id", "query", "label"), on="sample_id", how="inner")
     outcome = F.when(F.col("failed"), FAILED).otherwise(predicted_label())
@@ -126,31 +138,41 @@ def resample_tables(counted: DataFrame, *, seed: int, max_tables: int = MAX_TABL
 
 
 def _resample_here(counted: DataFrame, seed: int) -> Resampled:
+    """On the driver, exactly: a multinomial resample of the counts of distinct tables."""
     rows = counted.toArrow().to_pylist()
     tables = np.array([row["cells"] for row in rows]).reshape(-1, *SHAPE)
     return resample_questions(tables, [row["count"] for row in rows], seed=seed)
 
 
 def _resample_in_spark(counted: DataFrame, seed: int) -> Resampled:
+    """By Poisson weights in `PARTS` partitions, whose sums the driver adds one partition at a time (`sum_batches`)."""
     cells = range(SHAPE[0] * SHAPE[1])
     sums = counted.agg(F.sum("count"), *[F.sum(F.col("cells")[place] * F.col("count")) for place in cells]).collect()[0]
     questions, table = int(sums[0]), [int(value) for value in sums[1:]]
     fields = T.StructType(
         [T.StructField("drawn", T.BinaryType()), T.StructField("powers", T.ArrayType(T.DoubleType()))]
     )
+    # By content, hashed and sorted: floats of a partition are summed in one order on any cluster
     ordered = counted.repartition(PARTS, "cells").sortWithinPartitions("cells")
     parts = ordered.mapInArrow(partial(sum_batches, table=table, seed=seed), fields).toLocalIterator()
+    # mapInArrow matches columns by place, and would swap two in silence
     assert [name for name, _ in SUMS_FIELDS] == fields.names
     return join_sums((row.asDict() for row in parts), np.array(table).reshape(SHAPE), questions)
 
 
 def confusion_table(resampled: Resampled) -> IntArray:
-    """int64[3, 4], labels by predictions; failed scores are undefined."""
+    """int64[3, 4], labels by predictions; failed scores are undefined.
+
+    Under `mismatch`, the first convention, which neither drops a row nor makes a label of an undefined score.
+    """
     return under_convention(resampled.table, CONVENTIONS[0])
 
 
 def point_intervals(counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int], *, seed: int) -> dict[Key, Found]:
-    """By model, metric, undefined and measure: the mean and its BCa interval, from rows of `count_units`."""
+    """By model, metric, undefined and measure: the mean and its BCa interval, from rows of `count_units`.
+
+    scales: by measure the points of a unit that earns all. Methods, section 7.
+    """
     found: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in counted:
         found[row["model"], row["metric"], row["undefined"], row["measure"]].append(row)
@@ -158,17 +180,22 @@ def point_intervals(counted: Iterable[Mapping[str, Any]], scales: Mapping[str, i
 
 
 def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> Found:
+    """The mean share of the points and its interval; by cluster where any cluster has more than one unit."""
     sums, sizes, counts = unit_counts(rows, scale)
     left_out = sum(row["left_out"] for row in rows)
     if max(sizes) > 1:
         interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
     else:
+        # sizes are 0 or 1 here: a unit without points has no weight
         interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
     return Found(interval, int(np.dot(sizes, counts)), left_out)
 
 
 def unit_counts(rows: Sequence[Mapping[str, Any]], scale: int) -> tuple[list[float], list[int], list[int]]:
-    """Sums, sizes and counts of clusters, as `clustered_bca_interval` takes them, from rows of `count_units`."""
+    """Sums, sizes and counts of clusters, as `clustered_bca_interval` takes them, from rows of `count_units`.
+
+    Sums are shares: points over `scale`, from 0 to the cluster's size.
+    """
     sums = [row["points"] / scale for row in rows]
     return sums, [row["size"] for row in rows], [row["count"] for row in rows]
 
@@ -177,11 +204,15 @@ def match_counts(dataset: str, counted: Iterable[Mapping[str, Any]], scales: Map
     """The rows of the table `match_counts`, from which averages over data sets are made: `count_units`, in order."""
     rows = [{"dataset": dataset, **row, "scale": scales[row["measure"]]} for row in counted]
     names = ("metric", "model", "undefined", "measure", "points", "size")
+    # None sorts before names, which it cannot be compared with: floors are of no model and no metric
     return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
 
 
 def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, Found]:
-    """By model, metric, undefined and measure of a confusion table: the measure and its BCa interval, and the rows."""
+    """By model, metric, undefined and measure of a confusion table: the measure and its BCa interval, and the rows.
+
+    left_out: rows that the convention leaves out; only `zero` does, the failed ones.
+    """
     found: dict[Key, Found] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
@@ -194,7 +225,10 @@ def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, Fo
 def agreement_rows(
     dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Found]
 ) -> list[dict[str, Any]]:
-    """The rows of the table `meta_evaluation`, in the order given; the floors, of no model and metric, beside each."""
+    """The rows of the table `meta_evaluation`, in the order given; the floors, of no model and metric, beside each.
+
+    What a model has no scores of has no row. value and limits are None where the measure is undefined.
+    """
     rows = []
     for metric, model, undefined, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
         owner = (None, None) if measure in FLOORS else (model, metric)
@@ -205,6 +239,7 @@ def agreement_rows(
 
 
 def _values(found: Found) -> dict[str, Any]:
+    """The columns value, ci_low, ci_high, n and left_out of a row."""
     interval = found.interval
     limits = {"ci_low": interval.low, "ci_high": interval.high}
     return {"value": interval.mean, **limits, "n": found.n, "left_out": found.left_out}
@@ -213,7 +248,12 @@ def _values(found: Found) -> dict[str, Any]:
 def compare_metrics(
     counted: Iterable[Mapping[str, Any]], dataset: str, scale: int, *, seed: int
 ) -> list[dict[str, Any]]:
-    """The rows of the table `comparisons`, from the rows of `count_differences`: a family of all within-model pairs."""
+    """The rows of the table `comparisons`, from the rows of `count_differences`: a family of all within-model pairs.
+
+    Paired permutation tests under `COMPARED_UNDER`, adjusted after Benjamini and Hochberg over all rows given
+    (published: three pairs of metrics times five models). Sorted by model and pair, so that the family has one order.
+    Methods, section 7.
+    """
     differences: dict[tuple[str, str, str], Counter[tuple[float, int]]] = defaultdict(Counter)
     for row in counted:
         differences[row["model"], row["first"], row["second"]][row["difference"] / scale, row["size"]] += row["count"]
@@ -239,7 +279,7 @@ def compare_metrics(
 
 
 def confusion_cells(tables: Mapping[tuple[str, str], IntArray]) -> list[dict[str, Any]]:
-    """The confusion tables as rows, for readers of the manifest."""
+    """The confusion tables as rows, for readers of the manifest: model, metric, label, predicted, count."""
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
         for (model, metric), table in sorted(tables.items())
@@ -249,7 +289,7 @@ def confusion_cells(tables: Mapping[tuple[str, str], IntArray]) -> list[dict[str
 
 
 def read_rows(counted: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a small table."""
+    """The rows of a small table, as dictionaries on the driver; numbers are Python's own."""
     table: pa.Table = counted.toArrow()
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows

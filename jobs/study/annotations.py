@@ -1,4 +1,7 @@
-"""The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones."""
+"""The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones.
+
+Dejl et al. 2025; methods, section 6. What a sheet looks like is `udfs.sheets.blinding`'s.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ TABLE = "human_study"
 REPORT = f"{TABLE}.md"
 FEWEST, MOST = 2, 3  # metrics that a sheet sets side by side
 QA = "qa"  # its statements are questions with answers, and are restated
+# Statuses with a result that a person can judge; an empty list is one too
 JUDGED = ("ok", "partial", "no_statements")
 Row = Mapping[str, Any]
 Pair = tuple[str, str]
@@ -78,6 +82,7 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
 
 
 def _read(place: str) -> bytes:
+    """The bytes of a file. Raises AnnotationError, without the error's text, where there is none that can be read."""
     try:
         system, path = open_filesystem(place)
         with system.open_input_file(path) as stream:
@@ -112,6 +117,7 @@ def write_sheet(
     runs = dict.fromkeys(metrics, run) if isinstance(run, str) else {name: run[name] for name in metrics}
     opened = {metric: open_run(place) for metric, place in runs.items()}
     for name in ("samples", "scores", "statements"):
+        # Before any work: a sheet that cannot be finished costs nobody a question to the model
         for each in opened.values():
             each.dataset(name)  # says in one line which is missing: scores alone have no sheet
     samples = _draw(spark, runs, n, seed)
@@ -128,6 +134,7 @@ def write_sheet(
 
 
 def _check_metrics(metrics: Sequence[str]) -> None:
+    """Raises AnnotationError for fewer or more metrics than are set side by side (published: three)."""
     if not FEWEST <= len(metrics) <= MOST:
         raise AnnotationError(
             f"an annotation sheet sets {FEWEST} or {MOST} metrics side by side; --metric names {len(metrics)}"
@@ -135,7 +142,10 @@ def _check_metrics(metrics: Sequence[str]) -> None:
 
 
 def _draw(spark: SparkSession, runs: Mapping[str, str], n: int, seed: int) -> list[Row]:
-    """The drawn samples: rows of `find_drawable` in the order of the draw."""
+    """The drawn samples: rows of `find_drawable` in the order of the draw.
+
+    samples are those of the first run: all runs are of one input. Raises AnnotationError where there are too few.
+    """
     judged = [
         spark.read.parquet(f"{place}/scores").where(F.col("metric") == metric).select("sample_id", "metric", "status")
         for metric, place in runs.items()
@@ -143,6 +153,7 @@ def _draw(spark: SparkSession, runs: Mapping[str, str], n: int, seed: int) -> li
     metrics, places = list(runs), list(dict.fromkeys(runs.values()))
     samples = spark.read.parquet(f"{places[0]}/samples")
     drawable = find_drawable(samples, reduce(DataFrame.unionByName, judged), metrics, seed)
+    # Ties of the hash, which nobody expects, go by id, so that the draw has one order
     drawn: list[Row] = drawable.orderBy("draw", "sample_id").limit(n).toArrow().to_pylist()
     if len(drawn) < n:
         raise AnnotationError(
@@ -161,6 +172,7 @@ def find_drawable(samples: DataFrame, scores: DataFrame, metrics: Sequence[str],
         scores.where(F.col("metric").isin(*metrics) & F.col("status").isin(*JUDGED))
         .groupBy("sample_id")
         .agg(F.count_distinct("metric").alias("judged"))
+        # A sample that one metric failed on cannot be compared between them
         .where(F.col("judged") == len(metrics))
     )
     return (
@@ -174,11 +186,16 @@ def find_drawable(samples: DataFrame, scores: DataFrame, metrics: Sequence[str],
 def _gather(
     spark: SparkSession, runs: Mapping[str, Run], metrics: Sequence[str], samples: Sequence[Row], restate: Restate
 ) -> tuple[list[DrawnSample], int]:
-    """What the metrics gave for the samples, and how many questions with answers were restated."""
+    """What the metrics gave for the samples, and how many questions with answers were restated.
+
+    runs: by metric the opened run. Answers of Q&A are restated, so that no list shows by its form which metric it is
+    from.
+    """
     statements = sorted(_rows(runs, "statements", samples, metrics), key=_place)
     answered = [row for row in statements if row["metric"] == QA]
     answers = find_answers(answered, _rows(runs, "atoms", samples, [QA])) if answered else []
     restated = _restate(spark, sorted(set(answers)), restate) if answers else {}
+    # find_answers keeps the order of the statements
     texts = {_place(row): restated[pair] for row, pair in zip(answered, answers, strict=True)}
     lists: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
     for row in statements:
@@ -202,6 +219,7 @@ def _rows(runs: Mapping[str, Run], table: str, samples: Sequence[Row], metrics: 
 
 
 def _place(statement: Row) -> tuple[str, ...]:
+    """Sample, metric and statement of a row of `statements` or `atoms`: what joins the two."""
     return statement["sample_id"], statement["metric"], statement["statement_id"]
 
 
@@ -210,6 +228,7 @@ def find_answers(statements: Sequence[Row], atoms: Sequence[Row]) -> list[Pair]:
 
     Both are rows of tables of a run. Raises AnnotationError where a statement has no such atom.
     """
+    # Several atoms share a statement; its text tells which of them speaks for it
     made = {(_place(atom), ANSWER_FORM % (atom["question"], atom["text"])): atom for atom in atoms}
     found = [made.get((_place(row), row["text"])) for row in statements]
     if None in found:
@@ -226,7 +245,10 @@ def _drawn_sample(sample: Row, outputs: Sequence[MetricOutput]) -> DrawnSample:
 
 
 def _restate(spark: SparkSession, pairs: Sequence[Pair], restate: Restate) -> dict[Pair, str]:
-    """The statement of each question and answer. Raises AnnotationError where one has none."""
+    """The statement of each question and answer. Raises AnnotationError where one has none.
+
+    The line counts errors by type and shows no text of the model's. What was answered stays in the store.
+    """
     frame = restate(spark.createDataFrame(list(pairs), "question string, answer string"))
     rows = frame.select("question", "answer", "statement", "error_type").toArrow().to_pylist()
     stated = {(row["question"], row["answer"]): row["statement"] for row in rows if not row["error_type"]}
@@ -244,7 +266,8 @@ def _restate(spark: SparkSession, pairs: Sequence[Pair], restate: Restate) -> di
 def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
     """Writes the files of a draw, the key first; where the same key is there, only what is missing.
 
-    A sheet may hold days of work. Raises AnnotationError where another draw's is in the way.
+    The key goes first because it says whose draw the others are: after a kill between two files, a second start finds
+    it and completes the draw. A sheet may hold days of work. Raises AnnotationError where another draw's is in the way.
     """
     present = [name for name in files if _is_there(f"{output}/{name}")]
     if present and (KEY not in present or _read(f"{output}/{KEY}") != files[KEY]):
@@ -257,5 +280,6 @@ def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
 
 
 def _is_there(place: str) -> bool:
+    """Whether there is a file or a folder of that name."""
     system, path = open_filesystem(place)
     return bool(system.get_file_info(path).type != fs.FileType.NotFound)

@@ -1,4 +1,7 @@
-"""Averages over data sets, and how they spread over models: rows of several meta-evaluations in, rows out."""
+"""Averages over data sets, and how they spread over models: rows of several meta-evaluations in, rows out.
+
+Dejl et al. 2025 average the LMR of WikiContradict and ConflictBank; methods, section 6.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,17 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
 
 
 def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
-    """Metric, model and the data sets that lack it, of what cannot be averaged."""
+    """Metric, model and the data sets that lack it, of what cannot be averaged.
+
+    An average over fewer data sets would be of another measure, and stand beside the others as if it were not.
+    """
     found = {(metric, model): set(sets) for (metric, model, _), sets in _by_owner(counts).items()}
     datasets = set[str]().union(*found.values())
     return [(*owner, sorted(datasets - sets)) for owner, sets in sorted(found.items()) if sets != datasets]
 
 
 def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
+    """By metric, model and convention, then by data set: its rows of LMR. Other measures have no average."""
     by_owner: dict[Owner, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in counts:
         if row["measure"] == LMR:
@@ -47,6 +54,10 @@ def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
 
 
 def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
+    """A row of `meta_evaluation` of the data set `average`: the mean over data sets of their means.
+
+    n and left_out are sums over the data sets. The interval resamples each data set by itself, as they are independent.
+    """
     interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
     return {
         "dataset": AVERAGE,
@@ -61,8 +72,13 @@ def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str
 
 
 def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
+    """The standard deviation (n - 1) of the averages over models, by metric and convention, without an interval.
+
+    n counts models. The published figure is of five models under the convention `published`, and stands there alone.
+    """
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in averages:
+        # A model whose average is undefined says nothing of the spread
         if row["value"] is not None:
             values[row["metric"], row["undefined"]].append(row["value"])
     return [
@@ -80,5 +96,6 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
             "published": PUBLISHED_SPREADS.get(metric) if undefined == PUBLISHED_CONVENTION else None,
         }
         for (metric, undefined), found in sorted(values.items())
+        # One model has no spread; 0 would look like agreement
         if len(found) > 1
     ]

@@ -24,14 +24,17 @@ from udfs.hints import aside, near_misses, shorten
 from udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from udfs.statistics.confusion import LABELS
 
+# Columns that scores from anywhere must have; `status` is read where there is one
 REQUIRED = ("sample_id", "metric", "score")
 KEYS = ["model", "metric", "sample_id"]
+# What is told of each kind of id that does not fit, with the name of the input
 FAULTS = {
     "lost": "samples of {about} have no score",
     "unknown": "scores are of no sample of {about}",
     "repeated": "samples of {about} have several scores",
 }
 FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
+# Values that a message shows: enough to see the pattern, and still one line
 SHOWN = 3
 
 
@@ -63,7 +66,7 @@ def check_samples(path: str, samples: DataFrame, *, labelled: bool, by_source: b
 
 
 def _check_labels(path: str, samples: DataFrame) -> None:
-    """Raises MetaEvaluationError for labels that are none of the three."""
+    """Raises MetaEvaluationError for labels that are none of the three, with the most frequent ones and near misses."""
     wrong = samples.where(F.isnull("label") | ~F.col("label").isin(*LABELS)).groupBy("label").count()
     rows = wrong.orderBy(F.desc("count"), "label").collect()
     if rows:
@@ -75,13 +78,18 @@ def _check_labels(path: str, samples: DataFrame) -> None:
 
 
 def _describe_label(label: str | None, count: int) -> str:
+    """A wrong label as a message shows it: cut, with the label that it may have been meant as, and how often."""
     if label is None:
         return f"none at all in {count:,}"
     return f"`{shorten(label)}`{aside(near_misses(label, LABELS))} in {count:,}"
 
 
 def _check_instances(path: str, samples: DataFrame, whole: int) -> None:
-    """Raises MetaEvaluationError for rows that are no instances, and instances that lack some of their samples."""
+    """Raises MetaEvaluationError for rows that are no instances, and instances that lack some of their samples.
+
+    whole: samples of an instance, two under `by_source` and ten where each context is evaluated alone (methods, section
+    6). samples: row long, null for what is no instance; one job counts both faults.
+    """
     sizes = samples.groupBy("row").agg(F.count("*").alias("size"))
     unread, cut, rows = sizes.agg(
         F.coalesce(F.max(F.when(F.isnull("row"), F.col("size"))), F.lit(0)),
@@ -111,6 +119,8 @@ def read_score_tables(
     that is to judge some alone. ids: sample_id, a row a
     sample of the input that is named `about`. Raises MetaEvaluationError for all that does not fit, SampleError where
     there are no files, UnreadableRunError for an output whose run has not ended.
+
+    All problems of all tables are told at once, a line each. Metrics of tables may have any name.
     """
     frames, found, problems = [], {}, []
     for model, place in places.items():
@@ -120,15 +130,20 @@ def read_score_tables(
         found[model] = names
         frames.append(frame.where(F.col("metric").isin(*names)))
     _raise(problems)
+    # Ids are compared once for all models, after what is wrong with a table by itself was told
     scores = reduce(DataFrame.unionByName, frames)
     _check_ids(spark, scores, found, ids, places, about)
     return ScoreTables(scores, found)
 
 
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
-    """model, metric, sample_id, score, failed; NaN is null."""
+    """model, metric, sample_id, score, failed; NaN is null.
+
+    place: as `_files`. Raises MetaEvaluationError for unreadable files, missing columns and scores that are no numbers.
+    """
     where = f"{model} ({place})"
     try:
+        # Files of different writers may lack the column `status`
         rows = spark.read.option("mergeSchema", "true").parquet(*_files(spark, place))
     except PySparkException as error:
         condition = error.getCondition() or type(error).__name__
@@ -155,6 +170,7 @@ def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
 
 
 def _failed(rows: DataFrame) -> Column:
+    """Whether the status says that a score could not be had; false without the column, or where it is null."""
     known = F.col("status").isin(*FAILED_STATUSES) if "status" in rows.columns else F.lit(False)
     return F.coalesce(known, F.lit(False))
 
@@ -172,11 +188,16 @@ def read_source_shares(spark: SparkSession, places: Mapping[str, str]) -> DataFr
 
 
 def _read_shares(spark: SparkSession, place: str) -> DataFrame:
+    """metric, sample_id, source, share of one run: the mean of `covered` over what a source states, from 0 to 1.
+
+    A metric is one with atoms where the table has any of it; the statements of others count themselves.
+    """
     tables = {name: _read_run_table(spark, place, name) for name in ("atoms", "statements")}
     keys = ["sample_id", "metric", "statement_id"]
     kept = tables["atoms"].where("kept").select(*keys, "sources")
     judged = kept.join(tables["statements"].select(*keys, "covered"), on=keys, how="inner")
     with_atoms = tables["atoms"].select("metric").distinct()
+    # Metrics with atoms are counted by these; their statements would be counted twice
     stated = tables["statements"].select(*keys, "sources", "covered").join(with_atoms, on="metric", how="left_anti")
     each = judged.unionByName(stated).select("metric", "sample_id", "covered", F.explode("sources").alias("source"))
     share = F.avg(F.col("covered").cast("double")).alias("share")
@@ -184,6 +205,7 @@ def _read_shares(spark: SparkSession, place: str) -> DataFrame:
 
 
 def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
+    """The table of a run with the columns of the contract. Raises MetaEvaluationError where the folder has none."""
     system, path = open_filesystem(f"{place}/{name}")
     if system.get_file_info(path).type != fs.FileType.Directory:
         raise MetaEvaluationError(
@@ -195,9 +217,13 @@ def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
 
 
 def _files(spark: SparkSession, place: str) -> list[str]:
-    """The Parquet files of the table `scores` of an output, or of the folder itself."""
+    """The Parquet files of the table `scores` of an output, or of the folder itself.
+
+    An output whose run has not ended is refused by `open_run`: its tables may be of an earlier start.
+    """
     table = f"{place}/scores"
     system, path = open_filesystem(table)
+    # A folder `scores` without a manifest is somebody's own, and has no run to ask
     is_output = system.get_file_info(path).type == fs.FileType.Directory
     if is_output and system.get_file_info(f"{path.removesuffix('scores')}{NAME}").type == fs.FileType.File:
         open_run(place)
@@ -209,7 +235,10 @@ def _files(spark: SparkSession, place: str) -> list[str]:
 
 
 def _check_values(frame: DataFrame, metrics: Sequence[str] | None, where: str) -> tuple[tuple[str, ...], list[str]]:
-    """The metrics to take, and what is wrong with the rows."""
+    """The metrics to take, and what is wrong with the rows: a line each, none where all is well.
+
+    metrics: those wanted, all that the table has where it is None. One job counts for all metrics.
+    """
     outside = (F.col("score") < 0) | (F.col("score") > 1)
     counted = frame.groupBy("metric").agg(
         F.count_if(F.isnull("sample_id")).alias("unnamed"), F.count_if(outside).alias("outside")
@@ -241,8 +270,13 @@ def _check_ids(
     places: Mapping[str, str],
     about: str,
 ) -> None:
-    """Raises MetaEvaluationError where a metric of a model has not exactly one score a sample."""
+    """Raises MetaEvaluationError where a metric of a model has not exactly one score a sample.
+
+    ids: sample_id; metrics: by model. A lost id is shown beside the given one that differs by case and signs alone,
+    where there is one.
+    """
     owners = [(model, metric) for model, names in metrics.items() for metric in names]
+    # A handful of rows beside perhaps millions of ids
     pairs = F.broadcast(spark.createDataFrame(owners, "model string, metric string"))
     wanted = ids.select("sample_id").crossJoin(pairs).withColumn("wanted", F.lit(True))
     given = scores.groupBy(*KEYS).agg(F.count("*").alias("given"))
@@ -252,6 +286,7 @@ def _check_ids(
         F.count("*").alias("count"), F.min("sample_id").alias("id")
     )
     rows = counted.orderBy("model", "metric", "fault").collect()
+    # Only where both occur can one be the other, and the search is another two jobs
     near = _near_ids(faults) if {"lost", "unknown"} <= {row["fault"] for row in rows} else {}
     problems = []
     for row in rows:
@@ -264,6 +299,7 @@ def _check_ids(
 
 
 def _fault() -> Column:
+    """What is wrong with the scores of an id, a key of `FAULTS`; null where there is exactly one."""
     several = F.when(F.col("given") > 1, "repeated")
     return F.when(F.isnull("given"), "lost").when(F.isnull("wanted"), "unknown").otherwise(several)
 
@@ -290,5 +326,6 @@ def describe_repeats(points: DataFrame) -> str | None:
 
 
 def _raise(problems: Sequence[str]) -> None:
+    """Raises MetaEvaluationError with a line a problem, where there are any."""
     if problems:
         raise MetaEvaluationError("\n".join(problems))

@@ -20,6 +20,7 @@ from udfs.statistics.confusion import CONVENTIONS, LABELS, UNDEFINED
 
 LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
 FLOORS = ("floor_constant", "floor_overlap")
+# C1, C2 and C3; D is the default fact
 COUNTERFACTUALS = tuple(name for name in CONFLICTBANK_CONTEXTS if name != "D")
 # What the shares of up to five, and of up to three, comparisons are whole multiples of: points are whole numbers, so
 # that counts of them are exact
@@ -43,17 +44,23 @@ class Dataset:
 
 
 def predicted_label() -> Column:
-    """`udfs.statistics.confusion.predict_label` of the column score."""
+    """`udfs.statistics.confusion.predict_label` of the column score, so that no row leaves the JVM for it."""
     score = F.col("score")
     between = F.when(score == 0, LABELS[0]).when(score == 1, LABELS[2]).otherwise(LABELS[1])
     return F.when(score.isNull(), UNDEFINED).otherwise(between)
 
 
 def label_points(scores: DataFrame, samples: DataFrame, _: DataFrame | None = None) -> DataFrame:
-    """Points of LMR_WC: whether scores match the labels (samples: sample_id, query, label)."""
+    """Points of LMR_WC: whether scores match the labels (samples: sample_id, query, label).
+
+    1 or 0 a sample under each convention, null where it is left out. Samples without a query are questions of their
+    own. Dejl et al. 2025, match(S, l); methods, section 6.
+    """
     judged = scores.join(samples.select("sample_id", "query", "label"), on="sample_id", how="inner")
     matched = F.col("label") == predicted_label()
+    # An undefined score taken for 0, which is what Incorrect means
     lenient = matched | (F.isnull("score") & (F.col("label") == LABELS[0]))
+    # Null where it failed: such a sample is left out
     answered = F.when(~F.col("failed"), lenient)
     found = {"mismatch": matched, "zero": answered, "published": lenient}
     earned = {(LMR, name): _whole(points) for name, points in found.items()}
@@ -61,13 +68,14 @@ def label_points(scores: DataFrame, samples: DataFrame, _: DataFrame | None = No
 
 
 def _whole(holds: Column) -> Earned:
+    """1 or 0 of a comparison, and 1 left out where it is null: a unit of one comparison."""
     return holds.cast("long"), holds.isNull().cast("long")
 
 
 def floor_points(samples: DataFrame, constant: str) -> DataFrame:
     """Points of the floors: of a judge that always says `constant`, and of the column overlap as a score.
 
-    samples: sample_id, query, label string, overlap double. Model and metric are null.
+    samples: sample_id, query, label string, overlap double from 0 to 1. Model and metric are null.
     """
     nobody = [F.lit(None).cast("string").alias(name) for name in ("model", "metric")]
     scored = samples.select(*nobody, "sample_id", F.col("overlap").alias("score"), F.lit(False).alias("failed"))
@@ -82,6 +90,8 @@ def alone_points(scores: DataFrame, samples: DataFrame, _: DataFrame | None = No
 
     samples: sample_id string, row long, claim string (`default`, `counterfactual`), context_set string (`all` or the
     one context).
+
+    Dejl et al. 2025 with S_X from an evaluation of its own, which is not what was published; methods, section 6.
     """
     placed = scores.join(samples.select("sample_id", "row", "claim", "context_set"), on="sample_id", how="inner")
     columns = []
@@ -89,6 +99,7 @@ def alone_points(scores: DataFrame, samples: DataFrame, _: DataFrame | None = No
         here = F.col("context_set") == name
         columns += [
             F.max(F.when(here, F.col("score"))).alias(name),
+            # One row an instance, claim and set at most: the maximum is that row's
             F.coalesce(F.max(F.when(here, F.col("failed"))), F.lit(False)).alias(f"{name}_failed"),
             F.lit(True).alias(f"{name}_stated"),
         ]
@@ -99,12 +110,14 @@ def source_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | Non
     """Points of LMR_CB, its strict and its lax part, from one evaluation with all contexts, as published.
 
     samples: sample_id string, row long, claim string. shares: model, metric, sample_id, source strings, share double:
-    what of the statements of a source is covered; a source that states nothing has no row, and is left out.
+    what of the statements of a source is covered; a source that states nothing has no row, and is left out. Dejl et al.
+    2025; methods, section 6.
     """
     assert shares is not None
     by_source = [F.max(F.when(F.col("source") == name, F.col("share"))).alias(name) for name in CONFLICTBANK_CONTEXTS]
     wide = shares.groupBy("model", "metric", "sample_id").agg(*by_source)
     placed = scores.join(samples.select("sample_id", "row", "claim"), on="sample_id", how="inner")
+    # Left: an evaluation that failed or has no statement has no share at all, and still counts as failed or undefined
     joined = placed.join(wide, on=["model", "metric", "sample_id"], how="left")
     flags = [F.col("failed").alias("all_failed"), F.lit(True).alias("all_stated")]
     for name in CONFLICTBANK_CONTEXTS:
@@ -114,7 +127,11 @@ def source_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | Non
 
 
 def _bank_points(wide: DataFrame) -> DataFrame:
-    """A comparison with an undefined score is false under `mismatch`; one that does not count is left out."""
+    """A comparison with an undefined score is false under `mismatch`; one that does not count is left out.
+
+    wide: model, metric, row, claim, and for `all` and each context a score (null where undefined), `<name>_failed` and
+    `<name>_stated` boolean. A unit is a claim of an instance, and its question the instance.
+    """
     found: dict[tuple[str, str], Earned] = {}
     for convention in CONVENTIONS:
         strict, lax = _strict_points(convention), _lax_points(convention)
@@ -125,6 +142,10 @@ def _bank_points(wide: DataFrame) -> DataFrame:
 
 
 def _strict_points(convention: str) -> Earned:
+    """Five comparisons: 0 < S < 1 with all contexts, and for each context S_X = 1 where it states the claim, else 0.
+
+    Methods, section 6, `strict`. A claim is the default fact or the counterfactual that C1, C2 and C3 share.
+    """
     default, everything = F.col("claim") == "default", _score("all", convention)
     compared = [((everything > 0) & (everything < 1), _counts("all", convention))]
     for name in CONFLICTBANK_CONTEXTS:
@@ -134,6 +155,10 @@ def _strict_points(convention: str) -> Earned:
 
 
 def _lax_points(convention: str) -> Earned:
+    """Three comparisons, of each counterfactual with D: S_X < S_D for the default claim, S_X > S_D for the other.
+
+    Methods, section 6, `lax`.
+    """
     default, of_default = F.col("claim") == "default", _score("D", convention)
     compared = []
     for name in COUNTERFACTUALS:
@@ -144,6 +169,10 @@ def _lax_points(convention: str) -> Earned:
 
 
 def _score(context_set: str, convention: str) -> Column:
+    """The score to compare: one that is undefined stays null under `mismatch`, so that nothing holds of it.
+
+    Under the others it is 0.
+    """
     return F.col(context_set) if convention == "mismatch" else F.coalesce(context_set, F.lit(0.0))
 
 
@@ -161,7 +190,10 @@ def _share(compared: list[tuple[Column, Column]], scale: int) -> Earned:
 
 
 def _points(frame: DataFrame, unit: Column, cluster: Column, found: Mapping[tuple[str, str], Earned]) -> DataFrame:
-    """The columns of points, from what is earned of (measure, convention)."""
+    """The columns of points, from what is earned of (measure, convention); a row a unit, measure and convention.
+
+    One explode of an array, since a union of a frame a measure would read the scores again for each.
+    """
     earned = [
         F.struct(
             F.lit(undefined).alias("undefined"),

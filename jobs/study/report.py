@@ -22,6 +22,7 @@ Values = dict[str, Row]
 # Okabe and Ito's colours, which colour-blind people tell apart
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 FLOOR_STYLES = {"floor_constant": ("dashed", "constant label"), "floor_overlap": ("dotted", "token overlap")}
+# Of the distance between metrics: what is left keeps their bars apart
 GROUP_WIDTH = 0.8
 MEASURE_HEADS = {
     "lmr": "LMR",
@@ -33,6 +34,7 @@ MEASURE_HEADS = {
     "floor_constant": "constant label",
     "floor_overlap": "token overlap",
 }
+# Floors are drawn as lines and told as bare numbers
 WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
 PUBLISHED_NOTE = (
     "Published (Dejl et al. 2025), means of the LMR of WikiContradict and ConflictBank: 0.85 for E2E with Llama 4 "
@@ -62,6 +64,7 @@ class Published:
     high: float | None = None
 
 
+# Dejl et al. 2025; a label match rate under the paper's convention, with its interval where the paper prints one
 PUBLISHED = (
     Published("wikicontradict", "e2e", "Qwen2.5-72B-Instruct", 0.8025),
     Published("wikicontradict", "e2e", "gpt-oss-120b", 0.7558, 0.731, 0.779),
@@ -77,7 +80,10 @@ PUBLISHED_CONVENTION = "published"
 
 
 def find_published(dataset: str, metric: str, model: str) -> Published | None:
-    """The published figure of a model, whatever provider its name begins with and however it is spelt."""
+    """The published figure of a model, whatever provider its name begins with and however it is spelt.
+
+    `meta-llama/Llama-3.3-70B-Instruct` is `llama-3.3-70b-instruct`. None where the paper has no figure of the three.
+    """
     for published in PUBLISHED:
         if (published.dataset, published.metric) == (dataset, metric) and _plain(published.model) == _plain(model):
             return published
@@ -90,6 +96,7 @@ def with_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _published_value(row: Row) -> float | None:
+    """The figure to set beside a row: of an LMR alone, and only where the row is under the paper's convention."""
     if row["measure"] != "lmr" or not _as_published(row):
         return None
     published = find_published(row["dataset"], row["metric"], row["model"])
@@ -102,6 +109,7 @@ def _as_published(row: Row) -> bool:
 
 
 def _plain(model: str) -> str:
+    """A model's name without provider, case and signs, by which spellings of one model are equal."""
     return re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower())
 
 
@@ -119,6 +127,8 @@ def render(
     rows, comparisons: rows of the tables `meta_evaluation` and `comparisons`, of one data set. confusions: by (model,
     metric), int64[3, 4]. costs: by model and metric; none for scores that were given. `clustered` says how intervals
     and tests were made, `note` what to know of them.
+
+    Texts from outside (models, metrics) are escaped for Markdown. The same rows give the same text.
     """
     units = "whole questions" if clustered else "single rows"
     parts = [
@@ -137,7 +147,10 @@ def render(
 
 
 def render_averages(rows: Sequence[Row]) -> str:
-    """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models."""
+    """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models.
+
+    rows: of `meta_evaluation`, as `jobs.study.averages.average_rows` gives them behind those of each data set.
+    """
     lines = [
         [
             *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["undefined"]),
@@ -164,6 +177,7 @@ def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
 
 
 def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) -> str:
+    """A line a metric, model and convention: its measures, and what a sample cost, `-` where that is unknown."""
     present = {row["measure"] for row in rows}
     measures = [name for name in MEASURE_HEADS if name in present]
     heads = [MEASURE_HEADS[name] for name in measures]
@@ -186,6 +200,7 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
 
 
 def _value(row: Row | None, *, interval: bool) -> str:
+    """A value to three decimals, with its interval where that is wanted and known; `-` where it is undefined."""
     if row is None or row["value"] is None:
         return "-"
     shown = f"{row['value']:.3f}"
@@ -193,12 +208,14 @@ def _value(row: Row | None, *, interval: bool) -> str:
 
 
 def _cost_cells(cost: Cost | None) -> list[str]:
+    """Calls, tokens and cost a sample; six decimals, since a sample may cost a small part of a cent."""
     if cost is None:
         return ["-", "-", "-"]
     return [f"{cost.calls:.2f}", f"{cost.tokens:,.0f}", "-" if cost.cost is None else f"{cost.cost:.6f}"]
 
 
 def _published_table(rows: Sequence[Row]) -> str:
+    """The published figures of the metrics shown; empty for what the paper has no figures of."""
     shown = {(row["dataset"], row["metric"]) for row in rows}
     if not {dataset for dataset, _ in shown} & PUBLISHED_DATASETS:
         return ""
@@ -212,6 +229,7 @@ def _published_table(rows: Sequence[Row]) -> str:
 
 
 def _comparison_table(comparisons: Sequence[Row]) -> str:
+    """The paired tests of the metrics; nothing where a model has one metric alone."""
     if not comparisons:
         return ""
     lines = [
@@ -228,16 +246,19 @@ def _comparison_table(comparisons: Sequence[Row]) -> str:
 
 
 def _confusion_table(model: str, metric: str, table: IntArray) -> str:
+    """Labels in rows, predictions in columns, `undefined` last."""
     lines = [[label, *(f"{count:,}" for count in counts)] for label, counts in zip(LABELS, table.tolist(), strict=True)]
     return f"## Labels and predictions of {metric}, {_text(model)}\n\n" + _table(["label", *PREDICTIONS], lines)
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of cells that are escaped."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(map(_text, row))} |" for row in rows)
 
 
 def _text(cell: str) -> str:
+    """A cell that neither ends the line nor the column, whatever name a model or a metric has."""
     return one_line(cell).replace("|", "\\|")
 
 
@@ -256,8 +277,10 @@ def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
 
 
 def _draw(rows: Sequence[Row]) -> Figure:
+    """The figure: a panel a convention side by side, with one legend for all."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
+    # Inches: a panel grows with its groups and their bars, so that bars keep their width
     width = max(3.2, 0.9 + len(metrics) * (0.5 + 0.3 * len(models)))
     figure = Figure(figsize=(len(CONVENTIONS) * width + 2.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -266,6 +289,7 @@ def _draw(rows: Sequence[Row]) -> Figure:
         _draw_panel(axes, [row for row in rows if row["undefined"] == undefined], metrics, models)
         axes.set_title(f"undefined: {undefined}", fontsize=10)
     panels[0].set_ylabel("LMR")
+    # Each label once, though every panel has it
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -275,7 +299,9 @@ def _draw(rows: Sequence[Row]) -> Figure:
 
 
 def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models: Sequence[str]) -> None:
+    """The bars of a convention: a group a metric, a bar a model, its interval as a line on it."""
     bar = GROUP_WIDTH / max(len(models), 1)
+    # Where a bar stands: groups at whole numbers, its bars about their middle
     at = {
         (metric, model): place + (number - (len(models) - 1) / 2) * bar
         for place, metric in enumerate(metrics)
@@ -293,11 +319,13 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
     if any(row["measure"] == "lmr" and _as_published(row) for row in rows):
         _draw_published(axes, rows, metrics, models, at)
     axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
+    # A rate: all panels and all reports have one scale
     axes.set_ylim(0, 1)
     axes.set_xlim(-0.6, max(len(metrics), 1) - 0.4)
 
 
 def _draw_floors(axes: Axes, rows: Sequence[Row]) -> None:
+    """A line at what each floor reaches; a panel without one has none."""
     for measure, (line, name) in FLOOR_STYLES.items():
         value = next((row["value"] for row in rows if row["measure"] == measure), None)
         if value is not None:
@@ -311,6 +339,10 @@ def _draw_published(
     models: Sequence[str],
     at: Mapping[tuple[str, str], float],
 ) -> None:
+    """A diamond at each published figure of the data set.
+
+    at: by metric and model the place of its bar. One whose model is not there stands in the middle of its metric.
+    """
     label = "published"
     for one in PUBLISHED:
         if one.metric not in metrics or one.dataset != rows[0]["dataset"]:

@@ -18,6 +18,7 @@ from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 
 STAGE = "restate_answer"
+# Hidden from readers of tables, which pass over names that begin with an underscore
 WORK = "_restating"
 
 
@@ -38,7 +39,8 @@ class Restater:
     def restate(self, pairs: DataFrame) -> DataFrame:
         """Columns question, answer, statement, error_type from question, answer: the stage `restate_answer`.
 
-        Raises AnsweringError where the asking ended early; what was answered is kept.
+        A pair that failed has no statement and an error_type. Raises AnsweringError where the asking ended early; what
+        was answered is kept. Methods, section 6.
         """
         settings, note = self.settings, self.display.note
         workspace = Workspace(pairs.sparkSession, f"{self.output}/{WORK}")
@@ -53,6 +55,7 @@ class Restater:
                 asked = runner.ask(STAGE, pairs, carry=("question", "answer"))
                 if runner.ended:
                     raise AnsweringError(runner.ending.explain(self.command))
+                # The rows lie in the working folder, which goes before anybody reads them
                 return asked.select("question", "answer", "statement", "error_type").localCheckpoint()
             finally:
                 workspace.remove()
