@@ -62,6 +62,10 @@ _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
 )
 
+_LABEL = re.compile(
+    r"(?P<bold>\*\*|)(?:(?:un)?covered )?statement(?:(?P=bold)\s?[:：]|\s?[:：](?P=bold))\s{1,9}(?=\S)", re.IGNORECASE
+)
+
 _STATEMENT_FIELDS: tuple[str, ...] = (
     *("statement", "statements", "text", "fact", "content", "coveredstatement", "coveredstatements"),
     *("uncoveredstatement", "uncoveredstatements", "missingstatement", "missingstatements"),
@@ -319,7 +323,8 @@ def _joined(rows: Sequence[_Sourced], contexts: int) -> _Item:
     bare = without_emphasis(text)
     if not rows[0].line.marked and bare != text:
         bare = split_marker(bare).text
-    return _Item(bare, sources or frozenset())
+    label = _LABEL.match(bare)
+    return _Item(bare[label.end() :] if label else bare, sources or frozenset())
 
 
 def _recorded_lists(completion: str, contexts: int) -> list[_List] | None:

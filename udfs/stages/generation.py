@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.prose import recorded_text, untagged
 from udfs.stages.reading import collapsed, is_drawing, split_marker, strip_thinking, unfenced, without_emphasis
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
@@ -16,6 +17,9 @@ RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
 
 _NAME = r"(?:(?:restated|rewritten|rephrased|combined|final|declarative|atomic) )?(?:statement|sentence)"
 _LABEL = re.compile(rf"[#*_\s]{{0,9}}{_NAME}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
+_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*){_NAME}(?:\*\*)?\s*\n", re.IGNORECASE)
+_STATEMENT_FIELDS = ("statement", "restatedstatement", "sentence", "text")
+_NUMBER = re.compile(r"\d{1,2}[.)]\s{1,9}(?=(?P<word>[^\W\d_]{1,60}))")
 _GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?(?:[,.!]+\s*|\s*\n))"
 _ABBREVIATION = re.compile(
     r"(?:\b(?:dr|mr|mrs|ms|prof|st|jr|sr|vs|etc|e\.g|i\.e|cf|approx|ca|fig|vol|inc|ltd|corp|gen|col|capt|lt|sgt|rev"
@@ -35,8 +39,11 @@ _QUOTES = {'""', "“”", "«»", "„“"}
 
 
 def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """`answer`: the text without thinking and a fence around all of it. Raises `Unparsable` where that is empty."""
-    text = unfenced(strip_thinking(completion))
+    """`answer`: the text without thinking, and a fence or tags around all of it.
+
+    Raises `Unparsable` where that is empty.
+    """
+    text = untagged(unfenced(strip_thinking(completion)), {"answer"})
     if not text:
         raise Unparsable("no answer: the completion is empty after thinking is removed")
     return {"answer": text}
@@ -48,7 +55,9 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     Raises `Unparsable` where nothing is left.
     """
     text = unfenced(_without_introduction(unfenced(strip_thinking(completion))))
-    statement = _undecorated(_first_of(text.split("\n")))
+    recorded = recorded_text(text, _STATEMENT_FIELDS)
+    text = untagged(text if recorded is None else recorded, {"statement"})
+    statement = _undecorated(_unnumbered(_first_of(text.split("\n")), variables))
     if not any(map(str.isalnum, statement)):
         raise Unparsable("no statement: the completion is empty after thinking and labels are removed")
     return {"statement": statement}
@@ -56,7 +65,7 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
 
 def _without_introduction(text: str) -> str:
     """The text without a greeting on a line of its own, `Here is the statement:` and `Statement:`."""
-    for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _INTRODUCTION, _LABEL):
+    for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _HEADING, _INTRODUCTION, _LABEL):
         found = opening.match(text)
         text = text[found.end() :] if found else text
     return text
@@ -76,7 +85,16 @@ def _first_of(lines: Iterable[str]) -> str:
     return collapsed(" ".join(taken))
 
 
+def _unnumbered(text: str, variables: Mapping[str, Any]) -> str:
+    """The text without a number before a word that question or answer know without it: `1. FC Köln` keeps its own."""
+    found = _NUMBER.match(text)
+    given = " ".join(str(variables.get(name) or "") for name in ("question", "answer")).casefold()
+    known = found and found["word"].casefold() in given and text[: found.end("word")].casefold() not in given
+    return text[found.end() :] if found and known else text
+
+
 def _undecorated(text: str) -> str:
+    text = text.removeprefix("> ")
     text = split_marker(text).text if text[:1] in _BULLETS else text
     text = without_emphasis(text)
     return text[1:-1].strip() if text[:1] + text[-1:] in _QUOTES and text[0] not in text[1:-1] else text

@@ -33,7 +33,7 @@ _NEITHER = re.compile(
 )
 _STATED = re.compile(
     r"(?<![^\W_])(?:answer|hypothesis(?= (?:is|would be)\b)|relation(?:ship)?|label"
-    r"|classification|category|conclusion|verdict|judge?ment)"
+    r"|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence)"
     rf"(?: between [\w ,]{{1,60}}?)?[\W_]{{0,6}}(?:is|would be)?[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})",
     re.IGNORECASE,
 )
@@ -41,7 +41,7 @@ _LEADING = re.compile(
     rf"[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})(?![\W_]{{1,5}}(?:no|not|false)\b)(?:\s{{0,3}}[^\w\s]|\s*\Z)",
     re.IGNORECASE,
 )
-_PAIR_LINE = re.compile(r"[\W_]{0,8}(?:premise|hypothesis)[\s*_]{0,4}[:：]", re.IGNORECASE)
+_PAIR_LINE = re.compile(r"[\W_]{0,8}(?:premise|hypothesis)(?:[\s*_]{0,4}[:：]|>)", re.IGNORECASE)
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]+")
 _NEGATIONS = {"not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "whether", "would"}

@@ -11,6 +11,9 @@ OPENERS = "[【［"
 _CLOSERS = "]】］"
 _AFTER_SOURCES = " \t\r.,;:。"
 EMPHASIS = "*_`"
+_MARKS = ("**", "__", "*", "_", "`")
+_ENDS_OF_SENTENCE = (".", "!", "?", "。", "…")
+_ASIDE = re.compile(r"\s{0,9}(?:\([^()]{1,300}\)|(?:[-–—]|→|->)\s.{1,300})[\s.]{0,9}")
 _SOURCE_WORDS = re.compile(
     r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?)(?![^\W\d_])[:_]?", re.IGNORECASE
 )
@@ -25,19 +28,30 @@ def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None,
     """The text without its last bracket, the contexts that names, and whether it ends the text.
 
     A bracket that is no list of numbers belongs to the text. One with more text behind it counts only where it stands
-    apart and names a context that was shown. `(Context 1)` at the end counts where the text has no square bracket.
+    apart and names a context that was shown, unless it is an aside behind a whole sentence: `It rose. [1] (left out)`.
+    `(Context 1)` at the end counts where the text has no square bracket.
     """
     place = last_bracket(text)
     if place is None:
         return _split_worded(text, contexts)
     start, end = place
-    before, behind = text[:start], text[end + 1 :]
+    before, behind = _without_marks(text[:start], text[end + 1 :])
     sources = numbers_of(text[start + 1 : end], contexts)
+    if sources and before.rstrip().endswith(_ENDS_OF_SENTENCE) and _ASIDE.fullmatch(behind):
+        behind = ""
     at_end = not behind.strip(_AFTER_SOURCES + EMPHASIS)
     apart = not before or before[-1].isspace()
     if sources is None or not (at_end or (apart and sources)):
         return text, None, False
     return _rejoined(before, behind.strip(_AFTER_SOURCES) if at_end else behind), sources, at_end
+
+
+def _without_marks(before: str, behind: str) -> tuple[str, str]:
+    """What stands before and behind a bracket, without emphasis of the bracket alone."""
+    for mark in _MARKS:
+        if before.endswith(mark) and behind.startswith(mark) and before[: -len(mark)][-1:] in ("", " ", "\t"):
+            return before[: -len(mark)], behind[len(mark) :]
+    return before, behind
 
 
 def _rejoined(before: str, behind: str) -> str:
