@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
@@ -62,6 +62,7 @@ _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
 )
 
+_CLOSING_TAG = re.compile(r"\s{0,9}</[\w -]{1,40}>\s{0,9}")  # of `<covered_statements>`: it opens no list
 _LABEL = re.compile(
     r"(?P<bold>\*\*|)(?:(?:un)?covered )?statement(?:(?P=bold)\s?[:：]|\s?[:：](?P=bold))\s{1,9}(?=\S)", re.IGNORECASE
 )
@@ -135,6 +136,7 @@ def _written_lists(completion: str, contexts: int) -> list[_List]:
 
 def _sections(lines: list[str]) -> dict[str, list[str]]:
     """The lines under the last heading of each kind, each up to the next heading of any kind."""
+    lines = ["" if _CLOSING_TAG.fullmatch(line) else line for line in lines]
     headings = [(number, *found) for number, line in enumerate(lines) if (found := _heading(line))]
     ends = [number for number, *_ in headings[1:]] + [len(lines)]
     sections = {
@@ -213,7 +215,7 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    rows = _before_other_heading([_sourced(line, contexts) for line in lines])
+    rows = _without_asides(_before_other_heading([_sourced(line, contexts) for line in lines]))
     found = _List([])
     loose: list[int] = []
     place = 0
@@ -263,6 +265,16 @@ def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
             return rows[:place]
         came = came or bool(row.sources) or _BEGINS_NONE.match(row.text) is not None
     return rows
+
+
+def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:
+    """The rows where an unmarked line of a list with markers gives sources at its end only.
+
+    `Overall, the response follows context [1] alone.` below the items is prose.
+    """
+    if not next((row.line.marked for row in rows if row.sources), False):
+        return rows
+    return [row if row.line.marked or row.closed else replace(row, text=row.line.text, sources=None) for row in rows]
 
 
 def _sourced(line: str, contexts: int) -> _Sourced:

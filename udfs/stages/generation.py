@@ -9,15 +9,26 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.prose import recorded_text, untagged
-from udfs.stages.reading import collapsed, is_drawing, split_marker, strip_thinking, unfenced, without_emphasis
+from udfs.stages.prose import recorded_text, unframed, untagged
+from udfs.stages.reading import (
+    collapsed,
+    is_drawing,
+    split_marker,
+    strip_thinking,
+    unfenced,
+    without_emphasis,
+    without_ticks,
+)
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
 RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
 
 _NAME = r"(?:(?:restated|rewritten|rephrased|combined|final|declarative|atomic) )?(?:statement|sentence)"
-_LABEL = re.compile(rf"[#*_\s]{{0,9}}{_NAME}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
-_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*){_NAME}(?:\*\*)?\s*\n", re.IGNORECASE)
+_LABELS = rf"(?:{_NAME}(?: \d{{1,2}})?|the (?:restated )?statement (?:is|would be|reads)|restated|rewritten|rephrased)"
+_LABEL = re.compile(rf"[#*_\s]{{0,9}}{_LABELS}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
+_HEADING = re.compile(
+    rf"(?:#{{1,6}} *|\*\*)(?:{_NAME}|answer|result|output):?(?:\*\*)?:?\s*\n(?:\s*\n)?", re.IGNORECASE
+)
 _STATEMENT_FIELDS = ("statement", "restatedstatement", "sentence", "text")
 _NUMBER = re.compile(r"\d{1,2}[.)]\s{1,9}(?=(?P<word>[^\W\d_]{1,60}))")
 _GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?(?:[,.!]+\s*|\s*\n))"
@@ -28,7 +39,8 @@ _ABBREVIATION = re.compile(
 )
 _INTRODUCTION = re.compile(
     rf"{_GREETING}?(?:here(?:['’]s| is)|this is|the following is) (?:a|an|the|your|my|one)\b"
-    r"[^.:\n]{0,60}\b(?:statement|sentence|version)\b[^.:\n]{0,60}[:：][*_]{0,2}\s*",
+    r"[^.:\n]{0,60}\b(?:statement|sentence|version)\b[^.:\n]{0,60}(?:[:：][*_]{0,2}\s*|\.\s*\n)"
+    rf"|{_GREETING}?here(?:['’]s| is) what you asked for[:：]\s*",
     re.IGNORECASE,
 )
 _ONLY_GREETING = re.compile(_GREETING, re.IGNORECASE)
@@ -54,12 +66,14 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
 
     Raises `Unparsable` where nothing is left.
     """
-    text = unfenced(_without_introduction(unfenced(strip_thinking(completion))))
+    text = unfenced(_without_introduction(unfenced(unframed(strip_thinking(completion)))))
     recorded = recorded_text(text, _STATEMENT_FIELDS)
+    if recorded == "null":
+        raise Unparsable("no statement: the field is null")
     text = untagged(text if recorded is None else recorded, {"statement"})
     statement = _undecorated(_unnumbered(_first_of(text.split("\n")), variables))
-    if not any(map(str.isalnum, statement)):
-        raise Unparsable("no statement: the completion is empty after thinking and labels are removed")
+    if not any(map(str.isalnum, statement)) or statement.startswith("|"):
+        raise Unparsable("no statement: the completion is empty or a table after thinking and labels are removed")
     return {"statement": statement}
 
 
@@ -74,7 +88,7 @@ def _without_introduction(text: str) -> str:
 def _first_of(lines: Iterable[str]) -> str:
     """The lines of the first paragraph up to the one that ends a sentence."""
     taken: list[str] = []
-    for line in lines:
+    for line in (without_ticks(line.strip()) for line in lines):
         drawn = is_drawing(split_marker(line))
         if taken and drawn:
             break

@@ -21,7 +21,8 @@ _STARTS = {
     "open": "neutral",
 }
 _WORDS = r"entail(?:ment|s|ed|ing)?|contradict(?:ion|s|ed|ing|ory)?|neutral"
-_ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?)"
+# A word that goes on, a question, and a key of JSON (`{"entailment": 0.1, "neutral": 0.9}`) are no answers.
+_ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|null))"
 # The words by which prompts explain the labels: an answer where one is stated or leads, in prose they say nothing.
 _LABEL = rf"(?:{_WORDS}|certain|impossible|open){_ENDS_WORD}"
 _OTHER_LABEL = rf"[*_\"'`]{{0,3}}\s{{0,2}}(?:[/|,]\s?(?:or|and)?|or|and)\s{{0,2}}[*_\"'`]{{0,3}}{_LABEL}"
@@ -30,6 +31,9 @@ _NEITHER = re.compile(
     rf"(?<![^\W_])neither(?: \w+)?[\W_]{{1,4}}(?P<one>{_WORDS}|certain|impossible)\b[^.;:!?\n]{{0,80}}?\bnor"
     rf"(?: \w+)?[\W_]{{1,4}}(?P<other>{_WORDS}|certain|impossible)\b",
     re.IGNORECASE,
+)
+_DENIED = re.compile(
+    rf"(?:\bnot|n['’]t)\s(?:\w{{1,20}}\s)?(?P<one>{_WORDS})\b(?:\s(?:or|nor)\s(?P<other>{_WORDS})\b)?", re.IGNORECASE
 )
 _STATED = re.compile(
     r"(?<![^\W_])(?:answer|hypothesis(?= (?:is|would be)\b)|relation(?:ship)?|label"
@@ -98,7 +102,10 @@ def _spoken_labels(lines: Iterable[str], variables: Mapping[str, Any]) -> set[st
 
 
 def _says_neither(text: str) -> bool:
-    """Whether the text says that neither entailment nor contradiction holds, in either order."""
+    """Whether the text says that neither entailment nor contradiction holds, in either order, or denies each."""
+    denied = {_relation(word) for found in _DENIED.finditer(text) for word in found.groups() if word}
+    if denied == {"entailment", "contradiction"}:
+        return True
     pairs = ({_relation(found["one"]), _relation(found["other"])} for found in _NEITHER.finditer(text))
     return any(pair == {"entailment", "contradiction"} for pair in pairs)
 

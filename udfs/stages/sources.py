@@ -15,9 +15,10 @@ _MARKS = ("**", "__", "*", "_", "`")
 _ENDS_OF_SENTENCE = (".", "!", "?", "。", "…")
 _ASIDE = re.compile(r"\s{0,9}(?:\([^()]{1,300}\)|(?:[-–—]|→|->)\s.{1,300})[\s.]{0,9}")
 _SOURCE_WORDS = re.compile(
-    r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?)(?![^\W\d_])[:_]?", re.IGNORECASE
+    r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?|ids?)(?![^\W\d_])[:_]?|†\w{0,20}",
+    re.IGNORECASE,
 )
-_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#、，]+")
+_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，]+")
 _RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
 _NUMBER = re.compile(r"-?\d+(?:-\d+)?")
 _WORDED_SOURCES = re.compile(r"\(\s*contexts?\b([^()]{1,200})\)\Z", re.IGNORECASE)
