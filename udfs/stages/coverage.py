@@ -62,7 +62,7 @@ _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
 )
 
-_CLOSING_TAG = re.compile(r"\s{0,9}</[\w -]{1,40}>\s{0,9}")  # of `<covered_statements>`: it opens no list
+_CLOSING_TAG = re.compile(r"\s{0,9}[<\[]/[\w -]{1,40}[>\]]\s{0,9}")  # of `<covered_statements>`: it opens no list
 _LABEL = re.compile(
     r"(?P<bold>\*\*|)(?:(?:un)?covered )?statement(?:(?P=bold)\s?[:：]|\s?[:：](?P=bold))\s{1,9}(?=\S)", re.IGNORECASE
 )
@@ -215,7 +215,8 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    rows = _without_asides(_before_other_heading([_sourced(line, contexts) for line in lines]))
+    rows = _before_other_heading(_with_sources_below([_sourced(line, contexts) for line in lines]))
+    rows = _without_asides(rows)
     found = _List([])
     loose: list[int] = []
     place = 0
@@ -265,6 +266,18 @@ def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
             return rows[:place]
         came = came or bool(row.sources) or _BEGINS_NONE.match(row.text) is not None
     return rows
+
+
+def _with_sources_below(rows: Iterable[_Sourced]) -> list[_Sourced]:
+    """The rows where sources that stand alone, `  - Sources: [1]`, belong to the item without any right above."""
+    joined: list[_Sourced] = []
+    for row in rows:
+        above = joined[-1] if joined else None
+        if row.sources and not row.text and above and above.line.marked and above.text and above.sources is None:
+            joined[-1] = replace(above, sources=row.sources, at_end=True)
+        else:
+            joined.append(row)
+    return joined
 
 
 def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:

@@ -23,6 +23,10 @@ _RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
 _NUMBER = re.compile(r"-?\d+(?:-\d+)?")
 _WORDED_SOURCES = re.compile(r"\(\s*contexts?\b([^()]{1,200})\)\Z", re.IGNORECASE)
 _MOST_DIGITS = 9
+_LEADS_TO_SOURCES = re.compile(
+    r"(?:(?:(?<=[.!?\s])|\A)[*_]{0,2}(?:contexts?|sources?)[*_]{0,2}\s?[:：][*_]{0,2}|(?<=\s)[-–—|→])\Z", re.IGNORECASE
+)
+_LONGEST_LEAD = 20
 
 
 def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
@@ -56,7 +60,10 @@ def _without_marks(before: str, behind: str) -> tuple[str, str]:
 
 
 def _rejoined(before: str, behind: str) -> str:
-    return without_emphasis((before.rstrip() + behind).strip())
+    before = before.rstrip()
+    lead = None if behind else _LEADS_TO_SOURCES.search(before, max(0, len(before) - _LONGEST_LEAD))
+    before = before[: lead.start()].rstrip() if lead else before
+    return without_emphasis((before + behind).strip())
 
 
 def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
