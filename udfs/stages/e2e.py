@@ -37,7 +37,7 @@ _SUMMARY_PREFIX = re.compile(
 _SUMMARY_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*)(?:{_SUMMARY_NAMES}|result):?(?:\*\*)?", re.IGNORECASE)
 _NONE_FIRST = re.compile(
     r"[*_`\"'“\[(]{0,3}None[*_`\"'”\])]{0,3}"
-    r"(?:[.:;]|\s[-–—]\s|\s?\(|,\s|\s*\n|[^\S\n]*\Z)",
+    r"(?:[.:;]|\s[-–—]\s|\s?\((?!of\b)|,\s(?:since|as|because|the|it|nothing|there)\b|\s*\n|[^\S\n]*\Z)",
     re.IGNORECASE,
 )
 _SUMMARY_PREAMBLE = re.compile(
@@ -47,6 +47,7 @@ _SUMMARY_PREAMBLE = re.compile(
     r"[^.:]{0,60}\b(?:summary|condensed|relevant|bears? on|asked for)\b[^.:]{0,120}:",
     re.IGNORECASE,
 )
+_NOTHING = {"n/a", "null", "nothing", "nothing relevant", "not applicable"}
 _SUMMARY_FIELDS = ("summary", "relevantsummary", "condensedtext", "condensed", "relevanttext", "text")
 _GREETING = re.compile(r"(?:sure|certainly|of course|okay|ok)(?: thing)?[,.!]*\s*\n", re.IGNORECASE)
 _SUMMARY_TAGS = {"summary", "text", "context", "answer", "output"}
@@ -68,7 +69,7 @@ def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, st
     text = unfenced(_without_label(unfenced(text)))
     recorded = recorded_text(text, _SUMMARY_FIELDS)
     text = _undecorated(text if recorded is None else recorded)
-    if not text:
+    if not any(map(str.isalnum, text)):
         raise Unparsable("no summary: the completion is empty after thinking and labels are removed")
     if _is_nothing(text) or (recorded == "null") or _is_irrelevant(text, variables):
         return {"summary": None}
@@ -85,6 +86,8 @@ def _undecorated(text: str) -> str:
 def _is_nothing(text: str) -> bool:
     """A lone `None`, or one whose sentence ends there: `None. The text deals with cheese.`"""
     first = next((line for line in text.split("\n") if not is_fence(line)), "")
+    if text.strip(" .*_`\"'").casefold() in _NOTHING:
+        return True
     return is_none(text) or is_none(without_ticks(split_marker(first).text)) or _NONE_FIRST.match(text) is not None
 
 
