@@ -52,22 +52,10 @@ _PAIR_LINE = re.compile(r"[\W_]{0,8}(?:premise|hypothesis)(?:[\s*_]{0,4}[:：]|>
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]+")
 _NEGATIONS = {
-    *("not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "whether", "would", "fails"),
-    *(
-        "fail",
-        "lacks",
-        "lack",
-        "far",
-        "insufficient",
-        "partially",
-        "partly",
-        "almost",
-        "nearly",
-        "might",
-        "may",
-        "could",
-    ),
+    *("not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "would", "fails", "fail"),
+    *("lacks", "lack", "far", "partially", "partly", "almost", "nearly", "might", "may"),
 }
+_DOUBTS = {"whether", "insufficient", "could"}  # these reach over all of their clause
 _DENIED_BEHIND = re.compile(
     r"\s(?:at first\b|(?:is|are|was|would|can|could|may|might|does|seems)(?:n['’]t|\s(?:be\s)?(?:not|possible|excluded"
     r"|ruled|unlikely|require|need|impossible|false|wrong))\b)",
@@ -144,6 +132,6 @@ def _is_negated(text: str, mention: re.Match[str]) -> bool:
         return True
     before = _BREAK.split(text[max(0, place - _CHARACTERS_BEFORE) : place])[-1]
     words = _WORD.findall(before.lower())
-    if "whether" in words:
+    if not _DOUBTS.isdisjoint(words):
         return True
     return any(word in _NEGATIONS or word.endswith(("n't", "n’t")) for word in words[-_NEGATION_REACH:])
