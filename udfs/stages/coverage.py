@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
@@ -60,6 +60,11 @@ _OTHER_HEADINGS = AFTERWORDS | {
 }
 _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
+)
+
+_CLOSING_TAG = re.compile(r"\s{0,9}[<\[]/[\w -]{1,40}[>\]]\s{0,9}")  # of `<covered_statements>`: it opens no list
+_LABEL = re.compile(
+    r"(?P<bold>\*\*|)(?:(?:un)?covered )?statement(?:(?P=bold)\s?[:：]|\s?[:：](?P=bold))\s{1,9}(?=\S)", re.IGNORECASE
 )
 
 _STATEMENT_FIELDS: tuple[str, ...] = (
@@ -131,6 +136,7 @@ def _written_lists(completion: str, contexts: int) -> list[_List]:
 
 def _sections(lines: list[str]) -> dict[str, list[str]]:
     """The lines under the last heading of each kind, each up to the next heading of any kind."""
+    lines = ["" if _CLOSING_TAG.fullmatch(line) else line for line in lines]
     headings = [(number, *found) for number, line in enumerate(lines) if (found := _heading(line))]
     ends = [number for number, *_ in headings[1:]] + [len(lines)]
     sections = {
@@ -209,7 +215,8 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    rows = _before_other_heading([_sourced(line, contexts) for line in lines])
+    rows = _before_other_heading(_with_sources_below([_sourced(line, contexts) for line in lines]))
+    rows = _without_asides(rows)
     found = _List([])
     loose: list[int] = []
     place = 0
@@ -259,6 +266,28 @@ def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
             return rows[:place]
         came = came or bool(row.sources) or _BEGINS_NONE.match(row.text) is not None
     return rows
+
+
+def _with_sources_below(rows: Iterable[_Sourced]) -> list[_Sourced]:
+    """The rows where sources that stand alone, `  - Sources: [1]`, belong to the item without any right above."""
+    joined: list[_Sourced] = []
+    for row in rows:
+        above = joined[-1] if joined else None
+        if row.sources and not row.text and above and above.line.marked and above.text and above.sources is None:
+            joined[-1] = replace(above, sources=row.sources, at_end=True)
+        else:
+            joined.append(row)
+    return joined
+
+
+def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:
+    """The rows where an unmarked line of a list with markers gives sources at its end only.
+
+    `Overall, the response follows context [1] alone.` below the items is prose.
+    """
+    if not next((row.line.marked for row in rows if row.sources), False):
+        return rows
+    return [row if row.line.marked or row.closed else replace(row, text=row.line.text, sources=None) for row in rows]
 
 
 def _sourced(line: str, contexts: int) -> _Sourced:
@@ -319,7 +348,8 @@ def _joined(rows: Sequence[_Sourced], contexts: int) -> _Item:
     bare = without_emphasis(text)
     if not rows[0].line.marked and bare != text:
         bare = split_marker(bare).text
-    return _Item(bare, sources or frozenset())
+    label = _LABEL.match(bare)
+    return _Item(bare[label.end() :] if label else bare, sources or frozenset())
 
 
 def _recorded_lists(completion: str, contexts: int) -> list[_List] | None:

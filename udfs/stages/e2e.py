@@ -10,7 +10,17 @@ import pyarrow as pa
 
 from udfs.stages.coverage import parse_coverage
 from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.reading import is_none, strip_thinking, unfenced
+from udfs.stages.prose import recorded_text, unframed, untagged
+from udfs.stages.reading import (
+    is_fence,
+    is_none,
+    is_rule,
+    split_marker,
+    strip_thinking,
+    unfenced,
+    without_emphasis,
+    without_ticks,
+)
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
 STATEMENT_TYPE = pa.struct(
@@ -18,39 +28,83 @@ STATEMENT_TYPE = pa.struct(
 )
 COVERAGE_SCHEMA = pa.schema([pa.field("statements", pa.list_(STATEMENT_TYPE)), pa.field("dropped", pa.int64())])
 
-_SUMMARY_NAMES = r"(?:summary|relevant summary|condensed (?:text|context))"
+_SUMMARY_NAMES = (
+    r"(?:summary|relevant (?:summary|text|sentences|information|parts)|condensed (?:text|context)|answer|output)"
+)
 _SUMMARY_PREFIX = re.compile(
     rf"(?:\*\*{_SUMMARY_NAMES}(?::\*\*|\*\* ?:)|(?:#{{1,6}} ?)?{_SUMMARY_NAMES} ?:)", re.IGNORECASE
 )
-_SUMMARY_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*){_SUMMARY_NAMES}(?:\*\*)?", re.IGNORECASE)
+_SUMMARY_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*)(?:{_SUMMARY_NAMES}|result):?(?:\*\*)?", re.IGNORECASE)
 _NONE_FIRST = re.compile(
     r"[*_`\"'“\[(]{0,3}None[*_`\"'”\])]{0,3}"
-    r"(?:[.:;]|\s[-–—]\s|\s?\(|,\s|\s*\n|[^\S\n]*\Z)",
+    r"(?:[.:;]|\s[-–—]\s|\s?\((?!of\b)|,\s(?:since|as|because|the|it|nothing|there)\b|\s*\n|[^\S\n]*\Z)",
     re.IGNORECASE,
 )
 _SUMMARY_PREAMBLE = re.compile(
-    r"(?:sure[,.!] *)?here(?:['’]s| is) (?:a|an|the|my)\b[^.:]{0,60}\bsummary\b[^.:]{0,120}:", re.IGNORECASE
+    r"(?:(?:sure|certainly|of course|okay|ok)(?: thing)?[,.!] *)?"
+    r"(?:(?:here(?:['’]s| is| are)|below (?:is|are)|this is) (?:a|an|the|my|all|every|what)"
+    r"|the following (?:is|are|text|sentences?|parts?|information))\b"
+    r"[^.:]{0,60}\b(?:summary|condensed|relevant|bears? on|asked for)\b[^.:]{0,120}:",
+    re.IGNORECASE,
+)
+_NOTHING = {"n/a", "null", "nothing", "nothing relevant", "not applicable"}
+_SUMMARY_FIELDS = ("summary", "relevantsummary", "condensedtext", "condensed", "relevanttext", "text")
+_GREETING = re.compile(r"(?:sure|certainly|of course|okay|ok)(?: thing)?[,.!]*\s*\n", re.IGNORECASE)
+_SUMMARY_TAGS = {"summary", "text", "context", "answer", "output"}
+_BULLET = re.compile(r"[-*+•>] +(?=\S)")
+# What speaks of the query speaks of this task, where the source itself does not: no sentence that was to be kept.
+_SOURCE = r"(?:the|this) (?:(?:given|provided|source) )?(?:text|passage|context|source)"
+_IRRELEVANT = re.compile(
+    rf"(?:none of {_SOURCE}\b|(?:nothing|no sentence) in {_SOURCE}\b|no relevant (?:information|sentences?|text)\b"
+    rf"|{_SOURCE} (?:(?:is|are) (?:\w+ )?(?:irrelevant|unrelated|not relevant|not related)"
+    r"|(?:does not|doesn['’]t|do not) (?:\w+ )?(?:contain|mention|provide|bear|help|relate|address)"
+    r"|(?:contains|provides|has|says) (?:no|nothing)\b))[^.\n]{0,160}\bquery\b[^.\n]{0,80}\.?",
+    re.IGNORECASE,
 )
 
 
 def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
     """`summary`: the condensed context, null for a lone `None`. Raises `Unparsable` where nothing was answered."""
-    text = unfenced(_without_label(unfenced(strip_thinking(completion))))
-    if not text:
+    text = unframed(strip_thinking(completion), str(variables.get("text") or ""))
+    text = unfenced(_without_label(unfenced(text)))
+    recorded = recorded_text(text, _SUMMARY_FIELDS)
+    text = _undecorated(text if recorded is None else recorded)
+    if not any(map(str.isalnum, text)):
         raise Unparsable("no summary: the completion is empty after thinking and labels are removed")
-    return {"summary": None if _is_nothing(text) else text}
+    if _is_nothing(text) or (recorded == "null") or _is_irrelevant(text, variables):
+        return {"summary": None}
+    return {"summary": text}
+
+
+def _undecorated(text: str) -> str:
+    """The text without tags, ticks, a bullet and emphasis around all of it; several bullets are its own."""
+    text = without_emphasis(without_ticks(untagged(text, _SUMMARY_TAGS)))
+    bullet = _BULLET.match(text)
+    return without_emphasis(text[bullet.end() :].strip()) if bullet and "\n" not in text else text
 
 
 def _is_nothing(text: str) -> bool:
     """A lone `None`, or one whose sentence ends there: `None. The text deals with cheese.`"""
-    return is_none(text) or _NONE_FIRST.match(text) is not None
+    first = next((line for line in text.split("\n") if not is_fence(line)), "")
+    if text.strip(" .*_`\"'").casefold() in _NOTHING:
+        return True
+    return is_none(text) or is_none(without_ticks(split_marker(first).text)) or _NONE_FIRST.match(text) is not None
+
+
+def _is_irrelevant(text: str, variables: Mapping[str, Any]) -> bool:
+    """A sentence that says that the text does not bear on the query, where the text speaks of no query itself."""
+    return _IRRELEVANT.fullmatch(text) is not None and "query" not in str(variables.get("text") or "").lower()
 
 
 def _without_label(text: str) -> str:
+    greeting = _GREETING.match(text)
+    text = text[greeting.end() :].strip() if greeting else text
     first, _, rest = text.partition("\n")
     label = first.strip()
     if _SUMMARY_HEADING.fullmatch(label) or _SUMMARY_PREAMBLE.fullmatch(label):
-        return rest.strip()
+        below = rest.strip()
+        first, _, rest = below.partition("\n")
+        text = rest.strip() if is_rule(first) else below
     prefix = _SUMMARY_PREFIX.match(text)
     return text[prefix.end() :].strip() if prefix else text
 

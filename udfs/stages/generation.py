@@ -9,13 +9,28 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.reading import collapsed, is_drawing, split_marker, strip_thinking, unfenced, without_emphasis
+from udfs.stages.prose import recorded_text, unframed, untagged
+from udfs.stages.reading import (
+    collapsed,
+    is_drawing,
+    split_marker,
+    strip_thinking,
+    unfenced,
+    without_emphasis,
+    without_ticks,
+)
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
 RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
 
 _NAME = r"(?:(?:restated|rewritten|rephrased|combined|final|declarative|atomic) )?(?:statement|sentence)"
-_LABEL = re.compile(rf"[#*_\s]{{0,9}}{_NAME}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
+_LABELS = rf"(?:{_NAME}(?: \d{{1,2}})?|the (?:restated )?statement (?:is|would be|reads)|restated|rewritten|rephrased)"
+_LABEL = re.compile(rf"[#*_\s]{{0,9}}{_LABELS}[*_]{{0,2}} ?[:：][*_]{{0,2}}\s*", re.IGNORECASE)
+_HEADING = re.compile(
+    rf"(?:#{{1,6}} *|\*\*)(?:{_NAME}|answer|result|output):?(?:\*\*)?:?\s*\n(?:\s*\n)?", re.IGNORECASE
+)
+_STATEMENT_FIELDS = ("statement", "restatedstatement", "sentence", "text")
+_NUMBER = re.compile(r"\d{1,2}[.)]\s{1,9}(?=(?P<word>[^\W\d_]{1,60}))")
 _GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?(?:[,.!]+\s*|\s*\n))"
 _ABBREVIATION = re.compile(
     r"(?:\b(?:dr|mr|mrs|ms|prof|st|jr|sr|vs|etc|e\.g|i\.e|cf|approx|ca|fig|vol|inc|ltd|corp|gen|col|capt|lt|sgt|rev"
@@ -24,7 +39,8 @@ _ABBREVIATION = re.compile(
 )
 _INTRODUCTION = re.compile(
     rf"{_GREETING}?(?:here(?:['’]s| is)|this is|the following is) (?:a|an|the|your|my|one)\b"
-    r"[^.:\n]{0,60}\b(?:statement|sentence|version)\b[^.:\n]{0,60}[:：][*_]{0,2}\s*",
+    r"[^.:\n]{0,60}\b(?:statement|sentence|version)\b[^.:\n]{0,60}(?:[:：][*_]{0,2}\s*|\.\s*\n)"
+    rf"|{_GREETING}?here(?:['’]s| is) what you asked for[:：]\s*",
     re.IGNORECASE,
 )
 _ONLY_GREETING = re.compile(_GREETING, re.IGNORECASE)
@@ -35,8 +51,11 @@ _QUOTES = {'""', "“”", "«»", "„“"}
 
 
 def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """`answer`: the text without thinking and a fence around all of it. Raises `Unparsable` where that is empty."""
-    text = unfenced(strip_thinking(completion))
+    """`answer`: the text without thinking, and a fence or tags around all of it.
+
+    Raises `Unparsable` where that is empty.
+    """
+    text = untagged(unfenced(strip_thinking(completion)), {"answer"})
     if not text:
         raise Unparsable("no answer: the completion is empty after thinking is removed")
     return {"answer": text}
@@ -47,16 +66,20 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
 
     Raises `Unparsable` where nothing is left.
     """
-    text = unfenced(_without_introduction(unfenced(strip_thinking(completion))))
-    statement = _undecorated(_first_of(text.split("\n")))
-    if not any(map(str.isalnum, statement)):
-        raise Unparsable("no statement: the completion is empty after thinking and labels are removed")
+    text = unfenced(_without_introduction(unfenced(unframed(strip_thinking(completion)))))
+    recorded = recorded_text(text, _STATEMENT_FIELDS)
+    if recorded == "null":
+        raise Unparsable("no statement: the field is null")
+    text = untagged(text if recorded is None else recorded, {"statement"})
+    statement = _undecorated(_unnumbered(_first_of(text.split("\n")), variables))
+    if not any(map(str.isalnum, statement)) or statement.startswith("|"):
+        raise Unparsable("no statement: the completion is empty or a table after thinking and labels are removed")
     return {"statement": statement}
 
 
 def _without_introduction(text: str) -> str:
     """The text without a greeting on a line of its own, `Here is the statement:` and `Statement:`."""
-    for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _INTRODUCTION, _LABEL):
+    for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _HEADING, _INTRODUCTION, _LABEL):
         found = opening.match(text)
         text = text[found.end() :] if found else text
     return text
@@ -65,7 +88,7 @@ def _without_introduction(text: str) -> str:
 def _first_of(lines: Iterable[str]) -> str:
     """The lines of the first paragraph up to the one that ends a sentence."""
     taken: list[str] = []
-    for line in lines:
+    for line in (without_ticks(line.strip()) for line in lines):
         drawn = is_drawing(split_marker(line))
         if taken and drawn:
             break
@@ -76,7 +99,16 @@ def _first_of(lines: Iterable[str]) -> str:
     return collapsed(" ".join(taken))
 
 
+def _unnumbered(text: str, variables: Mapping[str, Any]) -> str:
+    """The text without a number before a word that question or answer know without it: `1. FC Köln` keeps its own."""
+    found = _NUMBER.match(text)
+    given = " ".join(str(variables.get(name) or "") for name in ("question", "answer")).casefold()
+    known = found and found["word"].casefold() in given and text[: found.end("word")].casefold() not in given
+    return text[found.end() :] if found and known else text
+
+
 def _undecorated(text: str) -> str:
+    text = text.removeprefix("> ")
     text = split_marker(text).text if text[:1] in _BULLETS else text
     text = without_emphasis(text)
     return text[1:-1].strip() if text[:1] + text[-1:] in _QUOTES and text[0] not in text[1:-1] else text

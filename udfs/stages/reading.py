@@ -17,7 +17,7 @@ _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
 _TOKENS_BEFORE = re.compile(rf"(?:\s*{_TOKEN}(?:assistant(?=\s*[<\n]))?)+")
-_TOKEN_AT_END = re.compile(rf"{_TOKEN}\Z")
+_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>)\Z")  # the latter is Gemma's
 _LONGEST_TOKEN = 44
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 _NUMBER_MARKER = r"(?:\d{1,3}[.)]|\(\d{1,3}\)|[a-z]\))"

@@ -21,9 +21,13 @@ _STARTS = {
     "open": "neutral",
 }
 _WORDS = r"entail(?:ment|s|ed|ing)?|contradict(?:ion|s|ed|ing|ory)?|neutral"
-_ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?)"
+# A word that goes on, a question, and a key of JSON (`{"entailment": 0.1, "neutral": 0.9}`) are no answers.
+_ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|null))"
 # The words by which prompts explain the labels: an answer where one is stated or leads, in prose they say nothing.
-_LABEL = rf"(?:{_WORDS}|certain|impossible|open){_ENDS_WORD}"
+_EXPLAINS = (
+    r"(?:certain|impossible|open)(?=[*_\"'`)\]\s]{0,4}(?:[.,;:!?/|}–—(-]|\Z|(?:given|because|since|as|or|and)\b))"
+)
+_LABEL = rf"(?:{_WORDS}|{_EXPLAINS}){_ENDS_WORD}"
 _OTHER_LABEL = rf"[*_\"'`]{{0,3}}\s{{0,2}}(?:[/|,]\s?(?:or|and)?|or|and)\s{{0,2}}[*_\"'`]{{0,3}}{_LABEL}"
 _MENTION = re.compile(rf"(?<![^\W_])(?:{_WORDS}){_ENDS_WORD}", re.IGNORECASE)
 _NEITHER = re.compile(
@@ -31,9 +35,12 @@ _NEITHER = re.compile(
     rf"(?: \w+)?[\W_]{{1,4}}(?P<other>{_WORDS}|certain|impossible)\b",
     re.IGNORECASE,
 )
+_DENIED = re.compile(
+    rf"(?:\bnot|n['’]t)\s(?:\w{{1,20}}\s)?(?P<one>{_WORDS})\b(?:\s(?:or|nor)\s(?P<other>{_WORDS})\b)?", re.IGNORECASE
+)
 _STATED = re.compile(
     r"(?<![^\W_])(?:answer|hypothesis(?= (?:is|would be)\b)|relation(?:ship)?|label"
-    r"|classification|category|conclusion|verdict|judge?ment)"
+    r"|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence)"
     rf"(?: between [\w ,]{{1,60}}?)?[\W_]{{0,6}}(?:is|would be)?[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})",
     re.IGNORECASE,
 )
@@ -41,10 +48,19 @@ _LEADING = re.compile(
     rf"[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})(?![\W_]{{1,5}}(?:no|not|false)\b)(?:\s{{0,3}}[^\w\s]|\s*\Z)",
     re.IGNORECASE,
 )
-_PAIR_LINE = re.compile(r"[\W_]{0,8}(?:premise|hypothesis)[\s*_]{0,4}[:：]", re.IGNORECASE)
+_PAIR_LINE = re.compile(r"[\W_]{0,8}(?:premise|hypothesis)(?:[\s*_]{0,4}[:：]|>)", re.IGNORECASE)
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]+")
-_NEGATIONS = {"not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "whether", "would"}
+_NEGATIONS = {
+    *("not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "would", "fails", "fail"),
+    *("lacks", "lack", "far", "partially", "partly", "almost", "nearly", "might", "may"),
+}
+_DOUBTS = {"whether", "insufficient", "could"}  # these reach over all of their clause
+_DENIED_BEHIND = re.compile(
+    r"\s(?:at first\b|(?:is|are|was|would|can|could|may|might|does|seems)(?:n['’]t|\s(?:be\s)?(?:not|possible|excluded"
+    r"|ruled|unlikely|require|need|impossible|false|wrong))\b)",
+    re.IGNORECASE,
+)
 _NEGATION_REACH, _CHARACTERS_BEFORE = 3, 60
 
 
@@ -93,12 +109,15 @@ def _spoken_labels(lines: Iterable[str], variables: Mapping[str, Any]) -> set[st
     own = " ".join(str(variables.get(name) or "") for name in VARIABLES)
     own_labels = {_relation(match[0]) for match in _MENTION.finditer(own)}
     text = "\n".join(lines)
-    spoken = {_relation(match[0]) for match in _MENTION.finditer(text) if not _is_negated(text, match.start())}
+    spoken = {_relation(match[0]) for match in _MENTION.finditer(text) if not _is_negated(text, match)}
     return (spoken - own_labels) | ({"neutral"} if _says_neither(text) else set())
 
 
 def _says_neither(text: str) -> bool:
-    """Whether the text says that neither entailment nor contradiction holds, in either order."""
+    """Whether the text says that neither entailment nor contradiction holds, in either order, or denies each."""
+    denied = {_relation(word) for found in _DENIED.finditer(text) for word in found.groups() if word}
+    if denied == {"entailment", "contradiction"}:
+        return True
     pairs = ({_relation(found["one"]), _relation(found["other"])} for found in _NEITHER.finditer(text))
     return any(pair == {"entailment", "contradiction"} for pair in pairs)
 
@@ -107,7 +126,12 @@ def _relation(word: str) -> str:
     return next(relation for start, relation in _STARTS.items() if word.lower().startswith(start))
 
 
-def _is_negated(text: str, place: int) -> bool:
+def _is_negated(text: str, mention: re.Match[str]) -> bool:
+    place = mention.start()
+    if _DENIED_BEHIND.match(text, mention.end()):
+        return True
     before = _BREAK.split(text[max(0, place - _CHARACTERS_BEFORE) : place])[-1]
-    words = _WORD.findall(before.lower())[-_NEGATION_REACH:]
-    return any(word in _NEGATIONS or word.endswith(("n't", "n’t")) for word in words)
+    words = _WORD.findall(before.lower())
+    if not _DOUBTS.isdisjoint(words):
+        return True
+    return any(word in _NEGATIONS or word.endswith(("n't", "n’t")) for word in words[-_NEGATION_REACH:])

@@ -11,28 +11,39 @@ OPENERS = "[【［"
 _CLOSERS = "]】］"
 _AFTER_SOURCES = " \t\r.,;:。"
 EMPHASIS = "*_`"
+_MARKS = ("**", "__", "*", "_", "`")
+_ENDS_OF_SENTENCE = (".", "!", "?", "。", "…")
+_ASIDE = re.compile(r"\s{0,9}(?:\([^()]{1,300}\)|(?:[-–—]|→|->)\s.{1,300})[\s.]{0,9}")
 _SOURCE_WORDS = re.compile(
-    r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?)(?![^\W\d_])[:_]?", re.IGNORECASE
+    r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?|ids?)(?![^\W\d_])[:_]?|†\w{0,20}",
+    re.IGNORECASE,
 )
-_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#、，]+")
+_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，]+")
 _RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
 _NUMBER = re.compile(r"-?\d+(?:-\d+)?")
 _WORDED_SOURCES = re.compile(r"\(\s*contexts?\b([^()]{1,200})\)\Z", re.IGNORECASE)
 _MOST_DIGITS = 9
+_LEADS_TO_SOURCES = re.compile(
+    r"(?:(?:(?<=[.!?\s])|\A)[*_]{0,2}(?:contexts?|sources?)[*_]{0,2}\s?[:：][*_]{0,2}|(?<=\s)[-–—|→])\Z", re.IGNORECASE
+)
+_LONGEST_LEAD = 20
 
 
 def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
     """The text without its last bracket, the contexts that names, and whether it ends the text.
 
     A bracket that is no list of numbers belongs to the text. One with more text behind it counts only where it stands
-    apart and names a context that was shown. `(Context 1)` at the end counts where the text has no square bracket.
+    apart and names a context that was shown, unless it is an aside behind a whole sentence: `It rose. [1] (left out)`.
+    `(Context 1)` at the end counts where the text has no square bracket.
     """
     place = last_bracket(text)
     if place is None:
         return _split_worded(text, contexts)
     start, end = place
-    before, behind = text[:start], text[end + 1 :]
+    before, behind = _without_marks(text[:start], text[end + 1 :])
     sources = numbers_of(text[start + 1 : end], contexts)
+    if sources and before.rstrip().endswith(_ENDS_OF_SENTENCE) and _ASIDE.fullmatch(behind):
+        behind = ""
     at_end = not behind.strip(_AFTER_SOURCES + EMPHASIS)
     apart = not before or before[-1].isspace()
     if sources is None or not (at_end or (apart and sources)):
@@ -40,8 +51,19 @@ def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None,
     return _rejoined(before, behind.strip(_AFTER_SOURCES) if at_end else behind), sources, at_end
 
 
+def _without_marks(before: str, behind: str) -> tuple[str, str]:
+    """What stands before and behind a bracket, without emphasis of the bracket alone."""
+    for mark in _MARKS:
+        if before.endswith(mark) and behind.startswith(mark) and before[: -len(mark)][-1:] in ("", " ", "\t"):
+            return before[: -len(mark)], behind[len(mark) :]
+    return before, behind
+
+
 def _rejoined(before: str, behind: str) -> str:
-    return without_emphasis((before.rstrip() + behind).strip())
+    before = before.rstrip()
+    lead = None if behind else _LEADS_TO_SOURCES.search(before, max(0, len(before) - _LONGEST_LEAD))
+    before = before[: lead.start()].rstrip() if lead else before
+    return without_emphasis((before + behind).strip())
 
 
 def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
