@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -45,6 +45,7 @@ _SIDE_LABEL = re.compile(
     re.I,
 )
 _BETWEEN_SIDES = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|]|vs\.?)(?=\s)", re.I)
+_SPLIT = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|/;&→⇒↔]|vs\.?|and|to)(?=\s)", re.I)
 _AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
 _MOST_SPLITS = 64
 _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
@@ -68,6 +69,8 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
         found = _classified(line, is_last=place == 0, variables=variables)
         if found is not None:
             sides, relation = found
+            if place == 0 and matching_key(sides) and _said_above(last[1:2], sides, relation, variables):
+                raise Unparsable("an afterword with another classification")
             sides = sides if matching_key(sides) else "".join(last[place + 1 : place + 2])
             orders = _orders(sides, variables["first"], variables["second"])
             return {"relation": _turned(relation, orders)}
@@ -87,6 +90,14 @@ def _recorded(completion: str, variables: Mapping[str, Any]) -> str | None:
     named = [record.cell((name,)) for name in ("first", "second")]
     sides = " - ".join(side.text for side in named if side)
     return _turned(relation, _orders(sides, variables["first"], variables["second"]))
+
+
+def _said_above(above: Sequence[str], sides: str, relation: str, variables: Mapping[str, Any]) -> bool:
+    """Whether a last line of prose is an afterword: above it stands `first - second [...]` with another relation."""
+    answers = variables["first"], variables["second"]
+    found = [each for line in above for each in _bracketed(line, _SQUARE_BRACKET)][-1:]
+    named = [bracket.string[: bracket.start()] for bracket, said in found if said != relation]
+    return any(_orders(each, *answers) for each in named) and not _orders(sides, *answers)
 
 
 def _turned(relation: str, orders: set[bool]) -> str:
@@ -142,7 +153,7 @@ def _orders(sides: str, first: str, second: str) -> set[bool]:
 
 def _splits(sides: str, lengths: tuple[int, int]) -> Iterator[tuple[str, str]]:
     """The ways to read a line as `first - second` where the parts are about as long as the answers."""
-    places = (found.span() for found in _BETWEEN_SIDES.finditer(sides))
+    places = (found.span() for found in _SPLIT.finditer(sides))
     near = ((start, end) for start, end in places if any(abs(start - length) <= _DECORATION for length in lengths))
     for start, end in islice(near, _MOST_SPLITS):
         if any(abs(len(sides) - end - length) <= _DECORATION for length in lengths):

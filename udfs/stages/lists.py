@@ -25,7 +25,7 @@ _BEGINS_NOTE = re.compile(
 AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
 
 _BOLD = "**"
-_NUMBER = re.compile(r"\(?(\d{1,3})[.)]\s+")
+_NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
 _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
 
 

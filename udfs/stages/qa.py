@@ -65,7 +65,7 @@ _NUMBER = re.compile(r"\s{0,40}[*_]{0,2}\(?\d{1,3}[.)][*_]{0,2}\s")
 _MOST_CUTS, _DECORATION = 8, 60
 _SEPARATOR = re.compile(
     rf"[*_`]{{0,3}}\s{{0,40}}(?:\n\s{{0,40}}{_BULLET}|[|;,/]\s{{0,9}})(?:(?:and|or)\s)?(?:{_ANSWER_WORD})?"
-    rf"|[*_`]{{0,3}}\s{{1,9}}(?:(?:and|or)\s|{_ANSWER_WORD})",
+    rf"|[*_`]{{0,3}}\s{{1,9}}(?:(?:and|or)\s(?:{_ANSWER_WORD})?|{_ANSWER_WORD})",
     re.I,
 )
 # How models say that the text does not say; "in the text" and the like may follow.

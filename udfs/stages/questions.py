@@ -47,6 +47,8 @@ _BARE_RATING = re.compile(
     rf"(?:[?？][\W_]{{0,8}}|[\[【［])(?P<digit>[{SCALE}])(?:\s?(?:/|of|out of)\s?{SCALE[-1]})?[\W_]{{0,6}}\Z"
 )
 _LONGEST_BARE = 40
+_REMARKED = re.compile(r"\*\*([^*\n]{1,400}[?？])\*\*\s{0,3}(?:[-–—:：]\s|[(（])[^?？]*\Z")
+_SEVERAL_ON_LINE = re.compile(r"(?<=[?？])\s{1,9}[*•]\s{1,9}(?=\S)")
 _OPENERS = " \t([【［（"
 
 
@@ -57,7 +59,9 @@ def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     rows = [question_row(line) for line in unfenced(strip_thinking(said)).split("\n")]
     listed = [row for row, below in _with_next(rows) if not _is_heading(row, below)]
     items = [whole(" ".join(item)) for item in list_items(listed)] or _unlisted_questions(listed)
-    questions = [item for item in without_numbers(items) if matching_key(item) and not NOTE.match(item)]
+    _check_nesting(rows)
+    parts = (part for item in without_numbers(items) for part in _SEVERAL_ON_LINE.split(item))
+    questions = [_REMARKED.sub(r"\1", part) for part in parts if matching_key(part) and not NOTE.match(part)]
     if records and said is not completion:
         if questions:
             raise Unparsable("two lists of questions")
@@ -150,7 +154,8 @@ def _rated_questions(completion: str) -> Iterator[tuple[str, Digit | None]]:
     begun: list[str] = []
     came = False
     for (offset, line), (row, below) in zip(lines, _with_next(rows), strict=True):
-        rating = next(reversed(find_ratings(completion, _RELEVANCE, offset, offset + len(line))), None)
+        ratings = find_ratings(completion, _RELEVANCE, offset, offset + len(line))
+        rating = ratings[-1] if ratings else None
         if rating is not None:
             question = _question_at(completion, offset, rating, offset + len(line), begun)
             goes_on = begun and not row.marked and not asks(begun[-1])
@@ -159,8 +164,12 @@ def _rated_questions(completion: str) -> Iterator[tuple[str, Digit | None]]:
             if begun and (goes_on or not question):
                 question = whole(" ".join([*begun, question]))
             if begun or (question and (row.marked or asks(question))):
-                yield question, rating.digit
+                yield question, rating.digit if len(ratings) == 1 else None
                 begun, came = [], True
+            elif question and not NOTE.match(line) and not completion[rating.end : offset + len(line)].strip(" .*_`\r"):
+                # Neither bullet nor question mark: an item among bare lines, but beside bullets nobody can tell.
+                yield question, None if bulleted else rating.digit
+                came = True
         elif is_drawing(row) or is_none(row.text) or _is_heading(row, below):
             continue
         elif came and not begun and (NOTE.match(line) or letters(row.text) in AFTERWORDS):
@@ -187,6 +196,13 @@ def unopened(text: str, behind: str) -> str:
     """The text without the `*` or backtick that opens it, where that closes `behind` its rating."""
     mark, bare = behind.lstrip()[:1], text.lstrip(" \t")
     return bare[1:] if mark and mark in "*_`" and bare.startswith(mark) and bare.count(mark) == 1 else text
+
+
+def _check_nesting(rows: Sequence[Line]) -> None:
+    """Raises `Unparsable` where items below a question are its answers or remarks: indented further, and not asking."""
+    for above, below in _with_next([row for row in rows if row.marked]):
+        if below and below.indent > above.indent and asks(above.text) and not asks(below.text):
+            raise Unparsable("what stands below a question is none")
 
 
 def _unlisted_questions(rows: Sequence[Line]) -> list[str]:
