@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from udfs.stages.definitions import Unparsable
 from udfs.stages.lists import whole
 from udfs.stages.rated import matching_key
 from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
+from udfs.stages.records import Record, read_records
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 
@@ -44,9 +45,11 @@ _SIDE_LABEL = re.compile(
     re.I,
 )
 _BETWEEN_SIDES = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|]|vs\.?)(?=\s)", re.I)
+_SPLIT = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|/;&→⇒↔]|vs\.?|and|to)(?=\s)", re.I)
 _AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
 _MOST_SPLITS = 64
 _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
+_RELATION_FIELDS = ("relation", "relationship", "classification", "label", "verdict", "result", "answer")
 _BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
 
 
@@ -56,6 +59,9 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
     That is the classification on the last line, below which one note may stand. Raises `Unparsable` where that has
     none or several.
     """
+    recorded = _recorded(completion, variables)
+    if recorded is not None:
+        return {"relation": recorded}
     lines = reversed(strip_thinking(completion).split("\n"))
     last = list(islice((line for line in lines if not is_drawing(split_marker(line))), 3))
     last = [_BOXED.sub(r"[\1]", line) for line in last]
@@ -63,12 +69,40 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
         found = _classified(line, is_last=place == 0, variables=variables)
         if found is not None:
             sides, relation = found
+            if place == 0 and matching_key(sides) and _said_above(last[1:2], sides, relation, variables):
+                raise Unparsable("an afterword with another classification")
             sides = sides if matching_key(sides) else "".join(last[place + 1 : place + 2])
             orders = _orders(sides, variables["first"], variables["second"])
-            return {"relation": _SWAPPED.get(relation, relation) if orders == {True} else relation}
+            return {"relation": _turned(relation, orders)}
         if _SQUARE_BRACKET.search(line):
             break
     raise Unparsable("no classification on the last line")
+
+
+def _recorded(completion: str, variables: Mapping[str, Any]) -> str | None:
+    """The relation that a lone JSON object gives in a field; its fields `first` and `second` may be swapped."""
+    records = read_records(completion) if strip_thinking(completion).rstrip("`~ \r\n").endswith("}") else None
+    record = records.values[0] if records and len(records.values) == 1 else None
+    said = record.cell(_RELATION_FIELDS) if isinstance(record, Record) else None
+    relation = _relation(said.text) if said else None
+    if relation is None or not isinstance(record, Record):
+        return None
+    named = [record.cell((name,)) for name in ("first", "second")]
+    sides = " - ".join(side.text for side in named if side)
+    return _turned(relation, _orders(sides, variables["first"], variables["second"]))
+
+
+def _said_above(above: Sequence[str], sides: str, relation: str, variables: Mapping[str, Any]) -> bool:
+    """Whether a last line of prose is an afterword: above it stands `first - second [...]` with another relation."""
+    answers = variables["first"], variables["second"]
+    found = [each for line in above for each in _bracketed(line, _SQUARE_BRACKET)][-1:]
+    named = [bracket.string[: bracket.start()] for bracket, said in found if said != relation]
+    return any(_orders(each, *answers) for each in named) and not _orders(sides, *answers)
+
+
+def _turned(relation: str, orders: set[bool]) -> str:
+    """The relation of the variable `first` to `second`, where a completion names them in one of `orders`."""
+    return _SWAPPED.get(relation, relation) if orders == {True} else relation
 
 
 def _classified(line: str, is_last: bool, variables: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -119,7 +153,7 @@ def _orders(sides: str, first: str, second: str) -> set[bool]:
 
 def _splits(sides: str, lengths: tuple[int, int]) -> Iterator[tuple[str, str]]:
     """The ways to read a line as `first - second` where the parts are about as long as the answers."""
-    places = (found.span() for found in _BETWEEN_SIDES.finditer(sides))
+    places = (found.span() for found in _SPLIT.finditer(sides))
     near = ((start, end) for start, end in places if any(abs(start - length) <= _DECORATION for length in lengths))
     for start, end in islice(near, _MOST_SPLITS):
         if any(abs(len(sides) - end - length) <= _DECORATION for length in lengths):

@@ -25,6 +25,8 @@ _BEGINS_NOTE = re.compile(
 AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
 
 _BOLD = "**"
+_NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
+_NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
 
 
 def read_rows(completion: str) -> list[Line]:
@@ -38,8 +40,8 @@ def rows_of(text: str) -> list[Line]:
 
 
 def says_none(rows: Iterable[Line]) -> bool:
-    """Whether a row is a lone `None`."""
-    return any(is_none(row.text) for row in rows)
+    """Whether a row is a lone `None`, or one with its reason behind: `None. The text says nothing on it.`"""
+    return any(is_none(row.text) or _NONE_BECAUSE.match(row.text) for row in rows)
 
 
 def list_items(rows: Sequence[Line]) -> list[list[str]]:
@@ -103,3 +105,11 @@ def whole(text: str) -> str:
     if text.count(_BOLD) % 2:
         text = text.removeprefix(_BOLD) if text.startswith(_BOLD) else text.removesuffix(_BOLD)
     return without_emphasis(text.strip())
+
+
+def without_numbers(items: Sequence[str]) -> list[str]:
+    """The items without numbers that count them from 1, as in `* 1. ...`; other numbers belong to the texts."""
+    found = [_NUMBER.match(item) for item in items]
+    if len(items) < 2 or [int(each[1]) for each in found if each] != list(range(1, len(items) + 1)):
+        return list(items)
+    return [whole(item[each.end() :]) for item, each in zip(items, found, strict=True) if each]

@@ -21,7 +21,14 @@ characters = st.one_of(
     st.characters(exclude_characters="\n", exclude_categories=["Cs", "Cc", "Zl", "Zp"]),
 )
 texts = st.text(characters, min_size=1, max_size=40).map(lambda text: " ".join(text.split())).filter(bool)
-questions = texts.filter(plain).map(lambda text: f"{text}?").filter(lambda text: not text.lower().startswith("q"))
+
+
+def one_question(text: str) -> bool:
+    """Whether a question neither begins like the label `Q:` nor holds a bullet behind another question."""
+    return not text.lower().startswith("q") and "? * " not in text and "? • " not in text
+
+
+questions = texts.filter(plain).map(lambda text: f"{text}?").filter(one_question)
 bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) ", "Q3: "])
 ends = st.sampled_from(["", ".", "  ", "\r"])
 marks = st.integers(1, 5)
@@ -31,6 +38,7 @@ def kept_whole(text: str) -> bool:
     """Whether an answer has neither decoration nor a separator of the form at its ends or within."""
     return (
         "unknown" not in text.lower()
+        and "".join(filter(str.isalnum, text)).lower() not in ("none", "na")
         and "**" not in text
         and "| a" not in text.lower()
         and text[0].isalnum()
