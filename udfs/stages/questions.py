@@ -166,7 +166,7 @@ def _rated_questions(completion: str) -> Iterator[tuple[str, Digit | None]]:
             if begun or (question and (row.marked or asks(question))):
                 yield question, rating.digit if len(ratings) == 1 else None
                 begun, came = [], True
-            elif question and not NOTE.match(line) and not completion[rating.end : offset + len(line)].strip(" .*_`\r"):
+            elif question and not NOTE.match(line) and _ends_item(completion[rating.end : offset + len(line)]):
                 # Neither bullet nor question mark: an item among bare lines, but beside bullets nobody can tell.
                 yield question, None if bulleted else rating.digit
                 came = True
@@ -182,6 +182,11 @@ def _rated_questions(completion: str) -> Iterator[tuple[str, Digit | None]]:
             begun.append(row.text)
     if begun:
         yield " ".join(begun), None
+
+
+def _ends_item(behind: str) -> bool:
+    """Whether no word stands behind a rating, nor a colon, which introduces what follows."""
+    return not matching_key(behind) and not behind.rstrip(" \t\r*_").endswith((":", "："))
 
 
 def _question_at(completion: str, start: int, rating: Rating, end: int, begun: Sequence[str]) -> str:
