@@ -32,7 +32,10 @@ _BOLD = "**"
 _TIGHT = re.compile(r"\s{0,40}[-–—](?=[^\W\d_])")
 _TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
 _NESTED = 2  # spaces: what Markdown needs for a list within a list; one is a slip
-_LABEL = re.compile(r"\*{0,2}(?:revised )?(?:statement|atom|unit)(?:\s\d{1,3})?\s?[:：]\*{0,2}\s{1,9}(?=\S)", re.I)
+_LABEL = re.compile(
+    r"(?:\*{0,2}(?:statement|atom|unit)(?:\s\d{1,3})?\s?(?:[:：]\*{0,2}|\*{1,2}[:：])|\[\d{1,3}\])\s{1,9}(?=\S)",
+    re.IGNORECASE,
+)
 
 
 def read_rows(completion: str) -> list[Line]:

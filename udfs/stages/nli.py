@@ -142,6 +142,9 @@ def _read_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
     if last is None or bare is not None:
         return bare
     before = line[: last.start()]
+    digits = {found["number"] for found in ratings if rank(line, found.start()) == rank(line, last.start())}
+    if len(digits) > 1 and not is_known(before, known):
+        return _Rated(before, None)
     return _Rated(before if matching_key(before) else line[last.end() :], read_digit(line, last, offset))
 
 

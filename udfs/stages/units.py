@@ -24,7 +24,7 @@ _SEPARATED = re.compile(r"\s(?:[-–—|→]|->|=>)\s")
 _NAMES = "|".join(name.replace(" ", r"[\s_-]?") for name in UNIT_TYPES)
 _LEADING_TYPE = re.compile(
     rf"[*_`]{{0,3}}(?:[\[(【](?P<bracketed>{_NAMES})[)\]】][*_`]{{0,3}}\s{{0,3}}[:：]?"
-    rf"|(?P<named>{_NAMES})(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
+    rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
     re.IGNORECASE,
 )
 _UNIT_LABEL = re.compile(r"[*_]{0,3}(?:(?:content )?unit|text|content|statement)[*_]{0,3}\s?[:：][*_]{0,3}\s*", re.I)
@@ -32,13 +32,20 @@ _EXPLAINED_TYPE = re.compile(
     rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)|\.\s)[^:：]{{1,200}}\Z",
     re.I,
 )
-_TYPE_WITHIN = re.compile(rf"[:：]\s?(?:{_NAMES})\s?[;,|]\s")
+_TYPE_WITHIN = re.compile(rf"(?:[:：]\s?(?:{_NAMES})|[(\[](?:{_NAMES})[)\]])\s?[;,|.]\s|\A\|\s")
+_OLD_HEADING = re.compile(r"(?:the )?(?:original|input|given|before)(?: (?:statements?|atoms|list|version))?\Z")
+_OLD_OR_NEW = re.compile(
+    r"(?:\A|\s)[*_]{0,3}(?:original|revised|rewritten)(?: statement)?[*_]{0,3}\s?[:：]", re.IGNORECASE
+)
+_NOTE = re.compile(r"[*_]{0,3}notes?[*_]{0,3}\s?[:：]", re.IGNORECASE)
+_STRUCK = re.compile(r"~~[^~]{1,2000}~~\s?")
 _REVISED_NAMES = ("revised", "revisedstatement", "revisedatom", "revision", "rewritten", *STATEMENT_NAMES)
 _REVISED_REMARK = re.compile(
-    r"\s[*_]{0,2}[(\[](?:unchanged|no changes?(?: needed| made)?|kept(?: as is)?|as is|revised|modified|split|"
-    r"(?:(?:pronouns?|references?) )?resolved)[)\]][*_]{0,2}(?P<stop>\.?)\Z",
-    re.I,
+    r"\s[*_]{0,2}[(\[](?:unchanged|no changes?(?: needed| made)?|kept as is|(?:pronouns?|references?) resolved)[)\]]"
+    r"[*_]{0,2}(?P<stop>\.?)\Z",
+    re.IGNORECASE,
 )
+_UNCHANGED = re.compile(r"\s?[:–—-]\s(?:unchanged|no changes?(?: needed| made)?)\.?\Z", re.IGNORECASE)
 _ARROW = re.compile(r"\s(?:→|->|=>|➜|➡)\s")
 _LABEL_WORDS = {"type", "unit type", "category", "label"}
 _TYPE_FIELDS = ("type", "unittype", "category", "label", "class", "classification")
@@ -78,20 +85,34 @@ def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, li
         raise Unparsable("two lists of statements")
     if not atoms and is_nested(completion):
         raise Unparsable("lists of statements below statements")
-    known = set(map(matching_key, variables.get("statements", ())))
-    atoms = atoms or [_revised(" ".join(item), known) for item in list_items(rows)]
+    atoms = atoms or list(_revised_items(rows, variables.get("statements", ())))
     if not atoms and not says_none(rows) and not is_empty_list(read_records(completion)):
         raise Unparsable("no list of statements")
     return {"atoms": atoms}
 
 
+def _revised_items(rows: Sequence[Line], statements: Collection[str]) -> Iterator[str]:
+    """The statements of the items of a list. Raises `Unparsable` where old ones may stand among the revised ones."""
+    known = set(map(matching_key, statements))
+    if any(_OLD_HEADING.match(letters(row.text)) for row in rows):
+        raise Unparsable("the old statements beside the revised ones")
+    for item in map(" ".join, list_items(rows)):
+        if _OLD_OR_NEW.search(item) or (_NOTE.match(item) and not any(key.startswith("note") for key in known)):
+            raise Unparsable("an item that is more than a revised statement")
+        if text := _revised(item, known):
+            yield text
+
+
 def _revised(item: str, known: Collection[str]) -> str:
-    """The statement of an item: without a remark like `(unchanged)`, and behind the arrow that shows what it was."""
+    """The statement of an item without what was struck out, behind the arrow from the old one, without a remark."""
+    item = _STRUCK.sub("", item) if item.startswith("~~") else item
     arrow = _ARROW.search(item)
-    after = item[arrow.end() :] if arrow and matching_key(item[: arrow.start()]) in known else item
-    text = whole(after)
+    text = whole(item[arrow.end() :] if arrow and matching_key(item[: arrow.start()]) in known else item)
     remark = _REVISED_REMARK.search(text, max(len(text) - _LONGEST_TYPE, 0))
-    return whole(text[: remark.start()] + remark["stop"]) if remark else text
+    if remark:
+        return whole(text[: remark.start()] + remark["stop"])
+    unchanged = _UNCHANGED.search(text, max(len(text) - _LONGEST_TYPE, 0))
+    return text[: unchanged.start()] if unchanged and matching_key(text[: unchanged.start()]) in known else text
 
 
 def _listed_texts(records: Records) -> Iterator[str]:
