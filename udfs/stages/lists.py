@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.reading import (
     Line,
+    answer_span,
+    begins_with_symbol,
     is_drawing,
     is_none,
     letters,
@@ -27,6 +31,13 @@ AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rati
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
 _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
+_TIGHT = re.compile(r"\s{0,40}[-–—](?=[^\W\d_])")
+_TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
+_NESTED = 2  # spaces: what Markdown needs for a list within a list; one is a slip
+_LABEL = re.compile(
+    r"(?:\*{0,2}(?:statement|atom|unit)(?:\s\d{1,3})?\s?(?:[:：]\*{0,2}|\*{1,2}[:：])|\[\d{1,3}\])\s{1,9}(?=\S)",
+    re.IGNORECASE,
+)
 
 
 def read_rows(completion: str) -> list[Line]:
@@ -35,8 +46,31 @@ def read_rows(completion: str) -> list[Line]:
 
 
 def rows_of(text: str) -> list[Line]:
-    """The lines of a text."""
-    return [split_marker(line) for line in text.split("\n")]
+    """The lines of a text.
+
+    A picture before a line is its bullet, but adorns a greeting where other bullets follow: `✨ Here you go! ✨`. A
+    hyphen before a number is a minus sign, but a bullet where others stand as close to their words.
+    """
+    lines = text.split("\n")
+    if any(_TIGHT.match(line) for line in lines):
+        lines = [_TIGHT_NUMBER.sub(r"\1- ", line, count=1) if _TIGHT_NUMBER.match(line) else line for line in lines]
+    rows = [split_marker(line) for line in lines]
+    adorned = [row.marked and begins_with_symbol(line) for row, line in zip(rows, lines, strict=True)]
+    if not any(row.marked and row.text and not other for row, other in zip(rows, adorned, strict=True)):
+        return rows
+    greets = [other and row.text.endswith("!") for row, other in zip(rows, adorned, strict=True)]
+    return [replace(row, marked=False) if greeting else row for row, greeting in zip(rows, greets, strict=True)]
+
+
+def is_nested(completion: str) -> bool:
+    """Whether an item that is no label has a list of its own below it."""
+    start, end = answer_span(completion)
+    rows = rows_of(completion[start:end])
+    places = [place for place, row in enumerate(rows) if row.marked and not is_drawing(row)]
+    return any(
+        rows[below].indent >= rows[above].indent + _NESTED and not is_group_label(rows, above)
+        for above, below in pairwise(places)
+    )
 
 
 def says_none(rows: Iterable[Line]) -> bool:
@@ -63,7 +97,7 @@ def list_items(rows: Sequence[Line]) -> list[list[str]]:
             items.append([row.text])
         elif items and indent is not None and row.text and (row.indent > indent or row.text[0].islower()):
             items[-1].append(row.text)
-        elif items and letters(row.text) in AFTERWORDS:
+        elif letters(row.text) in AFTERWORDS and any(above.text for above in rows[:place]):
             break
         else:
             unclear = unclear or _is_unclear(rows, place, began=bool(items), below_item=indent is not None)
@@ -100,8 +134,10 @@ def is_group_label(rows: Sequence[Line], place: int) -> bool:
 
 
 def whole(text: str) -> str:
-    """The text without surrounding emphasis, or half of a bold whose other half is cut off."""
+    """The text without its label and surrounding emphasis, or half of a bold whose other half is cut off."""
     text = without_ticks(text.strip())
+    label = _LABEL.match(text)
+    text = text[label.end() :] if label else text
     if text.count(_BOLD) % 2:
         text = text.removeprefix(_BOLD) if text.startswith(_BOLD) else text.removesuffix(_BOLD)
     return without_emphasis(text.strip())

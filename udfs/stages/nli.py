@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +39,7 @@ RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 
 _RATING = rating_pattern("relevance|relevancy")
 _LAST_NUMBER = re.compile(rf"(?<![\w.,/+-])(?P<number>[{SCALE}])(?:\s?/\s?{SCALE[-1]})?[\W_]{{0,8}}\Z")
+_NUMBERED = re.compile(r"[\W_]*(?:(?:statement|atom|item|no)[\W_]{1,3})?(\d{1,6})[\W_]*", re.IGNORECASE)
 _LONGEST_END = 24
 
 
@@ -57,13 +59,25 @@ def parse_relevance(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     """
     statements: Sequence[str] = variables["statements"]
     known = set(map(matching_key, statements))
-    rated = _rated_records(completion, known) or list(_rated_lines(completion, known))
+    rated = _in_order(_rated_records(completion, known) or list(_rated_lines(completion, known)), known)
     chosen = match_lines(statements, [line.text for line in rated])
+    if any(_is_torn(completion, [rated[line] for line in lines]) for lines in chosen.values()):
+        raise Unparsable("two ratings of one statement")
     ratings = [rated[chosen[place][-1]].digit if place in chosen else None for place in range(len(statements))]
     found = [digit for digit in ratings if digit is not None]
     if len(found) < len(statements):
         raise Unparsable(f"no rating from 1 to 5 for {len(statements) - len(found)} of {len(statements)} statements")
     return {"ratings": found}
+
+
+def _is_torn(completion: str, lines: Sequence[_Rated]) -> bool:
+    """Whether the last two of a statement's ratings differ with no word between them that the later one is meant."""
+    digits = [line.digit for line in lines[-2:]]
+    if len({digit.value if digit else None for digit in digits}) < 2:
+        return False
+    first, last = (digit.offset if digit else 0 for digit in digits)
+    between = completion[first:last].split("\n")[1:-1]
+    return not any(matching_key(line) and not _RATING.search(line) for line in between)
 
 
 def _rated_records(completion: str, known: set[str]) -> list[_Rated]:
@@ -74,6 +88,17 @@ def _rated_records(completion: str, known: set[str]) -> list[_Rated]:
     if records and rated and any(_rated_lines(records.rest, known)):
         raise Unparsable("ratings beside a list of ratings")
     return rated
+
+
+def _in_order(rated: Sequence[_Rated], known: set[str]) -> Sequence[_Rated]:
+    """The ratings by their numbers, where they have those in place of statements; `1.` before each says nothing."""
+    found = [_NUMBERED.fullmatch(line.text) for line in rated if not is_known(line.text, known)]
+    numbers = [int(number[1]) for number in found if number]
+    if len(numbers) < len(rated) or len(set(numbers)) < 2:
+        return rated
+    if sorted(numbers) not in (list(range(len(rated))), list(range(1, len(rated) + 1))):
+        raise Unparsable("ratings are not numbered as the statements are")
+    return [line for _, line in sorted(zip(numbers, rated, strict=True), key=itemgetter(0))]
 
 
 def _rated_record(value: Value) -> Iterator[_Rated]:
@@ -117,6 +142,9 @@ def _read_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
     if last is None or bare is not None:
         return bare
     before = line[: last.start()]
+    digits = {found["number"] for found in ratings if rank(line, found.start()) == rank(line, last.start())}
+    if len(digits) > 1 and not is_known(before, known):
+        return _Rated(before, None)
     return _Rated(before if matching_key(before) else line[last.end() :], read_digit(line, last, offset))
 
 

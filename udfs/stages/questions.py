@@ -1,4 +1,4 @@
-"""Reading lists of questions, rated or not (Dejl et al. 2025; methods, sections 3 and 12)."""
+"""Reading lists of questions, rated or not (Dejl et al. 2025; methods, section 3)."""
 
 from __future__ import annotations
 
@@ -218,7 +218,14 @@ def _unlisted_questions(rows: Sequence[Line]) -> list[str]:
     places = [place for place, row in enumerate(rows) if asks(row.text) and not row.marked]
     others = set(range(len(rows))) - set(places)
     even = len({after - before for before, after in pairwise(places)}) == 1
-    if not even or not all(is_drawing(rows[place]) or is_heading(rows, place) for place in others):
+    # Among bold questions a bold line may be one that does not ask, and below the last there is nothing to head
+    bold = any(rows[place].text.startswith("**") for place in places)
+    headings = {
+        place
+        for place in others
+        if is_heading(rows, place) and place < max(places, default=0) and not (bold and rows[place].text[:2] == "**")
+    }
+    if not even or not all(is_drawing(rows[place]) for place in others - headings):
         return []
     return [whole(rows[place].text) for place in places]
 

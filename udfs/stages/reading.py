@@ -16,7 +16,7 @@ _CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>"
 _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
-_TOKENS_BEFORE = re.compile(rf"(?:\s*{_TOKEN}(?:assistant(?=\s*[<\n]))?)+")
+_TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|{_TOKEN}(?:assistant(?=\s*[<\n]))?))+")
 _TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>)\Z")  # the latter is Gemma's
 _LONGEST_TOKEN = 44
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
@@ -28,6 +28,7 @@ _MARKER = re.compile(
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
+_SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
 _BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
@@ -158,6 +159,11 @@ def split_marker(line: str) -> Line:
     if bold := _BOLD_FROM_NUMBER.match(text):
         return Line("**" + text[bold.end() :], True, indent)
     return Line(text, False, indent)
+
+
+def begins_with_symbol(line: str) -> bool:
+    """Whether a line's marker is a picture or an arrow, which models draw before greetings and headings too."""
+    return _SYMBOL_MARKER.match(line.strip().removeprefix("> ").lstrip()) is not None
 
 
 def without_ticks(text: str) -> str:

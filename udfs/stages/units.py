@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
-from udfs.stages.lists import AFTERWORDS, is_heading, list_items, read_rows, rows_of, says_none, whole
+from udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
+from udfs.stages.rated import matching_key
 from udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
 from udfs.stages.records import STATEMENT_NAMES, Cell, Record, Records, Value, is_empty_list, read_records, unwrapped
 
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 
 _TYPE_NAMES = {name.casefold().replace(" ", "") + end: name for name in UNIT_TYPES for end in ("", "s")}
-_TYPE_LABEL = re.compile(r"[:：(\[]\s{0,9}[*_]{0,2}(?:unit )?type[*_]{0,2}\Z", re.IGNORECASE)
+_TYPE_LABEL = re.compile(
+    r"(?:[:：(\[]\s{0,9}|(?<=[.!?。])\s{1,9}|\s[-–—|]\s|\s(?=[*_]))[*_]{0,2}(?:unit )?type[*_]{0,2}\Z", re.IGNORECASE
+)
 _BRACKETED_TYPE = re.compile(r"[(\[【][^()\[\]]{1,30}[)\]】][\W_]{0,8}\Z")
 _REMARK = re.compile(r"\s\([^()]{1,40}\)[\W_]{0,4}\Z")
 _SEPARATED = re.compile(r"\s(?:[-–—|→]|->|=>)\s")
 _NAMES = "|".join(name.replace(" ", r"[\s_-]?") for name in UNIT_TYPES)
 _LEADING_TYPE = re.compile(
     rf"[*_`]{{0,3}}(?:[\[(【](?P<bracketed>{_NAMES})[)\]】][*_`]{{0,3}}\s{{0,3}}[:：]?"
-    rf"|(?P<named>{_NAMES})(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
+    rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
     re.IGNORECASE,
 )
 _UNIT_LABEL = re.compile(r"[*_]{0,3}(?:(?:content )?unit|text|content|statement)[*_]{0,3}\s?[:：][*_]{0,3}\s*", re.I)
+_EXPLAINED_TYPE = re.compile(
+    rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)|\.\s)[^:：]{{1,200}}\Z",
+    re.I,
+)
+_TYPE_WITHIN = re.compile(rf"(?:[:：]\s?(?:{_NAMES})|[(\[](?:{_NAMES})[)\]])\s?[;,|.]\s|\A\|\s")
+_OLD_HEADING = re.compile(r"(?:the )?(?:original|input|given|before)(?: (?:statements?|atoms|list|version))?\Z")
+_OLD_OR_NEW = re.compile(
+    r"(?:\A|\s)[*_]{0,3}(?:original|revised|rewritten)(?: statement)?[*_]{0,3}\s?[:：]", re.IGNORECASE
+)
+_NOTE = re.compile(r"[*_]{0,3}notes?[*_]{0,3}\s?[:：]", re.IGNORECASE)
+_STRUCK = re.compile(r"~~[^~]{1,2000}~~\s?")
+_REVISED_NAMES = ("revised", "revisedstatement", "revisedatom", "revision", "rewritten", *STATEMENT_NAMES)
+_REVISED_REMARK = re.compile(
+    r"\s[*_]{0,2}[(\[](?:unchanged|no changes?(?: needed| made)?|kept as is|(?:pronouns?|references?) resolved)[)\]]"
+    r"[*_]{0,2}(?P<stop>\.?)\Z",
+    re.IGNORECASE,
+)
+_UNCHANGED = re.compile(r"\s?[:–—-]\s(?:unchanged|no changes?(?: needed| made)?)\.?\Z", re.IGNORECASE)
+_ARROW = re.compile(r"\s(?:→|->|=>|➜|➡)\s")
 _LABEL_WORDS = {"type", "unit type", "category", "label"}
 _TYPE_FIELDS = ("type", "unittype", "category", "label", "class", "classification")
 _LONGEST_TYPE = 60
@@ -43,28 +65,60 @@ def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list
     rows = read_rows(completion)
     found = _listed_units(read_records(completion), rows)
     atoms = [{"text": text, "unit_type": unit_type} for text, unit_type in found if text]
+    if any(_TYPE_WITHIN.search(text) for text, _ in found):
+        raise Unparsable("several units and their types on one line")
     if not atoms and not says_none(rows) and not is_empty_list(read_records(completion)):
         raise Unparsable("no unit with a unit type")
     return {"atoms": atoms}
 
 
 def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`atoms`: the statements in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
+    """`atoms`: the statements in order; none for a lone `None`.
+
+    Raises `Unparsable` where no line is a list item, and where items have lists of their own below them: what was
+    split and its parts, or a statement and its reasons.
+    """
     rows = read_rows(completion)
     records = read_records(completion)
     atoms = list(_listed_texts(records)) if records else []
     if records and atoms and list_items(rows_of(records.rest)):
         raise Unparsable("two lists of statements")
-    atoms = atoms or [without_emphasis(" ".join(item)) for item in list_items(rows)]
+    if not atoms and is_nested(completion):
+        raise Unparsable("lists of statements below statements")
+    atoms = atoms or list(_revised_items(rows, variables.get("statements", ())))
     if not atoms and not says_none(rows) and not is_empty_list(read_records(completion)):
         raise Unparsable("no list of statements")
     return {"atoms": atoms}
 
 
+def _revised_items(rows: Sequence[Line], statements: Collection[str]) -> Iterator[str]:
+    """The statements of the items of a list. Raises `Unparsable` where old ones may stand among the revised ones."""
+    known = set(map(matching_key, statements))
+    if any(_OLD_HEADING.match(letters(row.text)) for row in rows):
+        raise Unparsable("the old statements beside the revised ones")
+    for item in map(" ".join, list_items(rows)):
+        if _OLD_OR_NEW.search(item) or (_NOTE.match(item) and not any(key.startswith("note") for key in known)):
+            raise Unparsable("an item that is more than a revised statement")
+        if text := _revised(item, known):
+            yield text
+
+
+def _revised(item: str, known: Collection[str]) -> str:
+    """The statement of an item without what was struck out, behind the arrow from the old one, without a remark."""
+    item = _STRUCK.sub("", item) if item.startswith("~~") else item
+    arrow = _ARROW.search(item)
+    text = whole(item[arrow.end() :] if arrow and matching_key(item[: arrow.start()]) in known else item)
+    remark = _REVISED_REMARK.search(text, max(len(text) - _LONGEST_TYPE, 0))
+    if remark:
+        return whole(text[: remark.start()] + remark["stop"])
+    unchanged = _UNCHANGED.search(text, max(len(text) - _LONGEST_TYPE, 0))
+    return text[: unchanged.start()] if unchanged and matching_key(text[: unchanged.start()]) in known else text
+
+
 def _listed_texts(records: Records) -> Iterator[str]:
     """The statements of a list of texts or of objects with a statement."""
-    for value in unwrapped(records.values, STATEMENT_NAMES):
-        cell = value.cell(STATEMENT_NAMES) if isinstance(value, Record) else value
+    for value in unwrapped(records.values, _REVISED_NAMES):
+        cell = value.cell(_REVISED_NAMES) if isinstance(value, Record) else value
         if not isinstance(cell, Cell) or not cell.bare:
             raise Unparsable("an element of a list is no statement")
         yield cell.bare
@@ -111,7 +165,8 @@ def _units_by_type(record: Record) -> Iterator[Unit]:
 
 def _grouped_units(rows: Sequence[Line]) -> Iterator[Unit]:
     """The units of the lines: under a heading that is a type, those without one of their own have that."""
-    starts = [place for place in range(len(rows)) if _group_type(rows, place) or is_heading(rows, place)]
+    headings = [place for place in range(len(rows)) if _group_type(rows, place) or is_heading(rows, place)]
+    starts = [place for place in headings if not _is_about_group(rows, place)]
     grouped = any(_group_type(rows, place) for place in starts)
     if not grouped:
         yield from _units(rows)
@@ -122,6 +177,13 @@ def _grouped_units(rows: Sequence[Line]) -> Iterator[Unit]:
         if letters(rows[start].text) in AFTERWORDS:
             return
         yield from _units_of_type(below, kind) if kind else _units(below)
+
+
+def _is_about_group(rows: Sequence[Line], place: int) -> bool:
+    """Whether a line directly below a type's heading speaks of it: `These can be verified:`."""
+    row = rows[place]
+    plain = row.text[:1].isalpha() and _type_name(row.text) is None and letters(row.text) not in AFTERWORDS
+    return plain and not row.marked and place > 0 and _group_type(rows, place - 1) is not None
 
 
 def _group_type(rows: Sequence[Line], place: int) -> str | None:
@@ -173,9 +235,9 @@ def _units(rows: Sequence[Line]) -> Iterator[Unit]:
 
 
 def _split_type(text: str) -> Unit | None:
-    """The unit and its type: behind it, else before it."""
+    """The unit and its type: behind it, else before it, else behind it and explained."""
     bare = without_emphasis(without_ticks(text))
-    return _type_behind(bare) or _type_before(bare)
+    return _type_behind(bare) or _type_before(bare) or _explained_type(bare)
 
 
 def _type_behind(bare: str) -> Unit | None:
@@ -197,6 +259,14 @@ def _type_before(bare: str) -> Unit | None:
     found = _LEADING_TYPE.match(bare)
     name = _type_name(found["bracketed"] or found["named"]) if found else None
     return (bare[found.end() :], name) if found and name else None
+
+
+def _explained_type(bare: str) -> Unit | None:
+    """`unit: Fact - it can be checked`."""
+    place = max(bare.rfind(colon) for colon in _COLONS)
+    found = _EXPLAINED_TYPE.match(bare, place) if place > 0 else None
+    name = _type_name(found["name"]) if found else None
+    return (bare[:place].rstrip(), name) if name else None
 
 
 def _type_name(text: str) -> str | None:
