@@ -15,7 +15,9 @@ from jobs.settings.model import Settings, SparkSettings
 from tests.runs.cluster import SharedCluster
 from tests.runs.here import RunHere
 
-settings.register_profile("untold", deadline=None)
+# The same examples every time, so that what one run finds every run finds. `--hypothesis-profile=search` draws others.
+settings.register_profile("untold", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
 # A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run
