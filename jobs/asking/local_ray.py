@@ -10,13 +10,21 @@ from ray._private import ray_constants
 
 from udfs.llm.actors import NAMESPACE
 
+# Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
 def start_ray(address: str | None) -> None:
-    """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process."""
+    """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
+
+    All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
+    Raises RuntimeError where the cluster cannot be reached. Ray takes over SIGTERM here: who has handlers sets them
+    again.
+    """
+    # Ray gives its workers a niceness of 15, and beside a busy Spark they would hardly get a turn
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Leaves the visible devices as they are for actors without a GPU, as later versions of Ray do; unset, it warns
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:

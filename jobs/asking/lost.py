@@ -11,7 +11,7 @@ from udfs.stages.arrow import UNASKED
 
 
 def has_failed() -> Column:
-    """Whether a row of a stage's results was asked for and not got."""
+    """Whether a row of a stage's results was asked for and not got: a row of the table `failures`."""
     return F.col("error_type").isNotNull() & (F.col("error_type") != UNASKED)
 
 
@@ -32,7 +32,11 @@ def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
 
 
 def incomplete_samples(*asked: DataFrame) -> DataFrame:
-    """Columns sample_id, lost, waiting: the samples that a stage failed, or was not asked, for."""
+    """Columns sample_id, lost, waiting: the samples that a stage failed, or was not asked, for.
+
+    Both may be true of one sample. The frames of `asked` have the columns sample_id and error_type; a sample that is
+    not in the result is complete.
+    """
     flags = [
         rows.where(F.col("error_type").isNotNull()).select("sample_id", has_failed().alias("lost")) for rows in asked
     ]

@@ -24,6 +24,7 @@ from udfs.llm.store_files import count_rows, is_damaged
 SNAPSHOT = "_snapshot-"
 MERGED = "base-"
 DAMAGED = "damaged"
+# A snapshot goes between a listing and its reading only while another is written: a compaction each time.
 LISTINGS = 5
 # A name of a file of the folder itself: nothing that is elsewhere, hidden, or no completions.
 BareName = Annotated[str, StringConstraints(pattern=r"^[^._/\\\x00][^/\\\x00]*\.parquet$")]
@@ -69,6 +70,7 @@ class Listing:
 
     @property
     def replaced(self) -> tuple[ReplacedFile, ...]:
+        """What the newest snapshot says was merged into others: dead, as long as those are there."""
         return self.snapshot.replaced if self.snapshot else ()
 
     def newer(self) -> set[str]:
@@ -77,7 +79,11 @@ class Listing:
         return {name for name in set(self.files) - known if not (self.snapshot and name.startswith(MERGED))}
 
     def live(self, without: Collection[str] = ()) -> list[str]:
-        """The names of the live files that are there, less some; for merged ones that are not, what they replaced."""
+        """The names of the live files that are there, less some; for merged ones that are not, what they replaced.
+
+        So a merged file that is damaged or gone within a week of its making costs nothing: for as long as they are
+        kept, its parts take its place.
+        """
         there = set(self.files) - set(without)
         lost = (set(self.named) | self.newer()) - there
         live = (set(self.named) | self.newer()) & there
@@ -118,6 +124,7 @@ def find_whole(folder: str, *, move: bool) -> Whole:
     """
     damaged: dict[str, None] = {}
     vanished = 0
+    # Moving one file may bring back those it was merged from, so look until all that is live is whole
     while True:
         listing = list_folder(folder)
         if move and listing.refused:
@@ -199,6 +206,7 @@ def _list_once(folder: str) -> Listing | None:
 
 
 def _missing(folder: str, listing: Listing, damaged: Collection[str]) -> tuple[str, ...]:
+    """What the newest snapshot names and is neither here nor in `damaged/`: files that somebody removed."""
     system, path = open_filesystem(folder)
     gone = set(listing.named) - set(listing.files) - set(damaged)
     if not gone:
@@ -213,11 +221,13 @@ def is_segment(name: str) -> bool:
 
 
 def _numbers(system: fs.FileSystem, path: str) -> list[int]:
+    """The numbers of the snapshots that are there, ascending."""
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return sorted(filter(None, (_number_of(info.base_name) for info in found)))
 
 
 def _number_of(name: str) -> int | None:
+    """The number in a snapshot's name; None for any other name, one of ours that is written otherwise included."""
     number = PurePosixPath(name).stem.removeprefix(SNAPSHOT)
     whole = name == _file_of(int(number)) if number.isdecimal() and number.isascii() else False
     return int(number) if whole else None

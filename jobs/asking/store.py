@@ -42,7 +42,7 @@ class ShortReadError(StoreError):
 
 
 def stage_folder(store: str, stage: Stage) -> str:
-    """Where the completions of a stage are."""
+    """Where the completions of a stage are: `STORE/v1/<stage>-<digest>` (docs/architecture.md, "The store")."""
     return f"{store.rstrip('/')}/{VERSION}/{stage.name}-{stage.digest}"
 
 
@@ -83,6 +83,7 @@ class Reading:
         return observed, lambda: self._check(observation)
 
     def _check(self, observation: Observation) -> None:
+        """Raises ShortReadError where Spark read fewer rows than the footers say."""
         try:
             rows = observation.get["rows"]
         except Py4JJavaError:
@@ -108,8 +109,9 @@ def read_strictly(
 ) -> Given:
     """What `act`, which reads a stage's folder to its end, gives. Damaged files are moved aside first, or on the way.
 
-    `tell` hears of every look at the folder, with the files that were damaged. Raises StoreError where it cannot be
-    read although it was tried again.
+    `act` may be called several times, each time with all live files. `tell` hears of every look at the folder, with the
+    files that were damaged. Raises StoreError where it cannot be read although it was tried again, seven seconds in
+    all, and what `act` raises where no file of the folder is the reason.
     """
     pauses = iter(PAUSES)
     suspect = _named_in
@@ -151,10 +153,12 @@ def _named_in(error: Exception, names: Sequence[str]) -> Sequence[str]:
 
 
 def _all_of(error: Exception, names: Sequence[str]) -> Sequence[str]:
+    """All files where the error is about any of them."""
     return names if _named_in(error, names) else ()
 
 
 def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
+    """Sleeps before the next try. Raises StoreError, in one line, where there is none left."""
     pause = next(pauses, None)
     if pause is None:
         first = next(iter(str(error).splitlines()), "")[:300]
@@ -204,7 +208,11 @@ def states_of_requests(completions: DataFrame) -> DataFrame:
 
 
 def needed(states: DataFrame, *, retry_failed: bool) -> DataFrame:
-    """Column request_id: what a run asks of requests in these states, null where the store has nothing."""
+    """Column request_id: what a run asks of requests in these states, null where the store has nothing.
+
+    states: request_id, state as `states_of_requests` names it. Which failures pass is said in docs/contract.md,
+    "Runs, outputs, stores".
+    """
     again = ["lasting", "passing"] if retry_failed else ["passing"]
     return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
 
