@@ -34,15 +34,19 @@ from udfs.llm.segments import open_filesystem, read_ids, write_file
 from udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from udfs.redaction import redact
 
+# At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
+# Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
 DEATHS_OF_A_SUSPECT = 3
 DEATHS_OF_A_CULPRIT = 2
 # So many deaths within an hour, those not counted that a request was found guilty of, have a reason that stays.
 DEATHS_IN_AN_HOUR = 50
 HOUR_SECONDS = 3600.0
+# What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
 STOP_GRACE_SECONDS = 3.0
 ORPHAN_GRACE_SECONDS = 0.5
+# An actor says how far it is in milliseconds, unless its node is gone or starved
 ANSWER_SECONDS = 60.0
 # An actor starts in seconds; on a machine that is short of memory or processors in minutes.
 START_SECONDS = 300.0

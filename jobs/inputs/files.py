@@ -247,7 +247,7 @@ def _spark_type(arrow: pa.DataType) -> T.DataType:
 
 
 def _is_writable(spark_type: T.DataType) -> bool:
-    """Whether Spark can write a type to Parquet and read it back. Within a struct names may not differ by case alone."""
+    """Whether Spark can write a type to Parquet and read it back. Names in a struct may not differ by case alone."""
     if isinstance(spark_type, T.StructType):
         names = {name.lower() for name in spark_type.names}
         return 0 < len(names) == len(spark_type.names) and all(_is_writable(field.dataType) for field in spark_type)

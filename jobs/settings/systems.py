@@ -20,7 +20,11 @@ class SystemsError(SettingsError):
 def load_systems(path: str, load: Callable[[Layer], Resolved]) -> dict[str, Resolved]:
     """By system, in the order of their names: the settings that the YAML file `path` gives over those of the run.
 
-    The file maps a system's name to settings of `llm.*`, without the prefix; `endpoint` names a preset of its own.
+    The file maps a system's name to settings of `llm.*`, without the prefix; `endpoint` names a preset of its own:
+
+        large: {model: gpt-5}
+        local: {endpoint: local}
+
     `load` gives the settings of a run with a layer above all others. Raises SystemsError, all problems at once.
     """
     layers = read_systems(path)
