@@ -49,10 +49,10 @@ def start_ray(address: str | None) -> None:
 def _keep_to_loopback() -> None:
     """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
 
-    Ray 2.60 turns a loopback `_node_ip_address` into the address that others reach, and all of its servers then listen
-    on every interface; only where it takes itself for a Ray without a cluster does its own address stay loopback
-    (`ray._private.services.get_node_ip_address`). The variable tells the processes that it starts, the constant this
-    one, which has read the variable when it imported ray.
+    Whoever reaches a Ray's ports can run code as its user. Ray 2.60 turns a loopback `_node_ip_address` into the
+    address that others reach, and all of its servers then listen on every interface; only where it takes itself for a
+    Ray without a cluster does its own address stay loopback (`ray._private.services.get_node_ip_address`). The variable
+    tells the processes that it starts, the constant this one, which has read the variable when it imported ray.
     """
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

@@ -21,7 +21,10 @@ def is_unasked() -> Column:
 
 
 def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
-    """The rows of the table `failures` from a stage's results, which have the column sample_id."""
+    """The rows of the table `failures` from a stage's results, which have the column sample_id.
+
+    One a sample and request, however many of its rows need that; a request that was never asked is no failure.
+    """
     return (
         asked.where(has_failed())
         .select(

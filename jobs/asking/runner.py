@@ -49,7 +49,11 @@ Given = TypeVar("Given")
 
 
 def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
-    """How the endpoint is called, from the settings."""
+    """How the endpoint is called, from the settings.
+
+    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds, and a
+    price that is not set 0.
+    """
     llm, budget = settings.llm, settings.budget
     # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
     flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
@@ -69,7 +73,10 @@ def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSet
 
 
 def cost_of(settings: Settings, tokens: Mapping[str, int]) -> float | None:
-    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set."""
+    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set.
+
+    Prices are for a million tokens, in whatever currency they are given; one that is not set beside one that is, is 0.
+    """
     prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
     if prices == (None, None):
         return None
@@ -342,7 +349,10 @@ class StageRunner:
         return results, counts
 
     def _check(self, asking: _Asking, outcomes: Counted) -> None:
-        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted."""
+        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
+
+        Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
+        """
         if outcomes["unasked"] and not self.ended:
             self.ended = "broken"
             unread = outcomes["unasked"]
@@ -360,7 +370,11 @@ def _outcomes(stage: Stage) -> dict[str, Column]:
 
 @dataclass
 class _Asking:
-    """A stage while it is asked: its requests with their ids, what the store had before, what the asking came to."""
+    """A stage while it is asked: its requests with their ids, what the store had before, what the asking came to.
+
+    `states`: request_id, state, of all distinct requests. `seen`: the live files of the look at which these were found.
+    `reused`: how many the store had answers of; None before the first look. `missing`: how many are to be asked.
+    """
 
     stage: Stage
     folder: str

@@ -57,7 +57,11 @@ class Snapshot(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class Listing:
-    """The Parquet files of a stage's folder by name, its newest snapshot, and snapshots that make no sense."""
+    """The Parquet files of a stage's folder by name, its newest snapshot, and snapshots that make no sense.
+
+    With a snapshot that names `base-1` and calls `a` replaced by it, a folder of `a`, `b`, `base-1` and `base-2` has
+    the live files `b` and `base-1`: `b` came later, and `base-2` is what a killed compaction left.
+    """
 
     files: Mapping[str, fs.FileInfo]
     snapshot: Snapshot | None = None
@@ -109,7 +113,10 @@ class Whole:
 
 
 def list_folder(folder: str) -> Listing:
-    """The files of a stage's folder as they are now; none where it is not there."""
+    """The files of a stage's folder as they are now; none where it is not there.
+
+    Raises OSError where its newest snapshot was gone before it was read, five times in a row.
+    """
     for _ in range(LISTINGS):
         listing = _list_once(folder)
         if listing is not None:
@@ -176,7 +183,8 @@ def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     """Writes a snapshot, then removes those before it, which nobody needs: a reader that misses one lists again.
 
     Who writes holds the folder's lock. Where there is none (object stores), two may write one number, and the later
-    stays: what the other merged is then still there as the files that it was merged from.
+    stays: what the other merged is then still there as the files that it was merged from. Raises OSError where it
+    cannot be written; the one before then counts.
     """
     write_bytes(f"{folder}/{_file_of(snapshot.number)}", snapshot.model_dump_json().encode())
     system, path = open_filesystem(folder)

@@ -54,7 +54,10 @@ def is_transient(error_type: str = "error_type") -> Column:
 
 @dataclass(frozen=True)
 class Reading:
-    """The live files of a stage's folder, to be read whole or with an error, never in part."""
+    """The live files of a stage's folder, to be read whole or with an error, never in part.
+
+    The files are those of one look at the folder: what is written later is not in it, however late it is read.
+    """
 
     spark: SparkSession
     whole: snapshots.Whole
@@ -197,7 +200,10 @@ def _rank() -> Column:
 
 
 def states_of_requests(completions: DataFrame) -> DataFrame:
-    """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has."""
+    """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has.
+
+    completions: request_id, error_type. A request of which the store has nothing is not in it.
+    """
     names = F.array(F.lit("ok"), F.lit("lasting"), F.lit("passing"))
     return (
         completions.select("request_id", _rank().alias("rank"))
@@ -223,7 +229,10 @@ def names_of_live_files(folder: str) -> frozenset[str]:
 
 
 def compact(spark: SparkSession, folder: str, *, file_bytes: int = FILE_BYTES) -> None:
-    """Merges the small files of a stage's folder (`compact_folder`), by Spark's workers where it is much."""
+    """Merges the small files of a stage's folder (`compact_folder`), by Spark's workers where it is much.
+
+    Who calls it holds the folder's lock. Raises what Spark raises, OSError or ValueError; the store is then as it was.
+    """
 
     def merge(merges: Sequence[Merge]) -> list[Described]:
         if len(merges) <= MERGES_HERE:

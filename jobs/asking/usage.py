@@ -66,7 +66,10 @@ class _Outcomes:
 
 
 def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
-    """By stage; askings by their place in the list. Of several outcomes the first in the alphabet counts."""
+    """By stage; askings by their place in the list. Of several outcomes the first in the alphabet counts.
+
+    One Spark execution for all stages together: on slow cores each costs about a second, whatever its size.
+    """
     # `answered` < `failed` < `unasked`: the least of them is the best, by which a request counts once
     state = F.when(F.col("error_type").isNull(), ANSWERED).when(F.col("error_type") == UNASKED, UNASKED)
     outcome = state.otherwise(FAILED).alias("outcome")

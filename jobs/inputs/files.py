@@ -38,6 +38,7 @@ from udfs.samples.shapes import Shape, merge_columns
 
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
+# Of a file with thousands of columns the message stays a line or two
 SHOWN_COLUMNS = 20
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 EXTENSIONS = {".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"} | {
@@ -76,7 +77,11 @@ class SampleError(UserError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file: its size in bytes, its kind, and what a header or footer says: columns, types, rows by row group."""
+    """A file: its size in bytes, its kind, and what a header or footer says: columns, types, rows by row group.
+
+    `kind`: parquet, csv, lines or array (both JSON); empty before `inspect_files`. `columns`: None where only reading
+    all of it would tell, as with JSON.
+    """
 
     path: str
     size: int
@@ -346,7 +351,11 @@ def _near(name: str, columns: set[str]) -> str:
 
 
 def carried_types(files: list[InputFile], facts: Mapping[int, Facts], adapted: bool) -> dict[str, T.DataType]:
-    """The type of every column beside the known, over all files. `adapted`: an adapter makes the columns."""
+    """The type of every column beside the known, over all files. `adapted`: an adapter makes the columns.
+
+    Where files differ in a column's type it is one that holds all of them, text at last. CSV says nothing of types:
+    text.
+    """
     types: dict[str, T.DataType] = {}
     for file in () if adapted else files:
         for name, spark_type in file.types.items():

@@ -125,7 +125,11 @@ class _Section(BaseModel):
 
 
 class LlmSettings(_Section):
-    """The endpoint, how it is asked, and its limits and prices."""
+    """The endpoint, how it is asked, and its limits and prices.
+
+    What is sent with a request (model, api, temperature, top_p, max_tokens, extra_body) is part of its id and may
+    differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
+    """
 
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
@@ -186,7 +190,10 @@ class LlmSettings(_Section):
 
 
 class StageSettings(_Section):
-    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent."""
+    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent.
+
+    So `model_fields_set` says more than the values: null and unset are both None.
+    """
 
     model: Text | None = Field(default=None, description="Model of this stage")
     api: Api | None = Field(default=None, description="Chat completions or plain completions, for this stage")
@@ -236,7 +243,7 @@ class SparkSettings(_Section):
 
 
 class RaySettings(_Section):
-    """The Ray cluster."""
+    """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
 
     address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
 
@@ -398,7 +405,10 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
 
 
 def spark_defaults() -> dict[str, str]:
-    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names."""
+    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names.
+
+    A name and its value are parted by white space, as in the file of that name that Spark reads itself.
+    """
     lines = files("conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
     return {name: value.strip() for name, value in pairs}

@@ -14,7 +14,10 @@ _NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]*[^\s:\x00-\x1f\x7f])?
 
 
 class SystemsError(SettingsError):
-    """A file of systems that cannot be used: one line a problem, naming the system, the key and what is allowed."""
+    """A file of systems that cannot be used: one line a problem, naming the system, the key and what is allowed.
+
+    Raised before any system is asked, with the problems of all of them.
+    """
 
 
 def load_systems(path: str, load: Callable[[Layer], Resolved]) -> dict[str, Resolved]:
