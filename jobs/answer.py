@@ -19,37 +19,40 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import ray
-from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from jobs.asking.control import Control
 from jobs.asking.job import Job, job_from_json
+from jobs.asking.local_ray import start_ray
 from jobs.asking.settled import hold_folder, settled_ids
 from jobs.run.locks import LockedError
 from udfs.files import make_folder
-from udfs.llm.actors import NAMESPACE, AnsweringActor, Assignment, limiter_name, open_limiter
+from udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
 from udfs.llm.calls import Progress, Tally, Work
 from udfs.llm.records import Completion, completions_table
 from udfs.llm.segments import open_filesystem, read_ids, write_file
 from udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from udfs.redaction import redact
 
+# At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
 LOOK_SECONDS = 0.2
 LOW_WATER = 1000
+# Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
 DEATHS_OF_A_SUSPECT = 3
 DEATHS_OF_A_CULPRIT = 2
 # So many deaths within an hour, those not counted that a request was found guilty of, have a reason that stays.
 DEATHS_IN_AN_HOUR = 50
 HOUR_SECONDS = 3600.0
+# What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
 STOP_GRACE_SECONDS = 3.0
 ORPHAN_GRACE_SECONDS = 0.5
+# An actor says how far it is in milliseconds, unless its node is gone or starved
 ANSWER_SECONDS = 60.0
 # An actor starts in seconds; on a machine that is short of memory or processors in minutes.
 START_SECONDS = 300.0
 # Waits before an actor that could not write its first file tries again, doubled each time
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
-OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @dataclass
@@ -370,43 +373,6 @@ def _unfinished(feeds: list[Any]) -> list[Any]:
     ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
     ray.get(ended)
     return list(going_on)
-
-
-def start_ray(address: str | None) -> None:
-    """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process."""
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
-    if address:
-        try:
-            ray.init(address=address, **common)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RuntimeError(
-                f"no connection to the Ray cluster at {address} ({type(error).__name__}): see that it runs, that "
-                "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
-            ) from error
-        return
-    _keep_to_loopback()
-    ray.init(
-        address="local",
-        num_cpus=1,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        **common,
-    )
-
-
-def _keep_to_loopback() -> None:
-    """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
-
-    Ray 2.60 turns a loopback `_node_ip_address` into the address that others reach, and all of its servers then listen
-    on every interface; only where it takes itself for a Ray without a cluster does its own address stay loopback
-    (`ray._private.services.get_node_ip_address`). The variable tells the processes that it starts, the constant this
-    one, which has read the variable when it imported ray.
-    """
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
-    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _tell(event: Mapping[str, Any]) -> None:

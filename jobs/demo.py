@@ -23,6 +23,7 @@ from udfs.stages import STAGES
 from udfs.stages.definitions import Unparsable
 
 STAGE = "evaluate_coverage"
+# Half of the second within which a result is to be seen; the store has a new file a second
 LOOK_SECONDS = 0.5
 # Of one judgement of the shipped samples, and once for all what they share: tokens read and tokens written
 SHARED_TOKENS, READ_TOKENS, WRITTEN_TOKENS = 460, 150, 90
@@ -42,7 +43,11 @@ def demo_settings(settings: Settings, folder: Path) -> Settings:
 
 @dataclass
 class _Answers:
-    """The judgements of the demo's samples, as they arrive in the store. `waiting`: request id -> sample."""
+    """The judgements of the demo's samples, as they arrive in the store. `waiting`: request id -> sample.
+
+    It reads the store's files beside the run, by name and each once, and knows nothing of snapshots: what compaction
+    merges it has seen, or passes over. Tokens are those of prompts, `cached_tokens` those that a prompt cache had.
+    """
 
     folder: Path
     waiting: dict[str, dict[str, Any]]
@@ -62,6 +67,7 @@ class _Answers:
                     yield from self._read(row)
 
     def _read(self, row: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """The judgement in a row of completions, if the demo waits for it and it can be parsed."""
         sample = self.waiting.get(row["request_id"])
         with suppress(Unparsable):
             if sample is not None and row["text"] is not None:
@@ -82,6 +88,7 @@ def showing_results(
     answers = _Answers(Path(stage_folder(store, stage)), _requests(samples, stage))
     known = sum(1 for _ in answers.take())
     say(describe_work(len(answers.waiting), known, local_model.threads() if embedded else None))
+    # What earlier starts read is no part of this one
     answers.prompt_tokens = answers.cached_tokens = 0
     ended = Event()
     watching = Thread(target=_keep_showing, args=(answers, say, ended), daemon=True)
@@ -97,6 +104,7 @@ def showing_results(
 
 
 def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
+    """By request id: sample_id and variables of the samples, whose ids are those that the run itself will make."""
     found = {}
     for row in _read_lines(samples):
         contexts = [context["text"] for context in row["contexts"]]
@@ -106,6 +114,7 @@ def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
 
 
 def _keep_showing(answers: _Answers, say: Callable[[str], None], ended: Event) -> None:
+    """Says what is new in the store until the end, in a thread beside the run."""
     last = False
     while not last:
         # Once more after the end: the last answers are written just before
@@ -116,7 +125,11 @@ def _keep_showing(answers: _Answers, say: Callable[[str], None], ended: Event) -
 
 
 def describe_work(count: int, known: int, threads: int | None) -> str:
-    """How many judgements are to come and, for the embedded model with so many threads, about how many minutes."""
+    """How many judgements are to come and, for the embedded model with so many threads, about how many minutes.
+
+    >>> describe_work(2, 4, None)
+    '2 judgements to make (4 known from before)'
+    """
     before = f" ({known} known from before)" if known else ""
     if not count or threads is None:
         return f"{count} judgements to make{before}"
@@ -128,11 +141,15 @@ def describe_work(count: int, known: int, threads: int | None) -> str:
 
 
 def _minutes(seconds: float) -> str:
+    """Minutes with one digit, 0.1 at least: nothing takes no time."""
     return f"{max(seconds / 60, 0.1):.1f}"
 
 
 def show_expected(output: str, expected_path: Path) -> None:
-    """Prints one line a demo sample; nothing where the run left no scores or nothing is expected."""
+    """Prints one line a demo sample; nothing where the run left no scores or nothing is expected.
+
+    expected_path: JSON Lines of sample_id, score and statements, each with `covered`, as a person judged them.
+    """
     scores, expected = _read_scores(output), _read_lines(expected_path)
     if not scores or not expected:
         return
@@ -148,6 +165,7 @@ def show_expected(output: str, expected_path: Path) -> None:
 
 
 def _read_scores(output: str) -> dict[str, Mapping[str, Any]]:
+    """By sample_id: the rows of the table `scores`; none where the run left none that can be read."""
     try:
         rows = open_run(output, allow_running=True).table("scores").to_pylist()
     except (UnreadableRunError, OSError, pa.ArrowInvalid):
@@ -156,6 +174,7 @@ def _read_scores(output: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file; none where there is no such file."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -214,7 +214,7 @@ def _probe_ray(given: Any) -> str:
     """Ray's version, once an actor has answered."""
     import ray
 
-    from jobs.answer import start_ray
+    from jobs.asking.local_ray import start_ray
 
     start_ray(given)
     try:

@@ -27,7 +27,7 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("udfs.llm", "jobs.answer", "jobs.asking.job")
+WITHOUT_SPARK = ("udfs.llm", "jobs.answer", "jobs.asking.job", "jobs.asking.local_ray")
 
 
 def modules() -> dict[str, Path]:
@@ -85,8 +85,8 @@ def test_within_jobs_imports_point_down() -> None:
     assert [pair for pair in jobs if rank(pair[0]) > rank(pair[1])] == []
 
 
-# doctor probes the very Ray that answer starts; meta_evaluate scores each model by the main job, as a person would
-PARTS_OF_OTHERS = {("jobs.doctor", "jobs.answer"), ("jobs.meta_evaluate", "jobs.score")}
+# meta_evaluate scores each model by the main job, as a person would
+PARTS_OF_OTHERS = {("jobs.meta_evaluate", "jobs.score")}
 
 
 def test_a_command_imports_no_other() -> None:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 
 class Named(Protocol):
-    """What a registry holds."""
+    """What a registry holds: a value that says its own name, by which it is found."""
 
     @property
     def name(self) -> str: ...
@@ -21,7 +21,7 @@ class Registry(Mapping[str, Value]):
     """Values by name: our own, then those that other packages give as entry points of `group`.
 
     These are loaded when they are looked up: what they load imports the modules that hold registries, and a process
-    that asks for one stage is spared what a metric of the same package needs.
+    that asks for one stage is spared what a metric of the same package needs. A name of ours is never another's.
     """
 
     def __init__(self, own: Iterable[Value], group: str) -> None:

@@ -30,6 +30,7 @@ from udfs.files import is_local
 from udfs.llm.segments import open_filesystem
 from udfs.llm.store_files import Described, Merge, count_rows, digest_of, merge_files
 
+# A file costs a scan about a millisecond (20,000: 25 s): a few are cheaper read than rewritten.
 COMPACT_FROM_FILES = 8
 # Few enough files for a scan (20,000 small ones: 25 s; one: 1.4 s), small enough for Spark to read them side by side.
 FILE_BYTES = 128 * 2**20
@@ -58,8 +59,9 @@ def compact_folder(
 ) -> None:
     """Merges the small files of a stage's folder, killed runs' too, and removes what was replaced a week ago.
 
-    Who calls it holds the folder's lock, so that nobody else compacts. Raises OSError or ValueError where a file is
-    not whole; the store is then as it was.
+    `run` does the merges, which may be on other machines; `clock` gives seconds since 1970, to which files' ages are
+    compared. Who calls it holds the folder's lock, so that nobody else compacts. Raises OSError or ValueError where a
+    file is not whole; the store is then as it was. See docs/architecture.md, "The store".
     """
     listing = list_folder(folder)
     _remove_leftovers(folder, listing, clock())
@@ -77,13 +79,19 @@ def compact_folder(
         files = [*kept, *(LiveFile(name=m.name, rows=m.rows, size=m.size, digest=m.digest) for m in made)]
         number = listing.snapshot.number + 1 if listing.snapshot else 1
         still = [file for file in known if file.name not in {*gone, *live}]
+        # The merged files are whole by now: only from this line on do they count, and what they replace does not
         write_snapshot(folder, Snapshot(number=number, files=tuple(files), replaced=(*still, *replaced)))
+        # After the snapshot, which says the same: killed between the two lines, the next compaction reads them again
         _delete(folder, notes)
     _remove_replaced(folder, clock())
 
 
 def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes: int) -> list[Merge]:
-    """The files in groups of at most `file_bytes`, in the order of their names; a group of one stays as it is."""
+    """The files in groups of at most `file_bytes`, in the order of their names; a group of one stays as it is.
+
+    The order is that of the names so that a second attempt at the same folder makes the same groups. A file that is
+    larger than `file_bytes` by itself is a group of one.
+    """
     groups: list[list[str]] = []
     room = 0
     for name in names:
@@ -99,6 +107,10 @@ def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes:
 
 
 def _describe(folder: str, listing: Listing, name: str) -> LiveFile:
+    """What a snapshot says of a file: as the newest one does, else by its footer and all its bytes.
+
+    Raises ValueError for a damaged one, for a snapshot that names it would hide the damage.
+    """
     if name in listing.named:
         return listing.named[name]
     system, path = open_filesystem(folder)
@@ -164,6 +176,11 @@ def _read_notes(folder: str, listing: Listing) -> tuple[list[ReplacedFile], list
 
 
 def _read_note(folder: str, listing: Listing, note_path: str) -> list[ReplacedFile]:
+    """What one note says was replaced and is still there; nothing where all of that is gone.
+
+    Raises ValueError where its merged files are not there or hold fewer rows than what they are said to replace,
+    KeyError or TypeError where it is no note of ours.
+    """
     system, path = open_filesystem(folder)
     with system.open_input_stream(note_path) as stream:
         note = json.loads(stream.read())
@@ -189,6 +206,7 @@ def _bare_name(folder_path: str, path: str) -> str:
 
 
 def _delete(folder: str, names: Iterable[str]) -> None:
+    """Removes files of a folder by their names. One that is gone already was removed by another run."""
     system, path = open_filesystem(folder)
     for name in names:
         with suppress(FileNotFoundError):

@@ -12,7 +12,11 @@ from jobs.asking.job import Job, job_from_json
 
 
 class Control:
-    """What may end this process: a signal, a `stop` line on standard input, or the end of standard input."""
+    """What may end this process: a signal, a `stop` line on standard input, or the end of standard input.
+
+    The first reason stays: `interrupted`, or `orphaned` where standard input ended, so that nobody waits for an
+    outcome. With `serving`, lines of standard input are read by a thread: `stop`, `go`, or a job as JSON.
+    """
 
     def __init__(self, serving: bool) -> None:
         self._reason: str | None = None
@@ -29,6 +33,7 @@ class Control:
             signal.signal(number, lambda *_: self._stop("interrupted"))
 
     def reason(self) -> str | None:
+        """`interrupted` or `orphaned`; None while nothing has asked this process to end."""
         return self._reason
 
     def confirmed(self) -> bool:
@@ -48,6 +53,7 @@ class Control:
                 yield job_from_json(json.loads(line))
 
     def _read(self) -> None:
+        """Sorts the lines of standard input; its end means that the process which started this one has gone."""
         for line in sys.stdin:
             if line.strip() == "stop":
                 self._stop("interrupted")
@@ -61,7 +67,9 @@ class Control:
         self._stop("orphaned")
 
     def _stop(self, reason: str) -> None:
+        """Notes the reason, and wakes whoever waits for a job. A signal's handler runs this too."""
         self._reason = self._reason or reason
+        # A signal's handler must not wait: where the lock is taken, `jobs` sees the reason within a second
         if self._news.acquire(blocking=False):
             self._news.notify_all()
             self._news.release()

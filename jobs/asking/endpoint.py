@@ -11,12 +11,16 @@ from jobs.asking import local_model
 from jobs.settings.model import LlmSettings, Settings
 from udfs.llm.client import is_loopback
 
+# Some endpoints say 403 where others say 401; the client writes either as this
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
 
 
 def key_remedy(llm: LlmSettings) -> str:
-    """What to do about the key where an endpoint asks for another, or for any."""
+    """What to do about the key where an endpoint asks for another, or for any.
+
+    It names the variable and says whether that is set, never what is in it.
+    """
     if llm.api_key_env is None:
         return "no key was sent, for none is named for this address: name its variable with --set llm.api_key_env=NAME"
     known = "is set" if os.environ.get(llm.api_key_env) else "is not set"
@@ -36,7 +40,11 @@ def clear_text_warning(base_url: str | None) -> str | None:
 
 
 class RunEndpoint:
-    """Gives the base URL of a run. The embedded server starts at the first call of `base_url` and ends with `close`."""
+    """Gives the base URL of a run. The embedded server starts at the first call of `base_url` and ends with `close`.
+
+    Making one reads the model's file where it is not known yet, for its sha256 is part of every request's id. `wait`:
+    whether it waits for another run's server on this machine. Raises LocalModelError where the model cannot be used.
+    """
 
     def __init__(self, settings: Settings, *, embedded: bool, wait: bool, notify: Callable[[str], None]) -> None:
         self._settings, self._wait, self._notify = settings, wait, notify
@@ -56,6 +64,7 @@ class RunEndpoint:
             self._told = True
             if warning := clear_text_warning(self._base_url):
                 self._notify(warning)
+        # Only now: it holds more than a GB of memory, and a run whose store has everything asks nothing
         if self._base_url is None:
             assert self._file is not None
             server = local_model.LocalServer(self._file, wait=self._wait, notice=self._notify)

@@ -17,7 +17,10 @@ from jobs.settings.model import Settings
 
 @dataclass(frozen=True)
 class Engines:
-    """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store."""
+    """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store.
+
+    `retry_failed`: whether what failed for a lasting reason is asked again (docs/contract.md, "Runs, outputs, stores").
+    """
 
     spark: SparkSession
     display: Display

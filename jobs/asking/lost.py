@@ -11,7 +11,7 @@ from udfs.stages.arrow import UNASKED
 
 
 def has_failed() -> Column:
-    """Whether a row of a stage's results was asked for and not got."""
+    """Whether a row of a stage's results was asked for and not got: a row of the table `failures`."""
     return F.col("error_type").isNotNull() & (F.col("error_type") != UNASKED)
 
 
@@ -21,7 +21,10 @@ def is_unasked() -> Column:
 
 
 def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
-    """The rows of the table `failures` from a stage's results, which have the column sample_id."""
+    """The rows of the table `failures` from a stage's results, which have the column sample_id.
+
+    One a sample and request, however many of its rows need that; a request that was never asked is no failure.
+    """
     return (
         asked.where(has_failed())
         .select(
@@ -32,7 +35,11 @@ def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
 
 
 def incomplete_samples(*asked: DataFrame) -> DataFrame:
-    """Columns sample_id, lost, waiting: the samples that a stage failed, or was not asked, for."""
+    """Columns sample_id, lost, waiting: the samples that a stage failed, or was not asked, for.
+
+    Both may be true of one sample. The frames of `asked` have the columns sample_id and error_type; a sample that is
+    not in the result is complete.
+    """
     flags = [
         rows.where(F.col("error_type").isNotNull()).select("sample_id", has_failed().alias("lost")) for rows in asked
     ]

@@ -19,6 +19,7 @@ from jobs.run.interrupts import Interrupts
 from udfs.errors import UserError
 
 LOOK_SECONDS = 0.2
+# The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.
 END_SECONDS = 30.0
 # It tells its progress twice a second; its longest silence is the start of an actor, or the waiting for a lost one.
 SILENT_SECONDS = 900.0
@@ -29,7 +30,11 @@ class AnsweringError(UserError):
 
 
 class AnsweringProcess:
-    """Runs `jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only."""
+    """Runs `jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only.
+
+    Jobs go in and events come out as JSON, one a line; what the process and its Ray say otherwise goes to a log in a
+    folder of its own, which is removed with it. Import paths are kept safe: `-P` here, PYTHONSAFEPATH for the actors.
+    """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
@@ -51,6 +56,7 @@ class AnsweringProcess:
 
     @property
     def pid(self) -> int:
+        """Its process id, which is that of its process group too."""
         return self._process.pid
 
     def answer(
@@ -62,7 +68,10 @@ class AnsweringProcess:
     ) -> dict[str, Any]:
         """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
 
-        `read_probes` raises where what the actors write cannot be read.
+        The outcome is the event `done`: `jobs.answer.Outcome` as a mapping, with `total`, the requests that were taken
+        up. `read_probes` raises where what the actors write cannot be read; `lost_lock` says whether another run took
+        the folder over. Raises AnsweringError where the process ends, breaks or falls silent, and where the lock was
+        lost.
         """
         self._send(json.dumps(job_to_json(job)))
         told = False
@@ -70,6 +79,7 @@ class AnsweringProcess:
         while True:
             if not told and (self._interrupts.requested or lost_lock()):
                 told = True
+                # A line, not a signal: the process ends this job in order and writes what was answered
                 self._send("stop")
             try:
                 event = self._events.get(timeout=LOOK_SECONDS)
@@ -114,6 +124,7 @@ class AnsweringProcess:
         return f"the answering process {self.pid} said nothing for {minutes} and was ended; see how its machine is"
 
     def _send(self, line: str) -> None:
+        """Writes a line to the process. A broken pipe is no error here: why it ended is told where its events end."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(line + "\n")
@@ -122,6 +133,7 @@ class AnsweringProcess:
             return
 
     def _read(self) -> None:
+        """Puts the events in the queue, and None when they end. Lines that are no JSON are Ray's, which prints here."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -129,6 +141,7 @@ class AnsweringProcess:
         self._events.put(None)
 
     def _explain(self, event: Mapping[str, Any] | None) -> str:
+        """Why the process broke: its own word, else its exit code and the last line of its log."""
         if event is not None:
             return f"the answering process failed: {event['error']}"
         self._process.wait()

@@ -25,7 +25,9 @@ class Template:
 def find_template(stage: str, api: str, prompts_dir: str | None) -> Template:
     """The template of a stage: a file of `prompts_dir` in either form, else the shipped one of the wanted form.
 
-    Raises SettingsError where `prompts_dir` is no folder or no template has the wanted form.
+    A file of the user's in the other form changes the stage's API, since it says how it wants to be sent. Raises
+    SettingsError where `prompts_dir` is no folder or no template has the wanted form. See docs/contract.md,
+    "Templates".
     """
     other = "completions" if api == "chat" else "chat"
     if prompts_dir is not None:
@@ -46,9 +48,10 @@ def find_template(stage: str, api: str, prompts_dir: str | None) -> Template:
 
 
 def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = None) -> Stage:
-    """The stage with its model, template and decoding. `embedded_model` is the sha256 of a local model's file.
+    """The stage with its model, template and decoding: all that its digest is made of (docs/architecture.md,
+    "Requests and their keys"). `embedded_model` is the sha256 of a local model's file, which stands for its name.
 
-    Raises SettingsError or PromptError for what cannot be used.
+    Raises SettingsError or PromptError for what cannot be used, before anything is asked.
     """
     definition = STAGES[name]
     decoding = decoding_for(settings, name)
@@ -66,12 +69,14 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         top_p=decoding.top_p,
         max_tokens=decoding.max_tokens,
         extra_body=decoding.extra_body,
+        # Plain completions have no way to call a tool
         tools=definition.tools if settings.offers_tools and template.api == "chat" else (),
         rated=definition.rated,
     )
 
 
 def _read(file: Path) -> str:
+    """The text of a template of the user's, whose byte-order mark some editors write and no model should read."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

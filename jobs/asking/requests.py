@@ -55,6 +55,7 @@ class Rows:
     all_asked: bool = True
 
     def identify(self, stage: Stage) -> DataFrame:
+        """The rows with request_id and their texts, and a number by which the same row is found again."""
         others = [name for name in stage.variables if name not in self.carry]
         ordered = self.frame.select(*self.carry, *others)
         schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
@@ -63,6 +64,7 @@ class Rows:
         return keyed.withColumn(_ROW, F.monotonically_increasing_id())
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """The texts of the first row of each wanted request."""
         first = identified.groupBy("request_id").agg(F.min(_ROW).alias(_ROW))
         rows = first.join(wanted, on="request_id", how="left_semi").select(_ROW)
         return identified.join(rows, on=_ROW, how="left_semi").select("request_id", *stage.variables)
@@ -82,6 +84,7 @@ class Pairs:
 
     @property
     def all_asked(self) -> bool:
+        """Whether no pair is left out as implied."""
         return self.choose is ask_all
 
     @cached_property
@@ -92,9 +95,12 @@ class Pairs:
         return self.owners.select(pairs.alias("requests"), (2 * longest).alias("bytes"))
 
     def identify(self, stage: Stage) -> DataFrame:
+        """The columns of `PAIRS`: numbers and request_id, no texts."""
         return self.owners.mapInArrow(partial(generate_pairs, stage=stage, choose=self.choose), spark_schema(PAIRS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """The texts of one pair of each wanted request, by their places in the owner's `texts`."""
+        # Equal texts of several owners are one request: any of its pairs has them, the least is the same every time
         pair = F.min(F.struct(*self.carry)).alias("pair")
         rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(pair)
         first, second = stage.variables

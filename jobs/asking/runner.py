@@ -35,19 +35,27 @@ from udfs.llm.segments import is_local, open_filesystem
 from udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from udfs.stages.arrow import UNASKED, parse_completions
 
+# So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
 UNITS_OF_AN_ACTOR = 4
+# An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
 MODELS_NAMED = 100
 FILES_NAMED = 5
 # As `jobs.asking.store.states_of_requests` names them
 STATES = ("ok", "lasting", "passing")
+# Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 
 Given = TypeVar("Given")
 
 
 def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
-    """How the endpoint is called, from the settings."""
+    """How the endpoint is called, from the settings.
+
+    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds, and a
+    price that is not set 0.
+    """
     llm, budget = settings.llm, settings.budget
+    # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
     flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
     return CallSettings(
         base_url=base_url,
@@ -65,7 +73,10 @@ def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSet
 
 
 def cost_of(settings: Settings, tokens: Mapping[str, int]) -> float | None:
-    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set."""
+    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set.
+
+    Prices are for a million tokens, in whatever currency they are given; one that is not set beside one that is, is 0.
+    """
     prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
     if prices == (None, None):
         return None
@@ -73,7 +84,10 @@ def cost_of(settings: Settings, tokens: Mapping[str, int]) -> float | None:
 
 
 def count_actors(settings: Settings) -> int:
-    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit."""
+    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit.
+
+    With 60,000 requests a minute it is one, with 60,001 two.
+    """
     limit = settings.llm.requests_per_minute
     return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
 
@@ -115,8 +129,10 @@ class StageRunner:
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
 
-        Of a frame, columns named after the stage's variables are its variables; other requests say themselves what
-        they carry. A row whose request was not asked has the error_type `unasked`; one without a request has nulls.
+        Of a frame, columns named after the stage's variables are its variables; other requests say themselves what they
+        carry. A row whose request was not asked has the error_type `unasked`; one without a request has nulls. Nothing
+        that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
+        be read.
         """
         stage = self.stages[name]
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
@@ -130,6 +146,7 @@ class StageRunner:
         return results.unionByName(without_requests(identified, results.schema, requests.carry))
 
     def _ask(self, asking: _Asking) -> DataFrame:
+        """Looks up, answers and reads until no file of the folder turned out to be damaged on the way."""
         while True:
             self._look_up(asking)
             self._answer_missing(asking)
@@ -168,6 +185,7 @@ class StageRunner:
         return store.read_strictly(self.workspace.spark, folder, act, partial(self._tell_of_damage, folder))
 
     def _tell_of_damage(self, folder: str, whole: snapshots.Whole) -> None:
+        """Counts and names the files that are damaged; those that are gone once in a run."""
         self.damaged_files += len(whole.damaged)
         if whole.damaged:
             where = f"moved to {folder}/{snapshots.DAMAGED}; what no other file holds is asked again"
@@ -178,6 +196,7 @@ class StageRunner:
             self._note(f"files of the store are gone from {folder}; what they held is asked again: {_name(missing)}")
 
     def _answer_missing(self, asking: _Asking) -> None:
+        """Has the missing requests answered, unless asking has ended; what goes wrong ends it and is `error`."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
         if not asking.missing or self.ended:
@@ -198,6 +217,7 @@ class StageRunner:
         with ExitStack() as stack:
             lock = self._lock(asking.folder)
             with self.engines.interrupts.waiting():
+                # Always the server before the lock: runs that took them in other orders would wait for each other
                 base_url = self.endpoint.base_url()
                 if lock is not None:
                     stack.enter_context(lock)
@@ -214,12 +234,14 @@ class StageRunner:
             self._compact(asking.folder)
 
     def _compact(self, folder: str) -> None:
+        """Merges the folder's small files. Where that fails the run goes on: the files are as good as they were."""
         try:
             store.compact(self.workspace.spark, folder)
         except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
             self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
 
     def _lock(self, folder: str) -> FolderLock | None:
+        """The lock of a folder; None on an object store, where the system has none, after a line that says so."""
         if not is_local(folder):
             self._note("the store is no local disk, where runs do not see each other: start one at a time on it")
             return None
@@ -238,6 +260,7 @@ class StageRunner:
         rows = asking.requests.texts_of(asking.stage, asking.asked, wanted)
         path = self.workspace.path(f"{asking.stage.name}-units")
         unit = self._rows_of_a_unit(asking.missing)
+        # By the leading variables, so that a common beginning of prompts is asked together: prompt caches then hit
         ordered = rows.orderBy(*asking.stage.variables, "request_id")
         options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
         ordered.write.mode("overwrite").options(**options).parquet(path)
@@ -250,6 +273,7 @@ class StageRunner:
     def _answer(
         self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
     ) -> None:
+        """Hands the job to the answering process, and counts what it spent even where it ends with an error."""
         settings = call_settings(self.settings, base_url, self.store)
         job = Job(
             requests=requests,
@@ -272,6 +296,7 @@ class StageRunner:
         self.engines.display.start(asking.stage.name)
         try:
             if lock is not None:
+                # The last look before money is spent
                 lock.check()
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
@@ -324,7 +349,10 @@ class StageRunner:
         return results, counts
 
     def _check(self, asking: _Asking, outcomes: Counted) -> None:
-        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted."""
+        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
+
+        Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
+        """
         if outcomes["unasked"] and not self.ended:
             self.ended = "broken"
             unread = outcomes["unasked"]
@@ -342,7 +370,11 @@ def _outcomes(stage: Stage) -> dict[str, Column]:
 
 @dataclass
 class _Asking:
-    """A stage while it is asked: its requests with their ids, what the store had before, what the asking came to."""
+    """A stage while it is asked: its requests with their ids, what the store had before, what the asking came to.
+
+    `states`: request_id, state, of all distinct requests. `seen`: the live files of the look at which these were found.
+    `reused`: how many the store had answers of; None before the first look. `missing`: how many are to be asked.
+    """
 
     stage: Stage
     folder: str

@@ -34,6 +34,7 @@ def hold_folder(folder: str, run: str, *, wait: bool) -> Iterator[Callable[[], b
 def settled_ids(requests: str, folder: str, *, retry_failed: bool = False) -> frozenset[str]:
     """The requests under a path that need no asking: answered ones, and those that failed for a lasting reason.
 
+    Ids are held in memory, some 100 bytes each, and only those of requests under the path: a store may have many more.
     Damaged files of the folder are moved aside and named. Raises OSError where one cannot be read.
     """
     wanted = {one for unit in list_units(requests) for one in read_request_ids(unit)}
@@ -60,6 +61,7 @@ def _add_settled(folder: str, name: str, wanted: set[str], settled: set[str], re
         if find_damaged(folder, [name]):
             return False
         raise
+    # Only of a file that was read to its end: what a damaged one seemed to hold is asked again
     settled |= found
     return True
 
@@ -73,6 +75,7 @@ def _column(batch: pa.RecordBatch, name: str) -> Iterable[str | None]:
 
 
 def _is_asked(error_type: str | None, retry_failed: bool) -> bool:
+    """Whether a stored row leaves its request to be asked. None is an answer."""
     return error_type is not None and (retry_failed or is_passing(error_type))
 
 
@@ -82,4 +85,5 @@ def _say_damaged(folder: str, names: Iterable[str]) -> None:
 
 
 def _say(line: str) -> None:
+    """To standard error: standard output has the events, one JSON object a line."""
     print(f"untold: {line}", file=sys.stderr, flush=True)

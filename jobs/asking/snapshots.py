@@ -24,6 +24,7 @@ from udfs.llm.store_files import count_rows, is_damaged
 SNAPSHOT = "_snapshot-"
 MERGED = "base-"
 DAMAGED = "damaged"
+# A snapshot goes between a listing and its reading only while another is written: a compaction each time.
 LISTINGS = 5
 # A name of a file of the folder itself: nothing that is elsewhere, hidden, or no completions.
 BareName = Annotated[str, StringConstraints(pattern=r"^[^._/\\\x00][^/\\\x00]*\.parquet$")]
@@ -56,7 +57,11 @@ class Snapshot(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class Listing:
-    """The Parquet files of a stage's folder by name, its newest snapshot, and snapshots that make no sense."""
+    """The Parquet files of a stage's folder by name, its newest snapshot, and snapshots that make no sense.
+
+    With a snapshot that names `base-1` and calls `a` replaced by it, a folder of `a`, `b`, `base-1` and `base-2` has
+    the live files `b` and `base-1`: `b` came later, and `base-2` is what a killed compaction left.
+    """
 
     files: Mapping[str, fs.FileInfo]
     snapshot: Snapshot | None = None
@@ -69,6 +74,7 @@ class Listing:
 
     @property
     def replaced(self) -> tuple[ReplacedFile, ...]:
+        """What the newest snapshot says was merged into others: dead, as long as those are there."""
         return self.snapshot.replaced if self.snapshot else ()
 
     def newer(self) -> set[str]:
@@ -77,7 +83,11 @@ class Listing:
         return {name for name in set(self.files) - known if not (self.snapshot and name.startswith(MERGED))}
 
     def live(self, without: Collection[str] = ()) -> list[str]:
-        """The names of the live files that are there, less some; for merged ones that are not, what they replaced."""
+        """The names of the live files that are there, less some; for merged ones that are not, what they replaced.
+
+        So a merged file that is damaged or gone within a week of its making costs nothing: for as long as they are
+        kept, its parts take its place.
+        """
         there = set(self.files) - set(without)
         lost = (set(self.named) | self.newer()) - there
         live = (set(self.named) | self.newer()) & there
@@ -103,7 +113,10 @@ class Whole:
 
 
 def list_folder(folder: str) -> Listing:
-    """The files of a stage's folder as they are now; none where it is not there."""
+    """The files of a stage's folder as they are now; none where it is not there.
+
+    Raises OSError where its newest snapshot was gone before it was read, five times in a row.
+    """
     for _ in range(LISTINGS):
         listing = _list_once(folder)
         if listing is not None:
@@ -118,6 +131,7 @@ def find_whole(folder: str, *, move: bool) -> Whole:
     """
     damaged: dict[str, None] = {}
     vanished = 0
+    # Moving one file may bring back those it was merged from, so look until all that is live is whole
     while True:
         listing = list_folder(folder)
         if move and listing.refused:
@@ -169,7 +183,8 @@ def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     """Writes a snapshot, then removes those before it, which nobody needs: a reader that misses one lists again.
 
     Who writes holds the folder's lock. Where there is none (object stores), two may write one number, and the later
-    stays: what the other merged is then still there as the files that it was merged from.
+    stays: what the other merged is then still there as the files that it was merged from. Raises OSError where it
+    cannot be written; the one before then counts.
     """
     write_bytes(f"{folder}/{_file_of(snapshot.number)}", snapshot.model_dump_json().encode())
     system, path = open_filesystem(folder)
@@ -199,6 +214,7 @@ def _list_once(folder: str) -> Listing | None:
 
 
 def _missing(folder: str, listing: Listing, damaged: Collection[str]) -> tuple[str, ...]:
+    """What the newest snapshot names and is neither here nor in `damaged/`: files that somebody removed."""
     system, path = open_filesystem(folder)
     gone = set(listing.named) - set(listing.files) - set(damaged)
     if not gone:
@@ -213,11 +229,13 @@ def is_segment(name: str) -> bool:
 
 
 def _numbers(system: fs.FileSystem, path: str) -> list[int]:
+    """The numbers of the snapshots that are there, ascending."""
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return sorted(filter(None, (_number_of(info.base_name) for info in found)))
 
 
 def _number_of(name: str) -> int | None:
+    """The number in a snapshot's name; None for any other name, one of ours that is written otherwise included."""
     number = PurePosixPath(name).stem.removeprefix(SNAPSHOT)
     whole = name == _file_of(int(number)) if number.isdecimal() and number.isascii() else False
     return int(number) if whole else None

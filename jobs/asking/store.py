@@ -42,7 +42,7 @@ class ShortReadError(StoreError):
 
 
 def stage_folder(store: str, stage: Stage) -> str:
-    """Where the completions of a stage are."""
+    """Where the completions of a stage are: `STORE/v1/<stage>-<digest>` (docs/architecture.md, "The store")."""
     return f"{store.rstrip('/')}/{VERSION}/{stage.name}-{stage.digest}"
 
 
@@ -54,7 +54,10 @@ def is_transient(error_type: str = "error_type") -> Column:
 
 @dataclass(frozen=True)
 class Reading:
-    """The live files of a stage's folder, to be read whole or with an error, never in part."""
+    """The live files of a stage's folder, to be read whole or with an error, never in part.
+
+    The files are those of one look at the folder: what is written later is not in it, however late it is read.
+    """
 
     spark: SparkSession
     whole: snapshots.Whole
@@ -83,6 +86,7 @@ class Reading:
         return observed, lambda: self._check(observation)
 
     def _check(self, observation: Observation) -> None:
+        """Raises ShortReadError where Spark read fewer rows than the footers say."""
         try:
             rows = observation.get["rows"]
         except Py4JJavaError:
@@ -108,8 +112,9 @@ def read_strictly(
 ) -> Given:
     """What `act`, which reads a stage's folder to its end, gives. Damaged files are moved aside first, or on the way.
 
-    `tell` hears of every look at the folder, with the files that were damaged. Raises StoreError where it cannot be
-    read although it was tried again.
+    `act` may be called several times, each time with all live files. `tell` hears of every look at the folder, with the
+    files that were damaged. Raises StoreError where it cannot be read although it was tried again, seven seconds in
+    all, and what `act` raises where no file of the folder is the reason.
     """
     pauses = iter(PAUSES)
     suspect = _named_in
@@ -151,10 +156,12 @@ def _named_in(error: Exception, names: Sequence[str]) -> Sequence[str]:
 
 
 def _all_of(error: Exception, names: Sequence[str]) -> Sequence[str]:
+    """All files where the error is about any of them."""
     return names if _named_in(error, names) else ()
 
 
 def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
+    """Sleeps before the next try. Raises StoreError, in one line, where there is none left."""
     pause = next(pauses, None)
     if pause is None:
         first = next(iter(str(error).splitlines()), "")[:300]
@@ -193,7 +200,10 @@ def _rank() -> Column:
 
 
 def states_of_requests(completions: DataFrame) -> DataFrame:
-    """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has."""
+    """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has.
+
+    completions: request_id, error_type. A request of which the store has nothing is not in it.
+    """
     names = F.array(F.lit("ok"), F.lit("lasting"), F.lit("passing"))
     return (
         completions.select("request_id", _rank().alias("rank"))
@@ -204,7 +214,11 @@ def states_of_requests(completions: DataFrame) -> DataFrame:
 
 
 def needed(states: DataFrame, *, retry_failed: bool) -> DataFrame:
-    """Column request_id: what a run asks of requests in these states, null where the store has nothing."""
+    """Column request_id: what a run asks of requests in these states, null where the store has nothing.
+
+    states: request_id, state as `states_of_requests` names it. Which failures pass is said in docs/contract.md,
+    "Runs, outputs, stores".
+    """
     again = ["lasting", "passing"] if retry_failed else ["passing"]
     return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
 
@@ -215,7 +229,10 @@ def names_of_live_files(folder: str) -> frozenset[str]:
 
 
 def compact(spark: SparkSession, folder: str, *, file_bytes: int = FILE_BYTES) -> None:
-    """Merges the small files of a stage's folder (`compact_folder`), by Spark's workers where it is much."""
+    """Merges the small files of a stage's folder (`compact_folder`), by Spark's workers where it is much.
+
+    Who calls it holds the folder's lock. Raises what Spark raises, OSError or ValueError; the store is then as it was.
+    """
 
     def merge(merges: Sequence[Merge]) -> list[Described]:
         if len(merges) <= MERGES_HERE:

@@ -20,7 +20,11 @@ TALLIED = ("calls", "asked", "rate_limited", "tool_turns", "prompt_tokens", "com
 
 @dataclass(frozen=True)
 class Asked:
-    """One asking of a stage: its results, how many requests the store had answers of, and what the calls came to."""
+    """One asking of a stage: its results, how many requests the store had answers of, and what the calls came to.
+
+    `tally` has the fields of `udfs.llm.calls.Tally`; `cost` is in the currency of the prices, None where no price is
+    set.
+    """
 
     stage: Stage
     results: DataFrame
@@ -62,7 +66,11 @@ class _Outcomes:
 
 
 def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
-    """By stage; askings by their place in the list. Of several outcomes the first in the alphabet counts."""
+    """By stage; askings by their place in the list. Of several outcomes the first in the alphabet counts.
+
+    One Spark execution for all stages together: on slow cores each costs about a second, whatever its size.
+    """
+    # `answered` < `failed` < `unasked`: the least of them is the best, by which a request counts once
     state = F.when(F.col("error_type").isNull(), ANSWERED).when(F.col("error_type") == UNASKED, UNASKED)
     outcome = state.otherwise(FAILED).alias("outcome")
     frames = [
@@ -84,6 +92,10 @@ def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
 
 
 def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, Any]:
+    """The row of a stage in the table `usage`: requests distinct over all its askings, calls and tokens their sums.
+
+    Retries are calls that were neither a request's first, nor told to slow down, nor a further turn after a tool.
+    """
     asked = [one for one in everything if one.stage.name == stage]
     sums = {name: sum(one.tally[name] for one in asked) for name in TALLIED}
     # An asking answered what it has answers of, less what the store had before it

@@ -45,12 +45,16 @@ def describe_unreadable(path: str, error: PySparkException) -> str:
 
 
 def as_text(rows: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Those of the columns that the rows have, each once, as text."""
+    """Those of the columns that the rows have, each once, as text.
+
+    A name that the rows do not have is left out without a word: whoever needs the column says so.
+    """
     known = [name for name in dict.fromkeys(names) if name in rows.columns]
     return rows.select(*[F.col(name).cast("string").alias(name) for name in known])
 
 
 def _read_kind(spark: SparkSession, kind: str, files: list[str]) -> DataFrame:
+    """One kind of file, each value as Spark reads it; JSON's and CSV's as text. A broken row fails the reading."""
     if kind == "parquet":
         return spark.read.option("mergeSchema", "true").parquet(*files)
     if kind == "csv":

@@ -19,8 +19,12 @@ class Draw:
     seed: int
 
     def among(self, ids: DataFrame, *, whole_rows: bool = False) -> Column:
-        """Whether a sample_id is drawn of those in `ids` (column sample_id). `whole_rows`: ids begin with `<row>-`."""
+        """Whether a sample_id is drawn of those in `ids` (column sample_id). `whole_rows`: ids begin with `<row>-`.
+
+        One action: it looks for the greatest of the least hashes, with which any row can be told by itself.
+        """
         row = F.substring_index("sample_id", "-", 1) if whole_rows else F.col("sample_id")
+        # A hash and not a random number: it needs no order of the rows, and partitioning changes nothing
         key = F.sha2(F.concat_ws(":", F.lit(str(self.seed)), row), 256)
         least = ids.select(key.alias("key")).distinct().orderBy("key").limit(self.rows)
         last = least.agg(F.max("key")).collect()[0][0]
@@ -28,5 +32,5 @@ class Draw:
 
 
 def shown_draw(draw: Draw | None) -> dict[str, int] | None:
-    """The draw as a manifest shows it."""
+    """The draw as a manifest shows it; None where every row is taken."""
     return None if draw is None else asdict(draw)

@@ -36,18 +36,22 @@ from udfs.samples.records import (
 )
 from udfs.samples.shapes import Shape, merge_columns
 
+# A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
+# Of a file with thousands of columns the message stays a line or two
 SHOWN_COLUMNS = 20
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 EXTENSIONS = {".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"} | {
     extension + suffix: "json" for extension in JSON_EXTENSIONS for suffix in ("", ".gz")
 }
+# What data sets call these columns; spelling alone does not bring one near the other
 OTHER_NAMES = {
     "query": ("question", "prompt", "input", "instruction"),
     "response": ("answer", "output", "completion", "prediction"),
     "contexts": ("context", "documents", "passages", "sources"),
 }
 INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+# What Spark writes to Parquet and reads back as it was; other types are carried as text
 CARRIED = (
     T.StringType,
     T.BooleanType,
@@ -73,7 +77,11 @@ class SampleError(UserError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file: its size in bytes, its kind, and what a header or footer says: columns, types, rows by row group."""
+    """A file: its size in bytes, its kind, and what a header or footer says: columns, types, rows by row group.
+
+    `kind`: parquet, csv, lines or array (both JSON); empty before `inspect_files`. `columns`: None where only reading
+    all of it would tell, as with JSON.
+    """
 
     path: str
     size: int
@@ -141,6 +149,7 @@ def local_path(path: str) -> str:
 
 
 def _find_local(path: str) -> list[InputFile]:
+    """The files of a path or glob with their sizes, in no order; hidden ones below a folder are left out."""
     if os.path.exists(path):
         matches = [path]
     else:
@@ -150,16 +159,19 @@ def _find_local(path: str) -> list[InputFile]:
 
 
 def _walk(folder: str) -> Iterator[str]:
+    """The files below a folder, without those and without folders that begin with `.` or `_`."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if _is_shown(name)]
         yield from (os.path.join(parent, name) for name in names if _is_shown(name))
 
 
 def _is_shown(name: str) -> bool:
+    """Whether a name is no hidden one, as Spark's readers see it: `_SUCCESS`, `_temporary`, `.crc` files."""
     return not name.startswith((".", "_"))
 
 
 def _find_remote(uri: str) -> list[InputFile]:
+    """The files of a URI or a glob in it, as URIs of the same scheme; what it names literally wins here too."""
     system, inner = split_uri(uri)
     prefix = uri[: len(uri.rstrip("/")) - len(inner.rstrip("/"))]
     info = system.get_file_info(inner)
@@ -177,11 +189,13 @@ def _find_remote(uri: str) -> list[InputFile]:
 
 
 def _before_wildcard(path: str) -> str:
+    """The folder to list for a glob: `a/b` of `a/b/*.json`."""
     head = path[: min((path.index(mark) for mark in "*?[" if mark in path), default=len(path))]
     return head.rpartition("/")[0]
 
 
 def _matches(path: str, pattern: str) -> bool:
+    """Whether a path, or a folder above it, is of the pattern; `*` stops at a slash."""
     parts, patterns = path.split("/"), pattern.split("/")
     return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
@@ -203,6 +217,10 @@ def inspect_files(found: list[InputFile]) -> list[InputFile]:
 
 
 def _inspect(file: InputFile) -> InputFile:
+    """A file with its kind, by extension and for JSON by its first bytes, and what its header or footer says.
+
+    Raises UnreadableFileError for an extension that is not known, or a file that is not what it is called.
+    """
     name = file.path.lower()
     kind = next((kind for extension, kind in EXTENSIONS.items() if name.endswith(extension)), None)
     if kind is None:
@@ -221,6 +239,7 @@ def _inspect(file: InputFile) -> InputFile:
 
 def _spark_type(arrow: pa.DataType) -> T.DataType:
     """The Spark type of a Parquet column; text where Spark has none that it can write."""
+    # Spark has no unsigned types; those of 64 bits may not fit a long, and become text
     if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
         return T.LongType()
     # A timestamp without a zone stays one where it is a column; within lists and structs Spark takes it for UTC
@@ -233,6 +252,7 @@ def _spark_type(arrow: pa.DataType) -> T.DataType:
 
 
 def _is_writable(spark_type: T.DataType) -> bool:
+    """Whether Spark can write a type to Parquet and read it back. Names in a struct may not differ by case alone."""
     if isinstance(spark_type, T.StructType):
         names = {name.lower() for name in spark_type.names}
         return 0 < len(names) == len(spark_type.names) and all(_is_writable(field.dataType) for field in spark_type)
@@ -246,13 +266,18 @@ def _is_writable(spark_type: T.DataType) -> bool:
 
 
 def _raise(problems: Sequence[str]) -> None:
+    """Raises SampleError with a line a problem, the first `SHOWN_PROBLEMS` of them, where there are any."""
     if problems:
         more = [f"and {len(problems) - SHOWN_PROBLEMS} more files"] if len(problems) > SHOWN_PROBLEMS else []
         raise SampleError("\n".join([*problems[:SHOWN_PROBLEMS], *more]))
 
 
 def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -> DataFrame:
-    """The parts of the files, spread over tasks: the columns of `Unit`."""
+    """The parts of the files, spread over tasks: the columns of `Unit`.
+
+    `whole_files`: none but Parquet is cut up. A part has at most `spark.sql.files.maxPartitionBytes` where the file can
+    be cut, as Spark's own readers do.
+    """
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     units = [astuple(unit) for number, file in enumerate(files) for unit in _units_of(number, file, split, whole_files)]
     tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
@@ -262,13 +287,22 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
 
 
 def _bytes(size: str) -> int:
-    """A size as Spark's settings write it (`134217728b`, `128MB`, `1g`), in bytes."""
+    """A size as Spark's settings write it, in bytes.
+
+    >>> [_bytes(size) for size in ("134217728b", "128MB", "1g")]
+    [134217728, 134217728, 1073741824]
+    """
     number = size.lower().rstrip("b")
     power = "kmgt".find(number[-1]) + 1
     return max(1, int(number.rstrip("kmgt")) << (10 * power))
 
 
 def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> Iterator[Unit]:
+    """The units of a file: a row group of Parquet, a range of bytes of JSON Lines, else all of it.
+
+    `number`: its place in the list of files. Compressed files cannot be entered in their middle; `whole_files`: an
+    adapter reads each from its start.
+    """
     if file.kind == "parquet":
         start = 0
         for group, count in enumerate(file.row_groups):
@@ -309,6 +343,7 @@ def _describe_missing(missing: Sequence[str], columns: set[str]) -> str:
 
 
 def _near(name: str, columns: set[str]) -> str:
+    """Columns that a missing one may be called in this file, as the end of a message; empty where none is near."""
     known = sorted(columns - set(REQUIRED))
     words = [name, *OTHER_NAMES.get(name, ())]
     near = [match for word in words for match in near_misses(word, known, most=2, cutoff=0.7)]
@@ -316,7 +351,11 @@ def _near(name: str, columns: set[str]) -> str:
 
 
 def carried_types(files: list[InputFile], facts: Mapping[int, Facts], adapted: bool) -> dict[str, T.DataType]:
-    """The type of every column beside the known, over all files. `adapted`: an adapter makes the columns."""
+    """The type of every column beside the known, over all files. `adapted`: an adapter makes the columns.
+
+    Where files differ in a column's type it is one that holds all of them, text at last. CSV says nothing of types:
+    text.
+    """
     types: dict[str, T.DataType] = {}
     for file in () if adapted else files:
         for name, spark_type in file.types.items():
@@ -344,6 +383,7 @@ def _type_of_shape(shape: Shape) -> T.DataType:
 
 
 def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
+    """The type that holds values of both: long for integers, double for other numbers, else text."""
     if left == right:
         return left
     if isinstance(left, INTEGRAL) and isinstance(right, INTEGRAL):

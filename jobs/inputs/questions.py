@@ -43,6 +43,7 @@ def read_questions(
 def _join_contexts(
     spark: SparkSession, path: str, contexts: str, limit: int | None, draw: Draw | None
 ) -> tuple[Samples, list[str]]:
+    """The questions of one file with the contexts of another, by sample_id, and lines on what either has alone."""
     asked = read_rows(spark, path, QUESTIONS, required=("query",))
     given = read_rows(spark, contexts, CONTEXTS, required=("contexts",))
     all_questions = asked.samples.drop(*OF_ANSWERS, "contexts").join(
@@ -51,6 +52,7 @@ def _join_contexts(
     joined = all_questions.count()
     if not joined:
         raise SampleError(f"{contexts}: no contexts for any of the questions of {path}; check that their q_id agree")
+    # After the join: of rows drawn before it, those without contexts would be missing
     drawn = all_questions if draw is None else all_questions.where(draw.among(all_questions))
     count = joined if draw is None else drawn.count()
     questions = _first(drawn, limit) if limit is not None and limit < count else drawn
@@ -68,10 +70,12 @@ def _join_contexts(
 
 
 def _first(questions: DataFrame, limit: int) -> DataFrame:
+    """The first questions by id."""
     return questions.orderBy("sample_id").limit(limit)
 
 
 def _rest(questions: DataFrame) -> list[Column]:
+    """The columns that are carried along, in their order."""
     known = ("sample_id", "query", "contexts")
     return [column_named(name) for name in questions.columns if name not in known]
 
@@ -83,6 +87,7 @@ def _invalid_of(rows: list[DataFrame], questions: DataFrame) -> DataFrame:
 
 
 def _describe_left_out(asked: tuple[str, int], given: tuple[str, int], joined: int) -> list[str]:
+    """Lines on questions without contexts and contexts without question. `asked`, `given`: path and rows of each."""
     (path, questions), (contexts, rows) = asked, given
     notes = []
     if questions > joined:

@@ -39,6 +39,7 @@ from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
+# A screenful; all of them are in the table `failures`
 SHOWN_INVALID = 20
 SHOWN_CONFLICTS = 5
 CONTEXTS = T.ArrayType(T.StructType([T.StructField("id", T.StringType()), T.StructField("text", T.StringType())]))
@@ -152,7 +153,10 @@ def read_rows(
 
 
 def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:
-    """Says how many rows cannot be scored, or what else was to be done with them, and why the first of them."""
+    """Says how many rows cannot be scored, or what else was to be done with them, and why the first of them.
+
+    Nothing where there are none. Lines name file, row and reason, never a row's text.
+    """
     if found.invalid_count:
         display.note(f"{found.invalid_count:,} rows cannot be {done} and are in the table failures; the first:")
         for line in found.first_invalid:
@@ -160,13 +164,19 @@ def show_invalid(found: Samples, display: Display, done: str = "scored") -> None
 
 
 def fingerprint(samples: DataFrame) -> str:
-    """32 hex characters of the content of a samples table, the same for any order and partitioning of its rows."""
+    """32 hex characters of the content of a samples table, the same for any order and partitioning of its rows.
+
+    One action. Names and order of the columns count.
+    """
     sums = samples.agg(*_fingerprint_sums(samples.columns)).first()
     return _digest(list(sums or ()))
 
 
 def write_samples(found: Samples, path: str) -> tuple[DataFrame, str]:
-    """Writes the samples sorted by id, and gives what was written with its fingerprint, taken while it was written."""
+    """Writes the samples sorted by id, and gives what was written with its fingerprint, taken while it was written.
+
+    Sorted, so that the same input makes the same files.
+    """
     seen, samples = Observation(), found.samples
     few = found.row_count <= ROWS_OF_A_TASK
     ordered = samples.coalesce(1).sortWithinPartitions("sample_id") if few else samples.orderBy("sample_id")
@@ -178,6 +188,10 @@ def write_samples(found: Samples, path: str) -> tuple[DataFrame, str]:
 
 
 def _fingerprint_sums(columns: Sequence[str]) -> list[Column]:
+    """Columns of one row: the number of rows, and sums of the parts of each row's hash.
+
+    Sums, so that neither order nor partitioning matters, and equal rows count as often as they are there.
+    """
     digest = F.sha2(F.to_json(F.struct(*[column_named(name) for name in columns])), 256)
     starts = [1 + part * FINGERPRINT_DIGITS for part in range(FINGERPRINT_PARTS)]
     parts = [F.conv(F.substring(digest, start, FINGERPRINT_DIGITS), 16, 10).cast("decimal(38,0)") for start in starts]
@@ -186,6 +200,7 @@ def _fingerprint_sums(columns: Sequence[str]) -> list[Column]:
 
 
 def _digest(sums: Sequence[Any]) -> str:
+    """The fingerprint of these sums, 32 hex characters. What is hashed may never change: manifests hold it."""
     return hashlib.blake2b(json.dumps([str(value) for value in sums]).encode(), digest_size=16).hexdigest()
 
 
@@ -195,6 +210,7 @@ def column_named(name: str) -> Column:
 
 
 def _adapter(name: str | None) -> Adapter | None:
+    """The adapter of that name; None where files are read by extension. Raises SampleError for another name."""
     if name is None:
         return None
     if name not in FORMATS:
@@ -209,6 +225,7 @@ def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) ->
     """Reads the files, once: what it found is kept, and everything that must be known of it is one row of sums."""
     schema = T.StructType(READ_FIELDS)
     read = partial(read_batches, adapter=adapter, required=tuple(required), schema=_arrow(units.sparkSession, schema))
+    # On disk: an input may be larger than the memory of all workers together
     everything = units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY)
     # Rows of facts have no id, and those of two units that are equal word for word say nothing twice
     by_id = everything.groupBy("sample_id", "facts").agg(
@@ -231,6 +248,7 @@ def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) ->
 
 
 def _arrow(spark: SparkSession, schema: T.StructType) -> pa.Schema:
+    """A Spark schema for Arrow batches, timestamps in the session's time zone, as Spark checks them."""
     return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
 
 
@@ -276,12 +294,14 @@ def _with_row(places: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def _last_id(by_id: DataFrame, limit: int) -> str:
+    """The sample_id of the last of the first `limit` samples."""
     first = by_id.select("sample_id").orderBy("sample_id").limit(limit).agg(F.max("sample_id")).first()
     return str(first[0]) if first else ""
 
 
 def _kept(found: _Pass, last_id: str | None) -> DataFrame:
     """The rows up to the last id, and of exact duplicates the first."""
+    # By id and not by place, so that the first samples are the same however the files are cut
     kept = found.rows if last_id is None else found.rows.where(F.col("sample_id") <= F.lit(last_id))
     if found.total == found.distinct:
         return kept

@@ -28,6 +28,7 @@ _NESTS = (_RUNS, _STORE)
 _FILES = re.compile(
     r"_lock.*|manifest\.json(\.tmp)?|meta_evaluation\.(md|svg|png)|human_study\.md|annotation_(key|sheet)\..*"
 )
+# `_SUCCESS`, `_temporary`, `.part-*.crc`: Spark leaves them beside tables, and a killed one leaves them half done
 _SPARKS_OWN = re.compile(r"/[._]")
 _STORE_VERSION = re.compile(r"v\d+")
 _WILDCARD = re.compile(r"[*?\[]")
@@ -37,7 +38,8 @@ def check_folders(inputs: Iterable[str | None], output: str, store: str | None =
     """Raises OutputError for an output that another may miss, and for one that lies in an input or holds one.
 
     An output that is not empty and has no manifest of ours must hold nothing but our tables (and `store`, which may lie
-    anywhere): a run removes and replaces folders by their names.
+    anywhere): a run removes and replaces folders by their names. It reads names, links and a footer a table, and
+    changes nothing. See docs/contract.md, "Runs, outputs, stores".
     """
     for path in inputs:
         if path is not None:
@@ -81,6 +83,7 @@ def _real(path: str) -> str:
 
 
 def _is_within(inner: str, outer: str) -> bool:
+    """Whether a path is another or lies below it; `data-old` does not lie in `data`."""
     return f"{inner}/".startswith(f"{outer.rstrip('/')}/")
 
 
@@ -108,6 +111,7 @@ def _find_foreign(output: str, store: str | None) -> str | None:
 
 
 def _entries(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """What lies in a folder itself; nothing where it is not there."""
     return list(system.get_file_info(fs.FileSelector(path, allow_not_found=True)))
 
 
@@ -120,6 +124,11 @@ def _is_manifest(system: fs.FileSystem, path: str) -> bool:
 
 
 def _is_ours(system: fs.FileSystem, info: fs.FileInfo, output: str, store: str | None) -> bool:
+    """Whether something in a folder without a manifest is what our commands write there, by its content and not its
+    name.
+
+    `store` is where completions are kept, which may be the folder itself or lie anywhere below it.
+    """
     name = str(info.base_name)
     if info.type == fs.FileType.File:
         return bool(_FILES.fullmatch(name)) and (name != NAME or _is_damaged(system, info.path))
@@ -135,7 +144,7 @@ def _is_ours(system: fs.FileSystem, info: fs.FileInfo, output: str, store: str |
 
 
 def _is_version(path: str, store: str) -> bool:
-    """Whether a folder is what a store's completions of one version lie in."""
+    """Whether a folder is what a store's completions of one version lie in: `STORE/v1`."""
     parent, _, name = path.rpartition("/")
     return parent == store and _STORE_VERSION.fullmatch(name) is not None
 

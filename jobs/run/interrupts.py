@@ -10,7 +10,10 @@ from types import FrameType
 
 
 class Interrupts:
-    """Remembers that the run was asked to end. `requested` is looked at between pieces of work."""
+    """Remembers that the run was asked to end. `requested` is looked at between pieces of work.
+
+    The first signal only sets it, and says so; the second raises KeyboardInterrupt wherever the main thread is.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -21,6 +24,7 @@ class Interrupts:
         """For waits that have nothing to put in order: here the first signal raises KeyboardInterrupt."""
         self._waiting = True
         try:
+            # A signal that came before the wait is not to be waited for again
             if self.requested:
                 raise KeyboardInterrupt
             yield
@@ -33,6 +37,7 @@ class Interrupts:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        """The handler of both signals."""
         again, self.requested = self.requested, True
         if again or self._waiting:
             raise KeyboardInterrupt

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from jobs.run.processes import Process, this_process
 from udfs.errors import UserError
 
+# Ten beats may be missed, to a paused machine or a disk that hangs, before another takes over what costs money
 HEARTBEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
 LOOK_SECONDS = 0.5
@@ -29,6 +30,7 @@ LOOK_SECONDS = 0.5
 NAMING_SECONDS = 1.0
 # What a killed run's answering process has in memory it writes within seconds of its end; then it is looked up again
 HELPER_SECONDS = 10.0
+# What network disks that are mounted without locks say to the call
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NOBODY = Process("unknown", "", "", 0, "")
 
@@ -58,8 +60,10 @@ class Holder:
 class FolderLock:
     """An exclusive lock on a folder for as long as the process lives. Use it as a context manager.
 
-    `waited` says whether another run held it first. A run that stood still for five minutes may lose it to another
-    machine: `check` before every write.
+    `wait`: whether it waits for another run, which it says once to `notify`, or raises LockedError. `waited` says
+    whether another run held it first. A run that stood still for five minutes may lose it to another machine: `check`
+    before every write. The folder is made where it is not there, and must be on a disk; object stores have no such
+    lock.
     """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
@@ -90,6 +94,7 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         with self._changing, ExitStack() as stack:
+            # Last, so that whoever waits finds no file of a holder that has gone
             stack.callback(self._system_lock.release)
             if not self.lost:
                 self._path.unlink(missing_ok=True)
@@ -131,6 +136,7 @@ class FolderLock:
             holder = read_holder(self._path)
             if holder is not None and not self._is_gone(holder, locked=bool(locked)):
                 return holder
+            # What the killed run's helpers have answered is paid for: they write it before anybody asks again
             if holder is not None:
                 _wait_for(holder.helpers)
             self._write()
@@ -164,15 +170,19 @@ class FolderLock:
         return now - self._path.stat().st_mtime
 
     def _beat(self) -> None:
+        """Writes the file anew until the lock is given back, in a thread of its own."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
             self._renew()
 
     def _renew(self) -> None:
+        """Writes the file, unless the lock was given back or lost: the file is another's then."""
+        # A beat that fails is one of ten: the next may succeed. The lock keeps one from following the end
         with suppress(OSError), self._changing:
             if not self._ended.is_set() and not self.lost:
                 self._write()
 
     def _write(self) -> None:
+        """Writes the file aside and renames it: readers see all of it, the one before or the one after."""
         aside = self._path.with_name(f"_lock-{self._run}")
         plain = asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
         aside.write_text(json.dumps(plain), encoding="utf-8")
@@ -192,6 +202,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def _wait_for(helpers: tuple[Process, ...]) -> None:
+    """Waits until the helpers of a killed run have ended, or for as long as they get."""
     until = monotonic() + HELPER_SECONDS
     while any(helper.is_alive for helper in helpers) and monotonic() < until:
         sleep(LOOK_SECONDS / 10)

@@ -18,6 +18,7 @@ from udfs.llm.keys import Stage, canonical_json
 from udfs.redaction import without_secrets
 
 NAME = "manifest.json"
+# Raised where readers of the one before would misread the manifest; keys are only ever added
 FORMAT = 1
 PACKAGES = ("untold", "pyspark", "ray", "openai", "pyarrow")
 # What an identity is made of, and how a user is told that it differs
@@ -37,7 +38,11 @@ class OutputError(UserError):
 
 
 def identify(fingerprint: str, metrics: tuple[str, ...], settings: Settings, stages: Mapping[str, Stage]) -> Identity:
-    """The identity of the output of these metrics over this input."""
+    """The identity of the output of these metrics over this input.
+
+    fingerprint: as `jobs.inputs.samples.fingerprint` gives it. What may differ from start to start is not in it:
+    docs/contract.md, "Runs, outputs, stores".
+    """
     return {
         "input": fingerprint,
         "metrics": sorted(metrics),
@@ -51,6 +56,7 @@ def differences(own: Identity, theirs: Identity) -> list[str]:
 
     A setting that an older manifest does not have had its default then, since what it does was done without it.
     """
+    # A manifest is written without secrets, so that a setting which holds one would differ from itself
     own = without_secrets(own)
     if "dataset" in own and "dataset" not in theirs:
         return [PARTS["dataset"]]
@@ -64,6 +70,7 @@ def differences(own: Identity, theirs: Identity) -> list[str]:
 
 
 def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Dotted keys of settings that differ, sorted; of a key that one side does not have the default counts."""
     defaults = _flat(result_settings(Settings()))
     ours, others = ({**defaults, **_flat(given)} for given in (own, theirs))
     return sorted(key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key))
@@ -99,13 +106,17 @@ def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
 
 
 def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:
-    """The sum of a column of the usage of all starts that a manifest has; None where no value is known."""
+    """The sum of a column of the usage of all starts that a manifest has; None where no value is known.
+
+    A cost that some stages have and others do not is the sum of those that have one; without any stage it is 0.
+    """
     values = [row[name] for start in manifest["starts"] for row in start["usage"]]
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted keys: `{"a": {"b": 1}}` is `{"a.b": 1}`. An empty mapping has no keys."""
     if not isinstance(value, Mapping):
         return {prefix: value}
     found: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Those of docs/contract.md; 130 is what shells give for an interrupted command, 128 + SIGINT
 EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}
 FAILED_TOO_MANY = 4
 # A refused endpoint and a broken process are both a failed run to readers of the manifest
@@ -44,6 +45,7 @@ class Ending:
         if self.reason in EXIT_CODES:
             return EXIT_CODES[self.reason]
         bad = statuses.get("failed", 0) + statuses.get("partial", 0)
+        # Before int: a bool is one. 1 is a count of samples, 1.0 a share of all
         if isinstance(fail_on_error, bool):
             exceeded = fail_on_error and bad > 0
         elif isinstance(fail_on_error, int):

@@ -27,11 +27,12 @@ from udfs.files import is_local, open_filesystem
 from udfs.redaction import without_secrets
 
 WORK = "_work"
+# Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
 SUMMED = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in every process; URIs stay as they are."""
+    """A path that means the same in every process; URIs stay as they are, and `~` is the user's home."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
@@ -75,6 +76,7 @@ class Output:
         check_folders(self.inputs, self.place, self.store)
         if is_local(self.place):
             path = open_filesystem(self.place)[1]
+            # Never waits: what another run writes here is what this one would write over
             self._lock = self._stack.enter_context(FolderLock(path, self.run, wait=False))
         return self
 
@@ -116,6 +118,10 @@ class Output:
         return not self.overwrite and self._left_nothing(manifest.read_manifest(self.place), retry_failed)
 
     def _left_nothing(self, earlier: Mapping[str, Any] | None, retry_failed: bool) -> bool:
+        """Whether a manifest says that all was answered, and the tables are there as it says.
+
+        `passing_failures` of its counts are asked again by any start, `failures` by one that retries all.
+        """
         if earlier is None or earlier["status"] != "finished" or not all(map(self.has, self.tables)):
             return False
         return not earlier["counts"]["failures" if retry_failed else "passing_failures"]
@@ -138,11 +144,13 @@ class Output:
         self.manifest |= {"status": ending.status, **fields}
         if usage is not None:
             self._add_start(usage, code)
+        # Before the manifest: killed between the two, a start that finds nothing to ask would leave the steps for ever
         if self._workspace is not None:
             self._workspace.remove()
         manifest.write_manifest(self.place, self.manifest)
 
     def _add_start(self, usage: Sequence[Mapping[str, Any]], code: int) -> None:
+        """Adds this start to the manifest, unless it asked nothing and is not the first; sums up all of them."""
         asked = any(row["calls"] or row["unasked"] for row in usage)
         if asked or not self.manifest["starts"]:
             self.manifest["starts"].append(
@@ -195,6 +203,7 @@ class Output:
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
         """Writes a small table as one file of one name, so that the same rows are the same bytes."""
+        # Spark's files would stay beside it, whose names are new each time
         self.remove([name])
         system, path = open_filesystem(f"{self.place}/{name}")
         system.create_dir(path, recursive=True)

@@ -48,6 +48,7 @@ def boot_id() -> str:
     """
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # macOS has no /proc
     return _first_line("sysctl", "-n", "kern.bootsessionuuid") or socket.gethostname()
 
 
@@ -59,14 +60,19 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> str:
-    """When the process of that number began, as the system tells it; empty where there is no such process."""
+    """When the process of that number began, as the system tells it; empty where there is no such process.
+
+    On Linux clock ticks since the boot, elsewhere the line of `ps`: to be compared with what this gave before, no more.
+    """
     fields = _stat_fields(pid)
     if fields is not None:
+        # The 22nd field of proc(5), of which the first two are cut off
         return fields[19] if fields else ""
     return _first_line("ps", "-o", "lstart=", "-p", str(pid))
 
 
 def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and nobody has asked for its exit code yet; it holds no locks any more."""
     return (_stat_fields(pid) or [""])[0] == "Z"
 
 

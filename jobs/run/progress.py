@@ -11,13 +11,17 @@ from typing import Any, TextIO
 from udfs.llm.calls import CallSettings
 from udfs.redaction import redact
 
+# In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
 PLAIN_SECONDS = 10.0
 # A shorter wait is over before it is read.
 LONG_WAIT_SECONDS = 60.0
 
 
 class Display:
-    """Shows how far a stage is: done of total, calls a second, tokens, cost so far, time left."""
+    """Shows how far a stage is: done of total, calls a second, tokens, cost so far, time left.
+
+    On standard error, so that what a command prints can be piped. Whatever it shows goes through `redact`.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -58,6 +62,7 @@ class Display:
         self._line = ""
 
     def _print(self, text: str) -> None:
+        """Writes a line over the one that rewrites itself. Whoever stopped reading does not end the run."""
         before = "\r\x1b[2K" if self._terminal else ""
         with suppress(BrokenPipeError):
             self._stream.write(f"{before}{redact(text)}\n")
@@ -82,6 +87,7 @@ def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -
         parts.append(f"{tally['rate_limited']:,} rate limited")
     if event.get("paused", 0.0) > LONG_WAIT_SECONDS:
         parts.append(f"paused by the endpoint for {_clock(event['paused'])}")
+    # By the mean so far, which is too long at first: the first requests wait for the start of actors
     if 0 < done < total:
         parts.append(f"{_clock(seconds * (total - done) / done)} left")
     return ", ".join(parts)
@@ -98,6 +104,11 @@ def why_waiting(event: Mapping[str, Any]) -> str | None:
 
 
 def _clock(seconds: float) -> str:
+    """Seconds as minutes and hours.
+
+    >>> _clock(59.6), _clock(3661)
+    ('1:00', '1:01:01')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -22,12 +22,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from jobs.settings.model import Settings, spark_defaults
 from udfs.errors import UserError
 
+# Spark 4 does not run on an older one
 OLDEST_JAVA = 17
 SHOW_JVM = Event()
 # What a JVM that ends within a minute gains from: no second compiler, one thread for garbage, no code of its own for
 # every query, one task a core and no new plan after each. Ten samples took 64 s without and 40 s with it, on two slow
 # cores; from about a megabyte of input on, compiled code pays its compilation back.
 SMALL_BYTES = 2**20
+# Below a megabyte a fifth task has nothing to do but to start
 MOST_SMALL_TASKS = 4
 SMALL = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -54,6 +56,7 @@ class _Jvm(Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
+        """Starts the JVM. What goes wrong is raised by `gateway`, in the thread of whoever needs it."""
         conf = SparkConf(loadDefaults=False).setAll(list(self.options.items()))
         try:
             quiet = {} if SHOW_JVM.is_set() else {"stderr": subprocess.DEVNULL}
@@ -79,7 +82,11 @@ class _Jvm(Thread):
 
 
 def begin_session(settings: Settings, *, small: bool = False) -> None:
-    """Starts Spark's JVM beside what comes next; `open_session` with the same arguments waits for it and goes on."""
+    """Starts Spark's JVM beside what comes next; `open_session` with the same arguments waits for it and goes on.
+
+    Does nothing where a JVM was begun or runs. It takes some seconds, as importing a command does: side by side they
+    take as long as one (docs/architecture.md, "A start").
+    """
     global _begun
     with _BEGINNING:
         if _begun is None and SparkContext._gateway is None:
@@ -102,6 +109,7 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     for key, value in options.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    # Spark's warnings would bury the lines that a user should read
     session.sparkContext.setLogLevel("ERROR")
     return session
 
@@ -131,6 +139,7 @@ def session_options(settings: Settings, small: bool) -> dict[str, str]:
 
 def _set_environment(settings: Settings) -> None:
     """What the JVM and its Python workers inherit."""
+    # Else workers take `python3` from PATH, which may be another Python without our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_OPTIONS)
@@ -141,6 +150,7 @@ def _set_environment(settings: Settings) -> None:
 
 
 def _cores() -> int:
+    """The cores that this process may use, which are fewer than the machine's where it was given a part of them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -174,6 +184,7 @@ def check_java() -> str:
 
 
 def _is_local(settings: Settings) -> bool:
+    """Whether Spark runs within this process's machine: `local`, `local[4]`, `local-cluster`."""
     return (settings.spark.master or "").startswith("local")
 
 
@@ -183,7 +194,10 @@ def spark_schema(schema: pa.Schema) -> T.StructType:
 
 
 def nullable(kind: T.DataType) -> T.DataType:
-    """The type with everything in it nullable, as batches that come back from Python are."""
+    """The type with everything in it nullable, as batches that come back from Python are.
+
+    Schemas of `mapInArrow` are compared with what comes back, nested nullability included.
+    """
     if isinstance(kind, T.StructType):
         return T.StructType([T.StructField(field.name, nullable(field.dataType)) for field in kind.fields])
     if isinstance(kind, T.ArrayType):

@@ -16,7 +16,15 @@ from udfs.files import open_filesystem
 
 @dataclass
 class Counted:
-    """Aggregates of a frame's rows by name, taken while the frame is written, for no job of their own."""
+    """Aggregates of a frame's rows by name, taken while the frame is written, for no job of their own.
+
+    For example, of rows that are to be written anyway:
+
+        counted = Counted({"failed": F.count_if(F.col("error_type").isNotNull())})
+        kept = workspace.keep(rows, "results", counted)
+        if counted["failed"]:
+            ...
+    """
 
     columns: Mapping[str, Column]
     _seen: Observation = field(default_factory=Observation)
@@ -26,13 +34,16 @@ class Counted:
         return frame.observe(self._seen, *[value.alias(name) for name, value in self.columns.items()])
 
     def __getitem__(self, name: str) -> Any:
-        """A value, once the frame was written."""
+        """A value, once the frame was written; before that it waits for ever. KeyError for a name not counted."""
         return self._seen.get[name]
 
 
 @dataclass
 class Workspace:
-    """A folder of steps, each named for what it holds. Whoever makes it removes it."""
+    """A folder of steps, each named for what it holds. Whoever makes it removes it.
+
+    Steps are numbered in the order of their making, so that a listing of the folder is the course of the run.
+    """
 
     spark: SparkSession
     folder: str
@@ -40,7 +51,10 @@ class Workspace:
     _kept: list[tuple[DataFrame, int]] = field(default_factory=list)
 
     def keep(self, frame: DataFrame, name: str = "step", counted: Counted | None = None) -> DataFrame:
-        """The same rows, computed once and counted on the way, by `counted` too."""
+        """The same rows, computed once and counted on the way, by `counted` too.
+
+        One Spark execution. What is built on the result is planned from files, so that nothing below it runs again.
+        """
         path = self.path(name)
         rows = Counted({"rows": F.count(F.lit(1))})
         rows.on(frame if counted is None else counted.on(frame)).write.parquet(path)
@@ -50,6 +64,7 @@ class Workspace:
 
     def count(self, frame: DataFrame) -> int:
         """The number of rows; costs nothing for what `keep` gave."""
+        # By identity: frames compare by nothing else
         counted = [rows for kept, rows in self._kept if kept is frame]
         return counted[0] if counted else frame.count()
 

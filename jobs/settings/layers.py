@@ -17,12 +17,15 @@ from udfs.hints import near_misses
 from udfs.redaction import is_secret_name
 
 ENVIRONMENT_PREFIX = "UNTOLD_"
+# A jar that a machine without network names once for all, and the folder of the tests' data
 NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA"})
 
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
+# A key where a value belongs: the prefixes that providers use, 20 letters and digits in a row, or a URL with a password
 _SECRET_VALUE = re.compile(
     r"(?i:\b(sk|gsk|hf|pk|rk|xai|ghp|bearer)[-_ ])|(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9_+=-]{20,}|://\S*[@?]"
 )
+# Enough to find the value by, little enough for a message to stay one line
 _LONGEST_SHOWN = 60
 
 
@@ -40,6 +43,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Assignment:
+    """One value that a layer gives: of the setting `key`, or of what is at `path` within it where it is a mapping.
+
+    `origin` is the file, variable or option, `line` the 1-based line of a file.
+    """
+
     key: str
     path: tuple[str, ...]
     value: Any
@@ -48,6 +56,7 @@ class Assignment:
 
     @property
     def where(self) -> str:
+        """Where the value is from, as messages name it."""
         return self.origin if self.line is None else f"{self.origin} line {self.line}"
 
 
@@ -61,9 +70,11 @@ class Layer:
     problems: list[str] = field(default_factory=list)
 
     def where(self, node: yaml.Node) -> tuple[str, int | None]:
+        """Origin and line of a node; no line where the layer is no file."""
         return self.origin, node.start_mark.line + 1 if self.with_lines else None
 
     def complain(self, name: str, value: object, problem: str, node: yaml.Node | None = None) -> None:
+        """Adds a problem with what is set under a name. Values that may be secrets are not shown."""
         line = f" line {node.start_mark.line + 1}" if self.with_lines and node is not None else ""
         self.problems.append(problem_line(name, value, f"{self.origin}{line}", problem))
 
@@ -71,6 +82,7 @@ class Layer:
 class _CoreLoader(yaml.SafeLoader):
     """YAML 1.2's core schema: 1e-3 is a number; yes, 12:30 and 2026-01-01 are text."""
 
+    # Its own and empty: SafeLoader's hold YAML 1.1, and adding to them would change every other user of the package
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
@@ -90,6 +102,7 @@ _CoreLoader.add_implicit_resolver(
 
 
 def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    """Python's number of YAML's: `.inf` and `.nan` are without the dot in Python."""
     text = node.value.lower()
     return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
@@ -120,16 +133,26 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
+    """The limits of a number, as the end of what is allowed.
+
+    >>> _bounds({"minimum": 0, "exclusiveMaximum": 1})
+    ' >= 0 and < 1'
+    """
     signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
     stated = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
     return " " + " and ".join(stated) if stated else ""
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a field takes: `None` for one that says nothing of its type."""
     return {str(one.get("type")) for one in schema.get("anyOf", [schema])}
 
 
 def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
+    """Every setting below a model, by its fields; those of a stage once for each stage.
+
+    Keys below `spark.conf` are taken whole, for Spark's names have dots of their own.
+    """
     properties = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         key = prefix + name
@@ -175,11 +198,13 @@ def problem_line(name: str, value: object, where: str, problem: str) -> str:
 
 def _no_such(name: str, names: Mapping[str, str]) -> str:
     """What an unknown name gets to read. `names` gives what each known one allows."""
+    # A nearest there always is, so that a message never ends with what is wrong
     near = near_misses(name, names, cutoff=0)[0]
     return f"no such setting; the nearest is {near} ({names[near]})"
 
 
 def _no_such_key(name: str) -> str:
+    """What an unknown setting gets to read: the nearest of its own section, else of all settings and sections."""
     section = name.rpartition(".")[0]
     sections = dict.fromkeys(_SECTIONS, "a mapping of settings")
     within = {key: known.allowed for key, known in KNOWN.items() if key.rpartition(".")[0] == section and section}
@@ -187,7 +212,12 @@ def _no_such_key(name: str) -> str:
 
 
 def _locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
-    """The setting that a dotted name belongs to and the path within it, where it is a mapping."""
+    """The setting that a dotted name belongs to and the path within it, where it is a mapping; None for no setting.
+
+    >>> known, path = _locate("llm.extra_body.provider.order")
+    >>> known.key, path
+    ('llm.extra_body', ('provider', 'order'))
+    """
     if name in KNOWN:
         return KNOWN[name], ()
     for known in KNOWN.values():
@@ -212,6 +242,7 @@ def _assign(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -
 
 
 def _assign_section(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -> None:
+    """Adds what a mapping of settings sets. An empty section sets nothing; anything else is a problem."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             _assign(layer, f"{name}.{key.value}" if name else str(key.value), value, loader)
@@ -222,6 +253,7 @@ def _assign_section(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeL
 
 
 def _value(known: Known, path: tuple[str, ...], node: yaml.Node, loader: yaml.SafeLoader) -> Any:
+    """The value that a node has as this setting takes it; Spark's own settings are text, whatever they look like."""
     if known.names == "whole" and not path and isinstance(node, yaml.MappingNode):
         return {str(key.value): _text_or_value(value, loader) for key, value in node.value}
     if known.is_text or (known.names == "whole" and path):
@@ -251,7 +283,11 @@ def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _compose(text: str) -> tuple[yaml.Node, yaml.SafeLoader, list[yaml.Node]]:
-    """The tree of a YAML text, its loader and the keys that stand twice."""
+    """The tree of a YAML text, its loader and the keys that stand twice.
+
+    Nothing in the text but YAML's own tags is made into anything: the loader is a SafeLoader. Raises YAMLError,
+    ValueError or RecursionError for what cannot be read.
+    """
     loader = _CoreLoader(text)
     node = loader.get_single_node()
     if node is None:
@@ -262,11 +298,13 @@ def _compose(text: str) -> tuple[yaml.Node, yaml.SafeLoader, list[yaml.Node]]:
 
 
 def _scalar(text: str, tag: str = _TEXT) -> yaml.ScalarNode:
+    """A node for a value that stands in no file."""
     mark = yaml.Mark("", 0, 0, 0, None, 0)
     return yaml.ScalarNode(tag, text, mark, mark)
 
 
 def read_yaml(text: str, origin: str) -> Layer:
+    """The layer of a YAML text. What is wrong with it is in its `problems`; nothing raises."""
     layer = Layer(origin, with_lines=True)
     node, loader = _read_tree(layer, text)
     if node is not None:
@@ -296,6 +334,7 @@ def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoad
 
 
 def read_file(path: str) -> Layer:
+    """The layer of a YAML file, which a byte-order mark may begin. One that cannot be read is a problem of it."""
     try:
         return read_yaml(Path(path).read_text(encoding="utf-8-sig"), path)
     except OSError as error:
@@ -322,6 +361,7 @@ def read_systems(path: str) -> dict[str, Layer]:
 
 
 def _read_system(origin: str, node: yaml.Node, loader: yaml.SafeLoader) -> Layer:
+    """What one system of such a file sets, as settings below `llm.`."""
     layer = Layer(origin, with_lines=True)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -343,6 +383,7 @@ def _assign_text(layer: Layer, name: str, text: str) -> None:
             layer.complain(name, text, f"must be {allowed}")
             return
         node, loader, repeated = _scalar(text), _CoreLoader(""), []
+    # Quotes are taken off as in a file; null stays null, or nothing could be unset on a command line
     if takes_text and node.tag != _NULL and not (isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')):
         node = _scalar(text.strip())
     if repeated:
@@ -352,6 +393,7 @@ def _assign_text(layer: Layer, name: str, text: str) -> None:
 
 
 def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer]:
+    """A layer for each `--set key=value` in the order given, then one for `--endpoint`, short for a setting."""
     layers = []
     for override in overrides:
         layer = Layer("--set")
@@ -367,10 +409,19 @@ def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer
 
 
 def _variable(key: str) -> str:
+    """The variable of a setting.
+
+    >>> _variable("llm.base_url")
+    'UNTOLD_LLM__BASE_URL'
+    """
     return ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Layer]:
+    """A layer for each variable that begins with `UNTOLD_`, by name, so that problems come in one order.
+
+    `UNTOLD_LLM__MAX_TOKENS=100` is `llm.max_tokens: 100`. A variable that names no setting is a problem.
+    """
     layers = []
     for variable in sorted(environ.keys() - NOT_SETTINGS):
         if variable.startswith(ENVIRONMENT_PREFIX):
@@ -381,6 +432,7 @@ def read_environment(environ: Mapping[str, str]) -> list[Layer]:
 
 
 def _assign_variable(layer: Layer, variable: str, text: str) -> None:
+    """Adds what a variable sets. Two underscores stand for a dot, since names have single ones of their own."""
     name = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
     if name.startswith("spark.conf."):
         hint = 'Spark\'s names are case-sensitive: give UNTOLD_SPARK__CONF a mapping, as {"spark.ui.enabled": "true"}'

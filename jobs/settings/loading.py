@@ -24,7 +24,9 @@ from jobs.settings.layers import (
 from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch
 from udfs.hints import near_misses
 
+# Their addresses answer nobody without a key; those of other presets may be a server of one's own
 _KEYED_PRESETS = frozenset({"openai", "openrouter"})
+# What belongs to an address and is wrong at any other: a system with an endpoint of its own inherits none of it
 _OF_ENDPOINTS = frozenset(
     f"llm.{name}"
     for name in (
@@ -42,12 +44,18 @@ _NOT_INSTALLED = (
 
 
 class NoEndpointError(SettingsError):
-    """No setting names an endpoint, no key variable is set, and the embedded model is not installed."""
+    """No setting names an endpoint, no key variable is set, and the embedded model is not installed.
+
+    The first error of a person who has just installed: the message names all three ways on.
+    """
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings, the layer that set each (dotted key -> file, variable or option), and whether the model is embedded."""
+    """Settings, the layer that set each (dotted key -> file, variable or option), and whether the model is embedded.
+
+    A setting that `sources` does not have is a default of the code's.
+    """
 
     settings: Settings
     sources: Mapping[str, str]
@@ -55,7 +63,10 @@ class Resolved:
 
 
 def describe() -> list[tuple[str, str, str, str]]:
-    """(dotted key, type, default as JSON, description) of every setting; the stages' overrides once."""
+    """(dotted key, type, default as JSON, description) of every setting; the stages' overrides once.
+
+    The table of docs/contract.md, "Settings" is these rows.
+    """
     first = f"stages.{STAGE_NAMES[0]}."
     rows = []
     for known in KNOWN.values():
@@ -73,15 +84,18 @@ def preset_names() -> list[str]:
 
 
 def _presets() -> Traversable:
+    """The folder of the presets within the installed package, which may be a zip file."""
     return files("conf").joinpath("endpoints")
 
 
 def _package_layer(*path: str) -> Layer:
+    """The layer of a file that ships in `conf`, named by its path there in messages."""
     text = files("conf").joinpath(*path).read_text(encoding="utf-8")
     return read_yaml(text, "/".join(("conf", *path)))
 
 
 def _preset_layer(name: str, origin: str) -> Layer:
+    """The layer of a preset by name or path. Any setting in it but llm.* and stages.* is a problem."""
     if name.endswith((".yaml", ".yml")):
         layer = read_file(name)
     elif name in preset_names():
@@ -125,10 +139,12 @@ class _Merged:
     sources: dict[str, str]
 
     def given(self, key: str) -> bool:
+        """Whether a setting has a value other than null."""
         return self.values.get(key) is not None
 
 
 def _merge(layers: Iterable[Layer]) -> _Merged:
+    """Layers, the lowest first, as one: a mapping merges by key, any other value replaces the one below."""
     merged = _Merged({}, {}, {})
     for one in (one for layer in layers for one in layer.assignments):
         merged.values[one.key] = _over(merged.values.get(one.key), one)
@@ -140,8 +156,10 @@ def _merge(layers: Iterable[Layer]) -> _Merged:
 
 
 def _over(value: Any, one: Assignment) -> Any:
+    """A setting's value once an assignment is over it. An explicit null empties a mapping; a stage's stays null."""
     if KNOWN[one.key].names is None:
         return one.value
+    # A patch with null removes what lies below, so null for the whole of it removes all
     if not one.path and one.value is None:
         return None if one.key.startswith("stages.") else {}
     if not one.path and not isinstance(one.value, dict):
@@ -153,7 +171,11 @@ def _over(value: Any, one: Assignment) -> Any:
 
 
 def _combined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two patches as one: as `merge_patch`, but nulls stay, to remove what lies below."""
+    """Two patches as one: as `merge_patch`, but nulls stay, to remove what lies below.
+
+    >>> _combined({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}})
+    {'a': None, 'b': {'c': 2, 'd': 3}}
+    """
     both = dict(first)
     for key, value in second.items():
         below = both.get(key)
@@ -180,6 +202,7 @@ def _withhold_keys(given: _Merged, merged: _Merged) -> None:
 
 
 def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
+    """The settings of merged values; None where `problems` got a line for each value that a field does not take."""
     nested: dict[str, Any] = {"stages": {}}
     for key, value in merged.values.items():
         section = nested
@@ -195,6 +218,7 @@ def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
             key = _key_of(one["loc"])
             reason = str(one["ctx"]["error"]) if one["type"] == "value_error" else KNOWN[key].allowed
             found.setdefault(key, reason)
+        # One line a setting: a field of several types fails once for each type
         for key, reason in found.items():
             where = merged.origins[key].where
             problems.append(problem_line(key, merged.values[key], where, f"must be {reason}"))
@@ -202,6 +226,7 @@ def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:
+    """The setting in which a validation error lies: the longest beginning of its location that is one."""
     names = [".".join(map(str, location[:length])) for length in range(len(location), 0, -1)]
     return next(name for name in names if name in KNOWN)
 
@@ -216,7 +241,14 @@ class _Choice:
 
 
 def _chosen(given: _Merged, environ: Mapping[str, str], demo: bool, local_installed: Callable[[], bool]) -> _Choice:
+    """Which endpoint answers where several could: docs/contract.md, "Settings".
+
+    In this order: the setting, an address, a model file, a key or address of OpenAI's in the environment, and where
+    none is given the embedded model. The demo passes over the environment, unless a model or key variable is set as
+    well.
+    """
     endpoint = given.values.get("llm.endpoint")
+    # Of a wrong type: validation says so, and what follows from a choice would only hide it
     if isinstance(endpoint, dict | list):
         return _Choice(None, Layer("llm.endpoint"), embedded=False)
     if endpoint is not None:
@@ -235,6 +267,7 @@ def _chosen(given: _Merged, environ: Mapping[str, str], demo: bool, local_instal
 
 
 def _named(name: str, given: _Merged, environ: Mapping[str, str], local_installed: Callable[[], bool]) -> _Choice:
+    """The choice of an endpoint that a setting names; a missing embedded model is a problem of its layer."""
     layer = Layer("OPENAI_BASE_URL")
     embedded = name == "local" and not given.given("llm.base_url")
     if name == "openai":
@@ -246,6 +279,7 @@ def _named(name: str, given: _Merged, environ: Mapping[str, str], local_installe
 
 
 def _embedded_by_default(given: _Merged, demo: bool, local_installed: Callable[[], bool]) -> _Choice:
+    """The choice where nothing names an endpoint: the embedded model, or the problem that there is none."""
     choice = _implied("local", "embedded model", embedded=True)
     if not local_installed():
         choice.layer.problems.append(_NOT_INSTALLED if demo else _NO_ENDPOINT)
@@ -257,6 +291,7 @@ def _embedded_by_default(given: _Merged, demo: bool, local_installed: Callable[[
 
 
 def _implied(preset: str, origin: str, *, embedded: bool) -> _Choice:
+    """The choice of a preset that no setting names, set by a layer called `origin`."""
     return _Choice(preset, Layer(origin, assignments=[Assignment("llm.endpoint", (), preset, origin)]), embedded)
 
 
@@ -270,13 +305,18 @@ def _redirect(layer: Layer, given: _Merged, environ: Mapping[str, str]) -> None:
 def _incomplete(
     settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], asks: bool
 ) -> Iterator[str]:
-    """What an endpoint that is not the embedded model lacks; a command that asks nothing needs no key."""
+    """What an endpoint that is not the embedded model lacks; a command that asks nothing needs no key.
+
+    A line a problem: no address, no model, no key where the preset's own address needs one, and a budget of cost
+    without the prices to count it by.
+    """
     llm, budget = settings.llm, settings.budget
     whose = f"the endpoint {preset}" if preset else "llm.base_url"
     if llm.base_url is None:
         yield f"llm.base_url: not set, and {whose} gives none: --set llm.base_url=http://HOST/v1"
     if llm.model is None:
         yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
+    # An address of the user's behind a preset's name, a proxy for example, may need no key
     from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
     if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
@@ -307,11 +347,14 @@ def load_settings(
     `demo` keeps to the embedded model unless an endpoint, address, model or key variable is set. A command that asks
     nothing (`asks`) needs no key. `local_installed` says whether the embedded model is there. Raises `SettingsError`,
     one line a problem, all problems at once; `NoEndpointError` where the only one is that nothing names an endpoint.
+
+        load_settings(None, ["llm.max_tokens=100"], "openai", os.environ, local_installed=local_model.installed)
     """
     default = _package_layer("default.yaml")
     upper = [read_file(config)] if config is not None else []
     upper += [*read_environment(environ), *read_overrides(overrides, endpoint)]
     if system is not None:
+        # A system is above the command line, or a study would compare a system with itself
         upper = [*(_beneath(system, layer, _OF_ENDPOINTS) for layer in upper), system]
     given = _merge(upper)
     choice = _chosen(given, environ, demo, local_installed)
@@ -319,6 +362,7 @@ def load_settings(
     presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, where))]
     lower = [_yielding(default, [*presets, *upper]), *presets]
     merged = _merge([*lower, *upper, choice.layer])
+    # After all layers: an address may be given by one and the key that belongs to another come from a preset
     _withhold_keys(given, merged)
     problems = [problem for layer in [*lower, *upper] for problem in layer.problems]
     settings = _validated(merged, problems)

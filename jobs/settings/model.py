@@ -33,19 +33,28 @@ NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "fail
 Api = Literal["chat", "completions"]
 UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
 
+# Sent from settings and templates: a second value in extra_body would change completions behind a request's key
 _OWN_REQUEST_FIELDS = frozenset(
     ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
 )
 
+# The prefixes of providers' keys; 32 letters and digits are a key without one, and no name anybody gives a variable
 _KEY_LIKE = re.compile(r"(?i)^(sk|gsk|hf|pk|rk|xai|ghp)[-_]|^[A-Za-z0-9]{32,}$")
 
 
 class SettingsError(UserError):
-    """Settings that cannot be used: one line a problem, naming the key, what is allowed and where the value is from."""
+    """Settings that cannot be used: one line a problem, naming the key, what is allowed and where the value is from.
+
+    A value that may be a key is not shown.
+    """
 
 
 def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `patch` over it: mappings merge by key, a null removes its key, all else replaces (RFC 7396)."""
+    """`base` with `patch` over it: mappings merge by key, a null removes its key, all else replaces (RFC 7396).
+
+    >>> merge_patch({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}})
+    {'b': {'c': 2, 'd': 3}}
+    """
     merged = dict(base)
     for key, value in patch.items():
         if value is None:
@@ -59,12 +68,14 @@ def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, 
 
 
 def _variable_name(value: str) -> str:
+    """The name of a variable. Raises ValueError for what looks like a key, which must not be stored or shown."""
     if _KEY_LIKE.search(value) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         raise ValueError("the name of an environment variable, not the key itself")
     return value
 
 
 def _http_url(value: str) -> str:
+    """An address without its last slash. Raises ValueError for one with a user or query: messages show it."""
     match = re.fullmatch(r"https?://([^\s/?#]+)(/[^\s?#]*)?", value)
     if match is None or "@" in match[1]:
         raise ValueError("an http:// or https:// address without user, password or query")
@@ -72,6 +83,7 @@ def _http_url(value: str) -> str:
 
 
 def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a request that are the user's to set. Raises ValueError for ours and for what JSON cannot hold."""
     own = sorted(name for name in _OWN_REQUEST_FIELDS & value.keys() if not _asks_for_none(name, value[name]))
     if own:
         raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself (llm.* and stages.*)")
@@ -86,6 +98,7 @@ def _asks_for_none(name: str, value: object) -> bool:
 
 
 def _is_json(value: object) -> bool:
+    """Whether a value is the same after a way through JSON: no dates, no NaN, no keys that are numbers."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(below) for key, below in value.items())
     if isinstance(value, list):
@@ -103,11 +116,20 @@ ExtraBody = Annotated[dict[str, Any], AfterValidator(_request_fields)]
 
 
 class _Section(BaseModel):
+    """Settings under one name: frozen, without unknown keys, and never showing a value in an error.
+
+    Strict: "1" is no number and 1 no text, for layers have typed the values already.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
 class LlmSettings(_Section):
-    """The endpoint, how it is asked, and its limits and prices."""
+    """The endpoint, how it is asked, and its limits and prices.
+
+    What is sent with a request (model, api, temperature, top_p, max_tokens, extra_body) is part of its id and may
+    differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
+    """
 
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
@@ -163,11 +185,15 @@ class LlmSettings(_Section):
     @field_validator("extra_body")
     @classmethod
     def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A null says that a field is not sent, which it is not."""
         return merge_patch({}, value)
 
 
 class StageSettings(_Section):
-    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent."""
+    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent.
+
+    So `model_fields_set` says more than the values: null and unset are both None.
+    """
 
     model: Text | None = Field(default=None, description="Model of this stage")
     api: Api | None = Field(default=None, description="Chat completions or plain completions, for this stage")
@@ -183,6 +209,7 @@ class StageSettings(_Section):
     @field_validator("model", "api")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
+        """Raises ValueError for null where nothing could be left out: every request has a model and an API."""
         if value is None:
             raise ValueError("a value; leave the key out to follow llm.*")
         return value
@@ -194,7 +221,10 @@ class StageSettings(_Section):
 
 
 class BudgetSettings(_Section):
-    """What one start may spend, retries included."""
+    """What one start may spend, retries included; None is without end.
+
+    Once it is used up nothing more is asked, and the run ends resumable (docs/contract.md, "Exit codes").
+    """
 
     max_calls: Annotated[int, Field(ge=0)] | None = Field(default=None, description="HTTP requests a start may send")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
@@ -204,7 +234,7 @@ class BudgetSettings(_Section):
 
 
 class SparkSettings(_Section):
-    """The Spark session."""
+    """The Spark session. None of it changes a result, so that it may differ from start to start."""
 
     master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
     conf: dict[str, str] = Field(
@@ -213,27 +243,32 @@ class SparkSettings(_Section):
 
 
 class RaySettings(_Section):
-    """The Ray cluster."""
+    """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
 
     address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
 
 
 class ThresholdSettings(_Section):
-    """What is kept is rated at or above these."""
+    """What is kept is rated at or above these.
+
+    Ratings are expected values, from the probabilities of the model's digits where it gives them, so that they lie
+    between whole numbers. Methods, section 1.
+    """
 
     relevance: Rating = Field(default=3.5, description="Least expected relevance to the query, 1 to 5")
     confidence: Rating = Field(default=2.0, description="Least expected confidence of an answer, 1 to 5")
 
 
 class StatisticsSettings(_Section):
-    """Resampling."""
+    """Resampling of intervals and tests: methods, section 7. One seed gives the same limits in any order of rows."""
 
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
 
 
 class NliSettings(_Section):
-    """Options of the metric nli."""
+    """Options of the metric nli: methods, section 2."""
 
+    # Not strict: YAML has lists and no tuples
     unit_types: tuple[UnitType, ...] = Field(
         default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
     )
@@ -242,7 +277,7 @@ class NliSettings(_Section):
 
 
 class QaSettings(_Section):
-    """Options of the metric qa."""
+    """Options of the metric qa: methods, section 3."""
 
     quantity_tool: Literal["tool", "resolve", "none"] = Field(
         default="tool",
@@ -254,11 +289,12 @@ class QaSettings(_Section):
 
 
 class GraphSettings(_Section):
-    """Where fact graphs are condensed."""
+    """Where fact graphs are condensed: methods, section 5, and docs/architecture.md, "Statements out of graphs"."""
 
     method: Literal["auto", "local", "graphframes"] = Field(
         default="auto", description="SciPy within tasks, GraphFrames, or whichever fits"
     )
+    # Four million edges with ids of 32 characters in one row broke a heap of 1 GB
     max_edges_in_task: Count = Field(default=1_000_000, description="Most edges of a graph that one task solves")
     jar: Text | None = Field(
         default=None, description="Path of the GraphFrames jar; null uses UNTOLD_GRAPHFRAMES_JAR or Maven"
@@ -273,6 +309,7 @@ _LONG_STAGES = (
 
 
 def _default_stages() -> dict[str, StageSettings]:
+    """The longest completions of stages whose answers are long, as in `conf/default.yaml`."""
     longest = {"evaluate_coverage": StageSettings(max_tokens=16_384)}
     return longest | {name: StageSettings(max_tokens=8_192) for name in _LONG_STAGES}
 
@@ -290,6 +327,7 @@ class Settings(_Section):
         default=True, description="Whether contexts are first condensed to what bears on the query"
     )
     fail_on_error: (
+        # Strict, for each kind means something of its own: true is any, 1 is more than one sample, 1.0 a share of all
         StrictBool | Annotated[StrictInt, Field(ge=0)] | Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
     ) = Field(
         default=True,
@@ -315,6 +353,7 @@ class Settings(_Section):
     @field_validator("stages")
     @classmethod
     def _known_stages(cls, value: dict[str, StageSettings]) -> dict[str, StageSettings]:
+        """Raises ValueError for overrides of a stage that is not there: misspelt, they would do nothing."""
         unknown = sorted(value.keys() - set(STAGE_NAMES))
         if unknown:
             raise ValueError(f"stages among {', '.join(STAGE_NAMES)}")
@@ -334,7 +373,10 @@ class Decoding:
 
 
 def decoding_for(settings: Settings, stage: str) -> Decoding:
-    """The decoding of a stage: `stages.<stage>.*` over `llm.*`. Raises `SettingsError` for an unknown stage."""
+    """The decoding of a stage: `stages.<stage>.*` over `llm.*`. Raises `SettingsError` for an unknown stage.
+
+    A stage's null is a value: with `llm.temperature` 0 and null for one stage, that stage sends none.
+    """
     if stage not in STAGE_NAMES:
         raise SettingsError(f"stages.{stage}: no such stage; known are {', '.join(STAGE_NAMES)}")
     own = settings.stages.get(stage, StageSettings())
@@ -346,6 +388,7 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
 
 
 def _extra_body(llm: LlmSettings, stage: StageSettings) -> dict[str, Any]:
+    """The fields that a stage adds to its requests, its own over those of all."""
     if "extra_body" not in stage.model_fields_set:
         return dict(llm.extra_body)
     return {} if stage.extra_body is None else merge_patch(llm.extra_body, stage.extra_body)
@@ -362,7 +405,10 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
 
 
 def spark_defaults() -> dict[str, str]:
-    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names."""
+    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names.
+
+    A name and its value are parted by white space, as in the file of that name that Spark reads itself.
+    """
     lines = files("conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
     return {name: value.strip() for name, value in pairs}

@@ -14,13 +14,20 @@ _NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]*[^\s:\x00-\x1f\x7f])?
 
 
 class SystemsError(SettingsError):
-    """A file of systems that cannot be used: one line a problem, naming the system, the key and what is allowed."""
+    """A file of systems that cannot be used: one line a problem, naming the system, the key and what is allowed.
+
+    Raised before any system is asked, with the problems of all of them.
+    """
 
 
 def load_systems(path: str, load: Callable[[Layer], Resolved]) -> dict[str, Resolved]:
     """By system, in the order of their names: the settings that the YAML file `path` gives over those of the run.
 
-    The file maps a system's name to settings of `llm.*`, without the prefix; `endpoint` names a preset of its own.
+    The file maps a system's name to settings of `llm.*`, without the prefix; `endpoint` names a preset of its own:
+
+        large: {model: gpt-5}
+        local: {endpoint: local}
+
     `load` gives the settings of a run with a layer above all others. Raises SystemsError, all problems at once.
     """
     layers = read_systems(path)

@@ -19,6 +19,7 @@ import ray
 from jobs import answer
 from jobs.answer import Answering, Outcome
 from jobs.asking.job import Job
+from jobs.asking.local_ray import start_ray
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
@@ -31,7 +32,7 @@ Event = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    answer.start_ray(None)
+    start_ray(None)
     yield
     ray.shutdown()
 

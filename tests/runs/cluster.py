@@ -69,7 +69,7 @@ def main() -> None:
     # Here, so that tests which ask nothing do not wait for Ray to be imported
     import ray
 
-    from jobs.answer import start_ray
+    from jobs.asking.local_ray import start_ray
     from udfs.llm.actors import NAMESPACE
 
     start_ray(None)

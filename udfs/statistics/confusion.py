@@ -30,6 +30,9 @@ def predict_label(score: float | None) -> str:
     """What a score says of a response: Incorrect for 0, Correct for 1, Partially correct between, `undefined` for None.
 
     Dejl et al. 2025; methods, section 6.
+
+    >>> [predict_label(score) for score in (0.0, 0.5, 1.0, None)]
+    ['Incorrect', 'Partially correct', 'Correct', 'undefined']
     """
     if score is None:
         return UNDEFINED
@@ -138,6 +141,7 @@ def resampled_interval(
 
 
 def _table_acceleration(measure: Measure, table: IntArray) -> float | None:
+    """The acceleration from leaving out one row of each cell; None where that changes nothing."""
     cells = np.flatnonzero(table)
     if cells.size < 2:
         return None
@@ -148,6 +152,7 @@ def _table_acceleration(measure: Measure, table: IntArray) -> float | None:
 
 
 def _hits(confusion: IntArray) -> IntArray:
+    """The cells in which prediction and label are one: int64[..., 3]."""
     return cast(IntArray, np.diagonal(confusion, axis1=-2, axis2=-1))
 
 
@@ -158,6 +163,7 @@ def _ratio(above: IntArray | FloatArray, below: IntArray) -> FloatArray:
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:
+    """The mean over the last axis without NaN; NaN where all are."""
     known = ~np.isnan(values)
     return _ratio(np.where(known, values, 0.0).sum(axis=-1), known.sum(axis=-1))
 

@@ -54,6 +54,9 @@ def mean_of_counts(values: ArrayLike, counts: ArrayLike) -> float | None:
     values: float64[k]; counts: int[k], not negative. Neither the order of the values nor splitting a value's count
     over several entries changes a bit of the result. Raises ValueError for lengths that differ, negative or
     fractional counts and values that are not finite.
+
+    >>> mean_of_counts([0.5, 1.0], [3, 1])
+    0.625
     """
     return _mean(*sort_counts(values, counts))
 
@@ -191,6 +194,7 @@ def _joint_acceleration(clusters: Sequence[_Clusters]) -> float:
 
 
 def _check_options(confidence: float, resamples: int) -> None:
+    """Raises ValueError for a confidence outside (0, 1) and for fewer than one resample."""
     if not 0 < confidence < 1 or resamples < 1:
         raise ValueError(
             f"confidence must lie between 0 and 1 and resamples be at least 1, not {confidence} and {resamples}"
@@ -212,6 +216,7 @@ def sort_counts(values: ArrayLike, counts: ArrayLike) -> tuple[FloatArray, IntAr
 
 
 def _checked(values: ArrayLike, counts: ArrayLike, first: str, second: str) -> tuple[FloatArray, IntArray]:
+    """float64[k] and int64[k] of one length; errors as `mean_of_counts`, naming the arguments `first` and `second`."""
     numbers = np.asarray(values, dtype=np.float64)
     given = np.asarray(counts)
     rows = given.astype(np.int64)
@@ -232,6 +237,7 @@ def _clusters(sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None) -> _C
     numbers, lengths, alike = numbers[some] + 0.0, lengths[some], alike[some]
     if not alike.size:
         return None
+    # Into one order whatever the input's: the seed's draws then fall on the same clusters
     order = np.lexsort((lengths, numbers))
     numbers, lengths, alike = numbers[order], lengths[order], alike[order]
     first = np.flatnonzero(np.diff(numbers, prepend=-np.inf).astype(bool) | np.diff(lengths, prepend=0).astype(bool))
@@ -245,6 +251,7 @@ def _clusters(sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None) -> _C
 
 
 def _mean(distinct: FloatArray, rows: IntArray) -> float | None:
+    """The mean of distinct values, exact where there is one: its sum over its count need not be it."""
     if distinct.size < 2:
         return float(distinct[0]) if distinct.size else None
     return math.fsum(distinct * rows) / int(rows.sum())
@@ -258,6 +265,7 @@ def acceleration_of(deviations: FloatArray, rows: IntArray) -> float:
 
 
 def _acceleration_of_clusters(clusters: _Clusters) -> float:
+    """The acceleration of the mean over all samples, from its changes where a cluster is left out."""
     others = float((clusters.sizes * clusters.counts).sum()) - clusters.sizes
     influence = clusters.residuals / others
     return acceleration_of(influence - np.average(influence, weights=clusters.counts), clusters.counts)
@@ -327,6 +335,7 @@ def _resampled_sums(counts: IntArray, columns: FloatArray, resamples: int, rando
 def _limits(
     mean: float, shifts: FloatArray, shares: tuple[float, float] | None, lowest: float, highest: float
 ) -> Interval:
+    """The limits at these shares, never beyond the least and the greatest mean that a resample can have."""
     if shares is None:
         return Interval(mean, None, None)
     low, high = np.clip(mean + np.quantile(shifts, shares), lowest, highest)
@@ -343,6 +352,7 @@ def bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> tu
         return None
     bias = float(ndtri(below))
     moved = [bias + float(ndtri(share)) for share in ((1 - confidence) / 2, (1 + confidence) / 2)]
+    # Here the BCa share turns around: beyond it a wider confidence would give a narrower interval
     if any(acceleration * z >= 1 for z in moved):
         return None
     low, high = (float(ndtr(bias + z / (1 - acceleration * z))) for z in moved)

@@ -78,6 +78,9 @@ def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values of one family after Benjamini and Hochberg, in their order; None stays None and is no member.
 
     Raises ValueError for a p-value outside [0, 1]. Methods section 7; `scipy.stats.false_discovery_control`.
+
+    >>> adjust_p_values([0.01, None, 0.04])
+    [0.02, None, 0.04]
     """
     # Here, as it takes most of a second, which not every command that imports this module needs.
     from scipy.stats import false_discovery_control

@@ -79,6 +79,7 @@ def _sorted_tables(tables: IntArray, counts: IntArray) -> tuple[IntArray, IntArr
 
 
 def _weigh(weights: IntArray, cells: IntArray) -> IntArray:
+    """Tables weighted and summed: int64[resamples, CELLS] of weights int64[resamples, k], cells int64[k, CELLS]."""
     # Whole numbers below 2^53 are exact as floats, whatever the order of their sum, and BLAS is ten times as fast
     return (weights.astype(np.float64) @ cells.astype(np.float64)).astype(np.int64)
 
@@ -94,6 +95,7 @@ def _changes(form: Form, table: IntArray, tables: IntArray) -> FloatArray:
 
 
 def _acceleration(form: Form, table: IntArray, tables: IntArray, counts: IntArray) -> float | None:
+    """The acceleration of a measure by leaving out questions; None where none of them changes it, or one undoes it."""
     if counts.sum() < 2:
         return None
     changes = _changes(form, table, tables)
@@ -127,11 +129,13 @@ def sum_batches(
 
 
 def _read(batch: pa.RecordBatch) -> tuple[IntArray, IntArray]:
+    """A batch's tables, int64[k, CELLS], and how many questions have each, int64[k]."""
     cells = batch.column("cells").flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     return cells.reshape(-1, CELLS), batch.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _poisson(cells: IntArray, count: int, seed: int, resamples: int) -> IntArray:
+    """How often each resample has the questions of one table: int64[resamples], the same on any machine."""
     digest = hashlib.blake2b(cells.tobytes(), digest_size=16, key=str(seed).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "little")).poisson(count, resamples)
 

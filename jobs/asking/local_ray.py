@@ -1,0 +1,58 @@
+"""The Ray that answers: the user's cluster, or a small one on this machine that listens on loopback alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+
+from udfs.llm.actors import NAMESPACE
+
+# Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
+OBJECT_STORE_BYTES = 100 * 2**20
+
+
+def start_ray(address: str | None) -> None:
+    """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
+
+    All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
+    Raises RuntimeError where the cluster cannot be reached. Ray takes over SIGTERM here: who has handlers sets them
+    again.
+    """
+    # Ray gives its workers a niceness of 15, and beside a busy Spark they would hardly get a turn
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Leaves the visible devices as they are for actors without a GPU, as later versions of Ray do; unset, it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RuntimeError(
+                f"no connection to the Ray cluster at {address} ({type(error).__name__}): see that it runs, that "
+                "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
+            ) from error
+        return
+    _keep_to_loopback()
+    ray.init(
+        address="local",
+        num_cpus=1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        **common,
+    )
+
+
+def _keep_to_loopback() -> None:
+    """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
+
+    Whoever reaches a Ray's ports can run code as its user. Ray 2.60 turns a loopback `_node_ip_address` into the
+    address that others reach, and all of its servers then listen on every interface; only where it takes itself for a
+    Ray without a cluster does its own address stay loopback (`ray._private.services.get_node_ip_address`). The variable
+    tells the processes that it starts, the constant this one, which has read the variable when it imported ray.
+    """
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
