@@ -23,7 +23,7 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 def assume(settings: Settings) -> Assumptions:
     """A plan ends with the judgement, which nothing follows: no statement need be made up."""
-    return Assumptions(settings, {**assumed_summaries(), STAGE: {"statements": F.array()}})
+    return Assumptions(settings, {**assumed_summaries(), STAGE: {"statements": F.array(), "dropped": F.lit(0)}})
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:

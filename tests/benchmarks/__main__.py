@@ -18,6 +18,7 @@ from tests.benchmarks import (
     pairs,
     reuse,
     sharing,
+    soak,
     start,
     statistics,
     throughput,
@@ -43,13 +44,14 @@ BENCHMARKS = {
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
+    "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
     "start": Benchmark("how long a start takes, beside a bare one", start.measure),
     "statistics": Benchmark("statistics of ten million rows, and their distance from SciPy's", statistics.measure),
 }
 
 REQUESTS = (
     "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing), "
-    "samples in the store (start)"
+    "samples in the store (start), all (soak)"
 )
 REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, pairs, start, statistics)"
 

@@ -14,6 +14,7 @@ import psutil
 
 SECONDS = 0.2
 DRIVER, JVM, ANSWERING, ACTOR, PYTHON_WORKERS = "driver", "jvm", "answering", "actor", "python workers"
+LIMITER = "limiter"
 OTHER = "other"
 # Roles of one process: a child that looks the same is about to become another program, and shares all its memory.
 SINGLE = (DRIVER, JVM, ANSWERING, ACTOR)
@@ -80,6 +81,8 @@ def role_of(command: Sequence[str]) -> str:
         return JVM
     if command[0].startswith("ray::AnsweringActor"):
         return ACTOR
+    if command[0].startswith("ray::LimiterActor"):
+        return LIMITER
     roles = {"jobs.cli": DRIVER, "jobs.answer": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
     return next((role for module, role in roles.items() if module in command), OTHER)
 

@@ -283,7 +283,7 @@ def test_pairs_are_counted_before_any_is_asked(
     ],
 )
 def test_completion_limit_is_what_the_stage_sends(llm: dict[str, Any], limit: int) -> None:
-    assert completion_limit(bind_stage("evaluate_coverage", settings_for(**llm))) == limit
+    assert completion_limit(bind_stage("classify_relation", settings_for(**llm))) == limit
 
 
 def test_cost_is_by_price_and_null_without_one() -> None:
