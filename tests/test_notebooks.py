@@ -50,9 +50,9 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
         ("s2", "e2e", "1", "Ann wrote it.", True, None, ["1"], None),
     ],
     "scores": [
-        ("s1", "e2e", "a", 0.5, 0.5, 0.5, 1, 1, 0, "ok"),
-        ("s2", "e2e", "a", 1.0, 1.0, 1.0, 1, 0, 0, "ok"),
-        ("s3", "e2e", "b", None, 0.0, 1.0, None, None, None, "failed"),
+        ("s1", "e2e", "a", 0.5, 0.5, 0.5, 1, 1, 0, 0, "ok"),
+        ("s2", "e2e", "a", 1.0, 1.0, 1.0, 1, 0, 0, 0, "ok"),
+        ("s3", "e2e", "b", None, 0.0, 1.0, None, None, None, None, "failed"),
     ],
     "failures": [("s3", "e2e", "evaluate_coverage", "0" * 32, "truncated", "finish_reason is length")],
     "usage": [("evaluate_coverage", "fake", 3, 3, 0.0)],
