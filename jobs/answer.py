@@ -163,8 +163,8 @@ class Answering:
             try:
                 worker.progress = ray.get(reference, timeout=0)
                 worker.feeds = _unfinished(worker.feeds)
-            except (RayActorError, ActorUnavailableError, GetTimeoutError):
-                self._replace(worker)
+            except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
+                self._replace(worker, error)
                 continue
             worker.units = [unit for unit in worker.units if unit not in worker.progress.finished_units]
             self._models.update(worker.progress.models)
@@ -178,9 +178,9 @@ class Answering:
                 worker.units.append(unit)
                 worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._settled)))
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, cause: Exception) -> None:
         """Takes back what a dead actor had not stored, and hires another in its place."""
-        self._count_death()
+        self._count_death(cause)
         if worker.progress is not None:
             self._past += worker.progress.tally
         ray.kill(worker.handle, no_restart=True)
@@ -262,8 +262,8 @@ class Answering:
             try:
                 worker.probe = ray.get(probe, timeout=START_SECONDS)
                 return
-            except (RayActorError, ActorUnavailableError, GetTimeoutError):
-                self._count_death()
+            except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
+                self._count_death(error)
                 ray.kill(worker.handle, no_restart=True)
                 worker.handle = _new_actor()
             except OSError:
@@ -274,15 +274,15 @@ class Answering:
                 wait = min(LONGEST_WAIT, 2 * wait)
             probe = worker.handle.start.remote(worker.assignment)
 
-    def _count_death(self) -> None:
+    def _count_death(self, cause: Exception) -> None:
         """Notes a death. Raises RuntimeError where too many came within an hour: a long run may see many in all."""
         now = monotonic()
         self._died_at.append(now)
         while self._died_at[0] <= now - HOUR_SECONDS:
             self._died_at.popleft()
-        if len(self._died_at) > DEATHS_IN_AN_HOUR:
-            deaths = len(self._died_at)
-            raise RuntimeError(f"{deaths} answering actors died within an hour; see the logs of Ray for the reason")
+        if (deaths := len(self._died_at)) > DEATHS_IN_AN_HOUR:
+            reason = " ".join(str(cause).split())[-600:]  # Ray tells of a death over many lines, the reason last
+            raise RuntimeError(f"{deaths} answering actors died within an hour, the last because: {reason}")
 
     def _assign(self) -> Assignment:
         job = self._job

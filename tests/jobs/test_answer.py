@@ -166,6 +166,9 @@ def test_an_actor_that_does_not_answer_is_replaced(
     assert server.count() <= 60 + SETTINGS.limits.max_in_flight + 10
 
 
+DEATH = RuntimeError("out of\n  memory")
+
+
 def driver_of(folder: Path) -> Answering:
     return Answering(Job(str(folder), str(folder), "run", STAGE, SETTINGS), lambda: None, lambda event: None)
 
@@ -176,7 +179,7 @@ def test_many_deaths_in_a_long_run_are_no_reason_to_end(tmp_path: Path, monkeypa
     driver = driver_of(tmp_path)
     for _ in range(400):
         now += 90.0
-        driver._count_death()
+        driver._count_death(DEATH)
 
 
 def test_many_deaths_in_an_hour_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +188,16 @@ def test_many_deaths_in_an_hour_end_the_job(tmp_path: Path, monkeypatch: pytest.
     driver = driver_of(tmp_path)
     for _ in range(50):
         now += 60.0
-        driver._count_death()
-    with pytest.raises(RuntimeError, match="51 answering actors died within an hour"):
-        driver._count_death()
+        driver._count_death(DEATH)
+    with pytest.raises(RuntimeError, match="51 answering actors died within an hour, the last because: out of memory"):
+        driver._count_death(DEATH)
 
 
 def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
     driver = driver_of(tmp_path)
     for number in range(40):
         for _ in range(5):
-            driver._count_death()
+            driver._count_death(DEATH)
         driver._record_crash(f"r{number}")
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"crashed"}
 
