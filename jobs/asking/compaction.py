@@ -71,19 +71,30 @@ def compact_folder(
     merges = plan_merges(folder, listing, small, file_bytes) if len(small) >= COMPACT_FROM_FILES else []
     lost = set(listing.named) - set(listing.files)
     if merges or notes or lost:
+        before = listing.snapshot or _first_snapshot(folder, listing)
         made = run(merges)
         known = [file for file in (*listing.replaced, *noted) if file.name in listing.files]
         replaced = [ReplacedFile(name=n, at=clock(), into=(m.target,)) for m in merges for n in m.names]
         gone = {file.name for file in replaced}
         kept = [_describe(folder, listing, name) for name in live if name not in gone]
         files = [*kept, *(LiveFile(name=m.name, rows=m.rows, size=m.size, digest=m.digest) for m in made)]
-        number = listing.snapshot.number + 1 if listing.snapshot else 1
         still = [file for file in known if file.name not in {*gone, *live}]
         # The merged files are whole by now: only from this line on do they count, and what they replace does not
-        write_snapshot(folder, Snapshot(number=number, files=tuple(files), replaced=(*still, *replaced)))
+        write_snapshot(folder, Snapshot(number=before.number + 1, files=tuple(files), replaced=(*still, *replaced)))
         # After the snapshot, which says the same: killed between the two lines, the next compaction reads them again
         _delete(folder, notes)
     _remove_replaced(folder, clock())
+
+
+def _first_snapshot(folder: str, listing: Listing) -> Snapshot:
+    """Writes the snapshot of a folder that has none, of its merged files alone: from then on no other of these counts.
+
+    Without it, a merged file that a killed compaction leaves would count beside all that it was merged from.
+    """
+    merged = (_describe(folder, listing, name) for name in listing.live() if name.startswith(MERGED))
+    snapshot = Snapshot(number=1, files=tuple(merged))
+    write_snapshot(folder, snapshot)
+    return snapshot
 
 
 def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes: int) -> list[Merge]:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import sleep, time
 from typing import Any
@@ -15,11 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.asking import compaction
-from jobs.asking.compaction import compact_folder
+from jobs.asking.compaction import compact_folder, run_merges
 from jobs.asking.snapshots import find_whole, list_folder
 from jobs.tables import COMPLETIONS
 from tests.jobs.asking.completions import break_pages, names_in, read_rows, row, segments_of, write
 from udfs.llm.segments import write_file
+from udfs.llm.store_files import Described, Merge
 
 WEEK = 7 * 24 * 3600
 
@@ -117,7 +119,7 @@ def test_a_damaged_file_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     before = names_in(tmp_path)
     with pytest.raises((OSError, ValueError)):
         compact_folder(str(tmp_path))
-    assert names_in(tmp_path) == before
+    assert (names_in(tmp_path, "*.parquet"), live_names(tmp_path)) == (before, before)
 
 
 def test_columns_and_types_of_other_versions_are_kept(tmp_path: Path) -> None:
@@ -192,6 +194,22 @@ def test_a_good_note_is_taken_over(tmp_path: Path) -> None:
     compact_folder(str(tmp_path), clock=lambda: time() + WEEK + 60)
     assert not any(path.exists() for path in old)
     assert read_rows(tmp_path) == rows
+
+
+def test_the_first_compaction_that_ends_before_its_snapshot_doubles_nothing(tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 8)
+    before = read_rows(tmp_path)
+
+    def end_after(merges: Sequence[Merge]) -> list[Described]:
+        run_merges(merges)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        compact_folder(str(tmp_path), end_after)
+    assert names_in(tmp_path, "base-*")
+    assert read_rows(tmp_path, find_whole(str(tmp_path), move=True)) == before
+    compact_folder(str(tmp_path))
+    assert names_in(tmp_path, "base-*") == live_names(tmp_path)
 
 
 _COMPACTOR = """
