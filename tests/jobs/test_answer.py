@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,9 +33,11 @@ Event = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    start_ray(None)
-    yield
-    ray.shutdown()
+    # A Ray of one's own sets variables that tell drivers and clusters of later tests another story
+    with patch.dict(os.environ):
+        start_ray(None)
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import psutil
 _ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 30.0
 # The cluster listens on loopback alone, as every local Ray of ours does; whoever joins it must look for it there, where
-# Ray would turn 127.0.0.1 into the address that other machines reach
-LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Ray would turn 127.0.0.1 into the address that other machines reach. A Ray that a process starts for itself makes it
+# and its children ask others for a token: the shared one has none, and takes drivers that ask for one for dead.
+SHARED_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
 
 
 class SharedCluster:
@@ -22,13 +23,11 @@ class SharedCluster:
 
     def __init__(self) -> None:
         # A Spark session of this process keeps modules of the working folder out; this one must be found there.
-        # A Ray that was started here asks others for a token that they do not have, unless it is told not to.
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        environment = {**kept, "RAY_AUTH_MODE": "disabled"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.runs.cluster"],
             cwd=_ROOT,
-            env=environment,
+            env={**kept, "RAY_AUTH_MODE": SHARED_RAY["RAY_AUTH_MODE"]},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -18,7 +18,7 @@ from jobs.asking.process import AnsweringProcess
 from jobs.cli.main import main
 from jobs.run.interrupts import Interrupts
 from jobs.run.session import SHOW_JVM
-from tests.runs.cluster import LOOPBACK_RAY, SharedCluster
+from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Ended, clean_environment, words_of
 
 
@@ -40,7 +40,7 @@ class RunHere:
     def command(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
         """Runs these words of a command line. It reads the `environment`; its actors have that of the cluster."""
         out, err, began = StringIO(), StringIO(), monotonic()
-        address = {"UNTOLD_RAY__ADDRESS": self._cluster.address, **LOOPBACK_RAY}
+        address = {"UNTOLD_RAY__ADDRESS": self._cluster.address, **SHARED_RAY}
         known = {**clean_environment(), **address, **(environment or {})}
         with _signals_kept(), self._conf_kept(), patch.dict(os.environ, known, clear=True):
             with patch.object(process, "AnsweringProcess", self._process), redirect_stdout(out), redirect_stderr(err):
