@@ -212,8 +212,10 @@ def test_the_first_compaction_that_ends_before_its_snapshot_doubles_nothing(tmp_
     assert names_in(tmp_path, "base-*") == live_names(tmp_path)
 
 
+# Where a Spark session was opened before, Python leaves the working folder out of its paths
 _COMPACTOR = """
 import sys
+sys.path.insert(0, ".")
 from pathlib import Path
 from time import time
 from uuid import uuid4
