@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from http.client import HTTPConnection
 from itertools import pairwise, permutations, product
@@ -367,21 +367,6 @@ def test_units_of_other_types_are_no_nodes_and_come_last() -> None:
         Atom("Bo Lane likes tea.", "response", (), False),
     )
     assert expected.pairs == 0
-
-
-@pytest.mark.parametrize("contexts", [(), ("IRRELEVANT weather.", "IRRELEVANT remark.")])
-def test_without_a_context_to_use_nothing_else_is_asked(contexts: Sequence[str]) -> None:
-    sample = _sample("Ada Mill lives in Lyon.", *contexts)
-    expected = expected_nli(sample, Options())
-    assert (expected.status, expected.score, expected.atoms, expected.bounds) == ("no_statements", None, (), None)
-    assert count_requests([sample], Options()) == Counter(summarise_context=len(contexts)) - Counter()
-
-
-def test_a_blank_response_is_not_asked_and_covers_nothing() -> None:
-    sample = _sample(" ", "Ada Mill lives in Lyon.")
-    assert expected_nli(sample, Options()).score == 0.0
-    stages = ("summarise_context", "extract_atoms", "revise_atoms", "rate_relevance")
-    assert count_requests([sample], Options()) == dict.fromkeys(stages, 1)
 
 
 def test_contexts_share_their_requests_across_responses() -> None:

@@ -30,7 +30,7 @@ from jobs.settings.model import LlmSettings, Settings
 from jobs.study.inputs import MetaEvaluationError
 from jobs.tables import ATOMS, COMPARISONS, META_EVALUATION, STATEMENTS
 from tests.jobs.study.test_agreement import SETS, VALUES, of_sets, strict_and_lax
-from tests.sample_files import write_lines
+from tests.sample_files import CONFLICTBANK_ROW, write_lines
 from udfs.statistics.confusion import LABELS, match_label
 from udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from udfs.statistics.permutation import adjust_p_values, paired_permutation_test
@@ -249,17 +249,6 @@ def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -
     assert sum(cell["count"] for cell in cells) == 2 * 2 * 20
 
 
-INSTANCE = {
-    "question": "q",
-    "default_evidence": "d",
-    "misinformation_conflict_evidence": "c1",
-    "temporal_conflict_evidence": "c2",
-    "semantic_conflict_evidence": "c3",
-    "default_claim": "It is d.",
-    "misinformation_conflict_claim": "It is c.",
-}
-
-
 CLAIMS = ("default", "counterfactual")
 
 
@@ -268,7 +257,7 @@ def conflictbank_ids(instances: int) -> list[str]:
 
 
 def write_bank(path: Path, instances: int) -> str:
-    return write_lines(path, [INSTANCE | {"question": f"q{n}"} for n in range(instances)])
+    return write_lines(path, [CONFLICTBANK_ROW | {"question": f"q{n}"} for n in range(instances)])
 
 
 def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]) -> None:
@@ -504,7 +493,7 @@ def test_an_output_of_score_is_read_and_one_that_is_running_is_refused(spark: Sp
 
 
 def test_a_limit_that_cuts_an_instance_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    write_lines(tmp_path / "bank.jsonl", [INSTANCE, INSTANCE | {"question": "p"}])
+    write_lines(tmp_path / "bank.jsonl", [CONFLICTBANK_ROW, CONFLICTBANK_ROW | {"question": "p"}])
     rows = [{"sample_id": name, "metric": "qa", "score": 1.0} for name in conflictbank_ids(1)]
     places = {"m": write_scores(tmp_path / "m", rows)}
     request = ask(tmp_path, places, dataset="conflictbank_alone", input=str(tmp_path / "bank.jsonl"))
