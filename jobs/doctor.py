@@ -210,8 +210,8 @@ def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _probe_ray(given: Any) -> str:
-    # Only the process of this probe may hold a Ray.
     """Ray's version, once an actor has answered."""
+    # Only the process of this probe may hold a Ray
     import ray
 
     from jobs.asking.local_ray import start_ray
@@ -227,7 +227,10 @@ def _probe_ray(given: Any) -> str:
 
 
 class _Echo:
+    """The smallest actor that there is."""
+
     def say(self, word: str) -> str:
+        """The word, once it has gone to an actor and back."""
         return word
 
 
