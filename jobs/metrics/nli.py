@@ -155,18 +155,8 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         (F.col("contexts") * F.col("responses")).alias("crossing"),
         (F.col("contexts") * (F.col("contexts") - 1)).alias("between"),
     )
-    # Without a cap, more than any sample has, and far enough from the largest long that nothing subtracted overflows
-    room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
-    to_contexts = F.least("crossing", room)
-    between = F.least("between", room - F.col("to_contexts"))
-    to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
-    limited = (
-        counted.withColumn("to_contexts", to_contexts)
-        .withColumn("between_contexts", between)
-        .withColumn("to_responses", to_responses)
-    )
     judged = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
-    return limited.select(
+    return _share_room(counted, cap).select(
         "sample_id",
         "texts",
         "contexts",
@@ -178,6 +168,20 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         # With the number of pairs, as a cap may leave samples of one set different parts of them
         F.concat_ws(":", F.lit("contexts"), "contexts_key", "between_contexts").alias("contexts_owner"),
         F.concat_ws(":", F.lit("sample"), "sample_id").alias("response_owner"),
+    )
+
+
+def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
+    """Adds to_contexts, between_contexts and to_responses: how many pairs of each kind the cap has room for."""
+    # Without a cap, more than any sample has, and far enough from the largest long that nothing subtracted overflows
+    room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
+    between = F.least("between", room - F.col("to_contexts"))
+    to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
+    # Each step sees what the one before it took
+    return (
+        counted.withColumn("to_contexts", F.least("crossing", room))
+        .withColumn("between_contexts", between)
+        .withColumn("to_responses", to_responses)
     )
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.watching import ACTOR, DRIVER, LIMITER, Look, Watch
-from tests.fakes.answers import expected_e2e, hash_of
+from tests.fakes.answers import expected_e2e
 from tests.fakes.arrivals import Arrival
 from tests.fakes.model_server import ModelServer
+from tests.fakes.rules import hash_of
 from tests.runs.harness import PROMPTS, Run, read_table, write_samples
 
 REQUESTS = 200_000

@@ -23,22 +23,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tests.fakes.answers import (
-    Config,
-    Reply,
-    Request,
-    condition,
-    content_of,
-    count_tokens,
-    deeds_of,
-    error_reply,
-    find_answer,
-    hash_of,
-    http_message,
-    make_reply,
-    payload_of,
-)
+from tests.fakes.answers import content_of, find_answer, payload_of
 from tests.fakes.arrivals import COMPLETION_PATHS, Arrival, Log
+from tests.fakes.replies import Reply, count_tokens, error_reply, http_message, make_reply
+from tests.fakes.rules import Config, Request, condition, deeds_of, hash_of
 from tests.fakes.tools import conversation_of
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -40,19 +40,6 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[ModelServer]:
-    with ModelServer() as started:
-        yield started
-
-
-@pytest.fixture
-def server(process: ModelServer) -> ModelServer:
-    process.configure(answer="e2e", rules=[], limits={}, latency=0.0, api_key=None, down=False)
-    process.reset()
-    return process
-
-
 def job_of(server: ModelServer, folder: Path, count: int, store: Path | None = None, **settings: Any) -> Job:
     """A job of so many requests in one unit."""
     (folder / "requests").mkdir()
@@ -92,16 +79,6 @@ def test_an_exception_in_the_driver_still_dismisses_its_actors(server: ModelServ
         answered(job_of(server, tmp_path, 2000, flush=1000.0), break_off, idle)
     assert len(rows_in(tmp_path / "store")) == server.count() >= 20
     assert len(idle) == 1
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    try:
-        disk = SmallDisk(tmp_path / "disk")
-    except PermissionError as error:
-        pytest.skip(str(error))
-    yield disk
-    disk.close()
 
 
 @pytest.mark.usefixtures("cluster")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -66,16 +65,6 @@ def test_429s_without_end_are_an_outage(server: ModelServer, tmp_path: Path) -> 
     assert read_manifest(output)["status"] == "outage"
     assert not read_table(output, "failures")
     check_mended(server, path, output, 0)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    try:
-        disk = SmallDisk(tmp_path / "disk")
-    except PermissionError as error:
-        pytest.skip(str(error))
-    yield disk
-    disk.close()
 
 
 def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:

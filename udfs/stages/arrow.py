@@ -14,7 +14,7 @@ from udfs.ratings import weigh
 from udfs.stages import STAGES
 from udfs.stages.definitions import StageDefinition, Unparsable
 
-UNASKED = "unasked"
+UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
 
 def add_request_ids(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
@@ -46,6 +46,7 @@ def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple
 
 
 def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, Any]:
+    """The row of a completion: its stage's output, ratings weighed by the alternatives, or error_type and error."""
     completion, error_type = row["text_of_completion"], row["error_type"]
     if error_type is not None:
         return {"error_type": error_type, "error": row["error"]}
@@ -60,6 +61,7 @@ def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, 
     except Unparsable as error:
         return {"error_type": "unparsable", "error": str(error)}
     except Exception as error:
+        # A parser of another package may fail in any way; one bad row never stops a run, and its text is not shown
         return {"error_type": "unparsable", "error": f"the parser failed ({type(error).__name__})"}
 
 
@@ -72,7 +74,9 @@ def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
 
 
 def _measure(characters: Any, row: Mapping[str, Any]) -> int:
+    """The estimated prompt tokens of one request."""
     try:
         return estimate_tokens(characters(row))
     except Exception:
+        # A template that fails on a row costs nothing: the row fails when it is asked
         return 0

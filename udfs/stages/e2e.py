@@ -31,10 +31,12 @@ COVERAGE_SCHEMA = pa.schema([pa.field("statements", pa.list_(STATEMENT_TYPE)), p
 _SUMMARY_NAMES = (
     r"(?:summary|relevant (?:summary|text|sentences|information|parts)|condensed (?:text|context)|answer|output)"
 )
+# `Summary: text`, and `## Summary` above it
 _SUMMARY_PREFIX = re.compile(
     rf"(?:\*\*{_SUMMARY_NAMES}(?::\*\*|\*\* ?:)|(?:#{{1,6}} ?)?{_SUMMARY_NAMES} ?:)", re.IGNORECASE
 )
 _SUMMARY_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*)(?:{_SUMMARY_NAMES}|result):?(?:\*\*)?", re.IGNORECASE)
+# `None. The text deals with cheese.`, but not `None of the ships sank.`
 _NONE_FIRST = re.compile(
     r"[*_`\"'“\[(]{0,3}None[*_`\"'”\])]{0,3}"
     r"(?:[.:;]|\s[-–—]\s|\s?\((?!of\b)|,\s(?:since|as|because|the|it|nothing|there)\b|\s*\n|[^\S\n]*\Z)",
@@ -50,6 +52,7 @@ _SUMMARY_PREAMBLE = re.compile(
 _NOTHING = {"n/a", "null", "nothing", "nothing relevant", "not applicable"}
 _SUMMARY_FIELDS = ("summary", "relevantsummary", "condensedtext", "condensed", "relevanttext", "text")
 _GREETING = re.compile(r"(?:sure|certainly|of course|okay|ok)(?: thing)?[,.!]*\s*\n", re.IGNORECASE)
+# Tags that models set around a summary, as the template sets some around its texts
 _SUMMARY_TAGS = {"summary", "text", "context", "answer", "output"}
 _BULLET = re.compile(r"[-*+•>] +(?=\S)")
 # What speaks of the query speaks of this task, where the source itself does not: no sentence that was to be kept.
@@ -97,6 +100,7 @@ def _is_irrelevant(text: str, variables: Mapping[str, Any]) -> bool:
 
 
 def _without_label(text: str) -> str:
+    """The text without a greeting and without what introduces a summary, on a line above it or before it."""
     greeting = _GREETING.match(text)
     text = text[greeting.end() :].strip() if greeting else text
     first, _, rest = text.partition("\n")

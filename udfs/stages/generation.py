@@ -32,6 +32,7 @@ _HEADING = re.compile(
 _STATEMENT_FIELDS = ("statement", "restatedstatement", "sentence", "text")
 _NUMBER = re.compile(r"\d{1,2}[.)]\s{1,9}(?=(?P<word>[^\W\d_]{1,60}))")
 _GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?(?:[,.!]+\s*|\s*\n))"
+# What ends in a full stop without ending a sentence; a single capital letter is an initial
 _ABBREVIATION = re.compile(
     r"(?:\b(?:dr|mr|mrs|ms|prof|st|jr|sr|vs|etc|e\.g|i\.e|cf|approx|ca|fig|vol|inc|ltd|corp|gen|col|capt|lt|sgt|rev"
     r"|hon|dept|univ|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mt|ft|u\.s|u\.k|a\.m|p\.m)|(?-i:\b[A-Z]))\.\Z",
@@ -44,7 +45,7 @@ _INTRODUCTION = re.compile(
     re.IGNORECASE,
 )
 _ONLY_GREETING = re.compile(_GREETING, re.IGNORECASE)
-_LONGEST_ABBREVIATION = 12
+_LONGEST_ABBREVIATION = 12  # characters at a line's end that hold any of them
 _BULLETS = "-*+•●○◦▪■‣·–—"
 _ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
 _QUOTES = {'""', "“”", "«»", "„“"}
@@ -79,6 +80,7 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
 
 def _without_introduction(text: str) -> str:
     """The text without a greeting on a line of its own, `Here is the statement:` and `Statement:`."""
+    # In the order in which models write them; below a heading there may be an introduction and a label again
     for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _HEADING, _INTRODUCTION, _LABEL):
         found = opening.match(text)
         text = text[found.end() :] if found else text
@@ -108,6 +110,7 @@ def _unnumbered(text: str, variables: Mapping[str, Any]) -> str:
 
 
 def _undecorated(text: str) -> str:
+    """The sentence without the mark of a quotation, a bullet, emphasis and quotation marks around all of it."""
     text = text.removeprefix("> ")
     text = split_marker(text).text if text[:1] in _BULLETS else text
     text = without_emphasis(text)

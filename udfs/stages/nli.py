@@ -38,9 +38,11 @@ RATINGS_SCHEMA = pa.schema([pa.field("ratings", pa.list_(pa.float64()))])
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 
 _RATING = rating_pattern("relevance|relevancy")
+# `statement (4)`, `statement: 4/5`: a digit that ends a line, and is part of no larger number
 _LAST_NUMBER = re.compile(rf"(?<![\w.,/+-])(?P<number>[{SCALE}])(?:\s?/\s?{SCALE[-1]})?[\W_]{{0,8}}\Z")
+# `Statement 3` in place of the statement
 _NUMBERED = re.compile(r"[\W_]*(?:(?:statement|atom|item|no)[\W_]{1,3})?(\d{1,6})[\W_]*", re.IGNORECASE)
-_LONGEST_END = 24
+_LONGEST_END = 24  # characters in which that digit is looked for
 
 
 @dataclass(frozen=True)

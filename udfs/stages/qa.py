@@ -57,12 +57,15 @@ _CONFIDENCE = rating_pattern("confidence|certainty")
 _BULLET = r"(?:[•●○◦▪■‣·*+–—-]\s{1,9}|\(?\d{1,3}[.)]\s{1,9})?"
 _ANSWER_WORD = r"[*_]{0,2}(?:a|answers?)(?:\s?\d{1,2})?[*_]{0,2}\s?[:：](?:[*_]{1,2}(?=\s))?"
 _ANSWER_LABEL = re.compile(rf"\s{{0,40}}{_BULLET}{_ANSWER_WORD}", re.I)
+# Where the next answer begins: on a line of its own or behind a bar, with `A:`
 _NEXT_ANSWER = re.compile(rf"[\n|](?=[^\S\n]{{0,40}}{_BULLET}{_ANSWER_WORD})", re.I)
 _LABEL_WITHIN = re.compile(rf"(?<![^\W_]){_ANSWER_WORD}", re.I)
 _AFTER_QUESTION = re.compile(r"[?？][\s*_`\"'”’»):：→]{0,12}(?:[-–—]\s{1,3})?")
 _DASHED = re.compile(r"\s[-–—:]{1,3}\s{1,3}|[:：]\s{1,3}")
 _NUMBER = re.compile(r"\s{0,40}[*_]{0,2}\(?\d{1,3}[.)][*_]{0,2}\s")
+# A line is cut behind a question at so many places, and a question may be so many characters longer than the given one
 _MOST_CUTS, _DECORATION = 8, 60
+# Between two rated answers: a line, a bar, a comma, `and`
 _SEPARATOR = re.compile(
     rf"[*_`]{{0,3}}\s{{0,40}}(?:\n\s{{0,40}}{_BULLET}|[|;,/]\s{{0,9}})(?:(?:and|or)\s)?(?:{_ANSWER_WORD})?"
     rf"|[*_`]{{0,3}}\s{{1,9}}(?:(?:and|or)\s(?:{_ANSWER_WORD})?|{_ANSWER_WORD})",
@@ -84,6 +87,7 @@ _NO_ANSWER = (
     r"(?: [^|\n.;,\[\]()]{1,80})?)" + _WHERE
 )
 _UNKNOWN = re.compile(rf"[\W_]{{0,9}}{_NO_ANSWER}(?:[\W_]{{0,9}}|[\W_]{{0,3}}\([^()]{{0,300}}\)[\W_]{{0,3}})", re.I)
+# The same at the beginning, with a reason behind it
 _UNKNOWN_REMARK = re.compile(
     rf"[\W_]{{0,9}}{_NO_ANSWER}" r"[*_\"'”’`]{0,3}(?:\s*\Z|[^\S\n]*[\n(\[]|[.:;][*_\"'”’`]{0,3}\s|\s[-–—]\s)", re.I
 )
@@ -107,6 +111,7 @@ class _Answer:
 
     @property
     def unknown(self) -> bool:
+        """Whether it says no more than that the text does not say."""
         return _UNKNOWN.fullmatch(self.text) is not None
 
 
@@ -153,6 +158,7 @@ def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[s
 
 
 def _written_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
+    """The questions of a completion in lines, each with its answers."""
     return [(block.question, _answers(completion, block)) for block in _blocks(completion, questions)]
 
 
@@ -162,6 +168,7 @@ def _recorded_answer(value: Record) -> Iterator[_Answer]:
 
 
 def _answers_of(said: Value | None, confidence: Value | None) -> Iterator[_Answer]:
+    """The answers of a field: a text, a list, or objects, whose own confidence counts before the outer one."""
     if said == []:
         yield _Answer("unknown", None)
     for each in said if isinstance(said, list) else [said]:
@@ -263,6 +270,7 @@ def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rati
 
 
 def _unrated(text: str) -> _Answer:
+    """An answer without a confidence, which only `unknown` may be."""
     return _Answer("unknown" if _UNKNOWN_REMARK.match(text) else _answer_text(text), None)
 
 
@@ -274,6 +282,7 @@ def _answer_text(written: str) -> str:
 
 
 def _check_answers(said: Sequence[Sequence[_Answer]], any_strange: bool) -> None:
+    """Raises `Unparsable` where a question has no answer, or an answer has no confidence or no question."""
     missing = sum(not answers for answers in said)
     if missing:
         raise Unparsable(f"no answer to {missing} of {len(said)} questions")
@@ -285,6 +294,7 @@ def _check_answers(said: Sequence[Sequence[_Answer]], any_strange: bool) -> None
 
 
 def _distinct(answers: Iterable[_Answer]) -> list[_Answer]:
+    """The answers but for `unknown`, equal ones once as the first is written: nodes are made by the same form."""
     distinct: dict[str, _Answer] = {}
     for answer in answers:
         if not answer.unknown:
