@@ -39,6 +39,7 @@ setup(
         "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS],
         "test": [
             "pytest>=9,<10",
+            "pytest-xdist>=3.8,<4",  # what needs no Spark and no Ray runs beside what does
             "hypothesis>=6.170,<7",
             "aiohttp>=3.14,<4",
             "psutil>=7,<8",
