@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -42,6 +43,8 @@ from udfs.stages import STAGES
 # So few make tables that one task sorts and writes sooner than two hand them to each other
 # An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
 FEW_SAMPLES = 200
+# Two cores are busy with three; more only share the executors' memory among more sorts
+TABLES_AT_ONCE = 3
 
 
 @dataclass(frozen=True)
@@ -301,17 +304,27 @@ def _counted() -> dict[str, Counted]:
 
 
 def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
-    """Writes the tables that metrics give; those that none of them gives are empty, and no work of Spark's."""
+    """Writes the tables that metrics give, side by side; those that none of them gives are no work of Spark's.
+
+    Side by side, for much of a small table's time is the driver's: planning, and naming files once they are written.
+    """
     few = output.manifest["counts"]["samples"] <= FEW_SAMPLES
-    written = {}
-    for name in [name for name in ORDER if name != "samples"]:
-        schema = RESULT_TABLES[name]
-        if name in tables:
-            frame, counts = tables[name], counted.get(name)
-            written[name] = output.write(name, frame, order=ORDER[name], schema=schema, few=few, counted=counts)
-        else:
-            output.write_rows(name, [], schema)
-    return written
+    names = [name for name in ORDER if name != "samples"]
+    for name in names:
+        if name not in tables:
+            output.write_rows(name, [], RESULT_TABLES[name])
+
+    def write(name: str) -> DataFrame:
+        schema, counts = RESULT_TABLES[name], counted.get(name)
+        return output.write(name, tables[name], order=ORDER[name], schema=schema, few=few, counted=counts)
+
+    given = [name for name in names if name in tables]
+    pool = ThreadPoolExecutor(TABLES_AT_ONCE)
+    try:
+        return dict(zip(given, pool.map(write, given), strict=True))
+    finally:
+        # Whoever ends the run at once does not wait for what Spark is at: the session's end cancels it
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
