@@ -181,10 +181,11 @@ def _schema(options: Options) -> int:
 def _prompts(options: Options) -> int:
     """All stages with their variables, or one stage's template, as a run with these settings would use it."""
     from udfs.stages import STAGES
-    from udfs.stages.definitions import SUFFIXES
 
     _check_name("stage", options.stage, STAGES)
     if options.stage is None:
+        from udfs.stages.definitions import SUFFIXES
+
         for name, stage in STAGES.items():
             print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES['chat']}")
         return 0
@@ -214,8 +215,8 @@ def _stage_names() -> Iterable[str]:
 
 def _template_of(options: Options) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
-    from jobs.asking.prompts import find_template
     from jobs.settings.model import decoding_for
+    from jobs.settings.templates import find_template
 
     settings = settings_without_endpoint(options)
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source

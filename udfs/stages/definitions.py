@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 # What a stage's template is named after its own name, by the API whose form it has
@@ -36,4 +37,7 @@ class StageDefinition:
     @property
     def results(self) -> pa.Schema:
         """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings."""
+        # Not at the top: what only wants the names of templates is spared an import of 0.2 s
+        import pyarrow as pa
+
         return self.output.append(pa.field("weighted", pa.bool_())) if self.rated else self.output
