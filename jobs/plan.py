@@ -16,7 +16,6 @@ from graph.distributed import Condensed
 from jobs.asking import local_model, store
 from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
-from jobs.asking.runner import cost_of
 from jobs.inputs.drawing import Draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
@@ -26,7 +25,7 @@ from jobs.metrics.contexts import condense_contexts
 from jobs.run.output import store_of
 from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, open_session, spark_schema
-from jobs.settings.model import LlmSettings, Settings
+from jobs.settings.model import LlmSettings, Settings, prices_for
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
@@ -229,7 +228,7 @@ class PlanningTools:
                 "exact": self.exact and not (stage.name in self.assumed.at_most and to_ask),
                 "reused": requests - to_ask,
                 **tokens,
-                "cost": cost_of(settings, tokens),
+                "cost": prices_for(settings, stage.name).cost(**tokens),
                 "hours": hours_of(settings.llm, to_ask, sum(tokens.values())),
             }
         )

@@ -21,7 +21,6 @@ from jobs.plan import (
     Planner,
     PlanRequest,
     completion_limit,
-    cost_of,
     hours_of,
     plan,
     show_plan,
@@ -284,13 +283,6 @@ def test_pairs_are_counted_before_any_is_asked(
 )
 def test_completion_limit_is_what_the_stage_sends(llm: dict[str, Any], limit: int) -> None:
     assert completion_limit(bind_stage("classify_relation", settings_for(**llm))) == limit
-
-
-def test_cost_is_by_price_and_null_without_one() -> None:
-    priced = settings_for(price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0)
-    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 100_000}
-    assert cost_of(priced, tokens) == pytest.approx(3.0)
-    assert cost_of(settings_for(), tokens) is None
 
 
 def test_hours_are_those_of_the_tighter_limit() -> None:
