@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from udfs.stages.figures import Figures, Reader
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -24,7 +26,8 @@ class StageDefinition:
 
     `parse(completion, variables)` gives a row of `output` or raises `Unparsable`. `rated` stages ask for
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
-    the model may call, where settings and endpoint let it.
+    the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
+    to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
     """
 
     name: str
@@ -33,6 +36,8 @@ class StageDefinition:
     output: pa.Schema
     rated: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
+    figures: Figures | None = None
+    things: Reader | None = None
 
     @property
     def results(self) -> pa.Schema:
