@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -64,6 +64,11 @@ class ScoreRequest:
     wait: bool = True
     command: str = ""
 
+    @cached_property
+    def store(self) -> str:
+        """Where completions are kept."""
+        return store_of(self.settings, self.output)
+
 
 @dataclass(frozen=True)
 class ScoreOutcome:
@@ -95,7 +100,7 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
             # read
             kept=("samples",),
             inputs=[request.input],
-            store=store_of(request.settings, request.output),
+            store=request.store,
         ) as output,
         RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note) as endpoint,
     ):
@@ -104,7 +109,7 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         _show_unused_tools(settings, stages, display)
         retry = request.retry_failed
         # The store counts as well: its completions are read by the same session
-        small = count_bytes(request.input, store_of(settings, request.output)) < SMALL_BYTES
+        small = count_bytes(request.input, request.store) < SMALL_BYTES
         # A guess from the manifest, before the input is read: it decides only whether the answering process starts
         # already
         asks = not output.seems_complete(retry_failed=retry)
@@ -163,7 +168,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         run.stages,
         run.endpoint,
         output.workspace(run.engines.spark),
-        store_of(settings, request.output),
+        request.store,
         answered_before=output.has_answered,
     )
     tables = _score_metrics(run, runner, samples, found.invalid)

@@ -26,7 +26,7 @@ from jobs.run.locks import FolderLock, LockedError
 from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Counted, Workspace
-from jobs.settings.model import Settings
+from jobs.settings.model import Settings, prices_for
 from jobs.tables import COMPLETIONS
 from udfs.llm.calls import CallSettings, Tally
 from udfs.llm.keys import Stage
@@ -48,11 +48,10 @@ REQUESTS_PER_SECOND_AND_ACTOR = 1000
 Given = TypeVar("Given")
 
 
-def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSettings:
-    """How the endpoint is called, from the settings.
+def call_settings(settings: Settings, stage: str, base_url: str, store_path: str) -> CallSettings:
+    """How the endpoint is called for a stage, from the settings.
 
-    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds, and a
-    price that is not set 0.
+    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds.
     """
     llm, budget = settings.llm, settings.budget
     # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
@@ -65,22 +64,10 @@ def call_settings(settings: Settings, base_url: str, store_path: str) -> CallSet
         outage=llm.outage_minutes * 60,
         max_attempts=llm.max_attempts,
         flush=flush,
-        prompt_price=llm.price_per_million_prompt_tokens or 0.0,
-        completion_price=llm.price_per_million_completion_tokens or 0.0,
+        prices=prices_for(settings, stage),
         limits=Limits(llm.requests_per_minute, llm.tokens_per_minute, llm.max_in_flight),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
     )
-
-
-def cost_of(settings: Settings, tokens: Mapping[str, int]) -> float | None:
-    """The price of `prompt_tokens` and `completion_tokens`; None where no price is set.
-
-    Prices are for a million tokens, in whatever currency they are given; one that is not set beside one that is, is 0.
-    """
-    prices = (settings.llm.price_per_million_prompt_tokens, settings.llm.price_per_million_completion_tokens)
-    if prices == (None, None):
-        return None
-    return (tokens["prompt_tokens"] * (prices[0] or 0.0) + tokens["completion_tokens"] * (prices[1] or 0.0)) / 1e6
 
 
 def count_actors(settings: Settings) -> int:
@@ -139,7 +126,7 @@ class StageRunner:
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
         results = self._ask(asking)
-        cost = cost_of(self.settings, asking.tally)
+        cost = prices_for(self.settings, name).cost(asking.tally["prompt_tokens"], asking.tally["completion_tokens"])
         self.counted.add(Asked(stage, results, asking.reused or 0, asking.tally, asking.seconds, cost))
         if requests.all_asked:
             return results
@@ -274,7 +261,7 @@ class StageRunner:
         self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
     ) -> None:
         """Hands the job to the answering process, and counts what it spent even where it ends with an error."""
-        settings = call_settings(self.settings, base_url, self.store)
+        settings = call_settings(self.settings, asking.stage.name, base_url, self.store)
         job = Job(
             requests=requests,
             directory=asking.folder,
@@ -309,8 +296,8 @@ class StageRunner:
             self.engines.display.end()
             tally = last["tally"]
             asking.add(tally, last["seconds"])
-            tokens = tally["prompt_tokens"] + tally["completion_tokens"]
-            self.spent += Spent(tally["calls"], tokens, cost_of(self.settings, tally) or 0.0)
+            tokens = tally["prompt_tokens"], tally["completion_tokens"]
+            self.spent += Spent(tally["calls"], sum(tokens), settings.prices.cost(*tokens) or 0.0)
 
     def _spans_nodes(self) -> bool:
         """Whether Spark and Ray may run on machines with other disks."""

@@ -6,7 +6,7 @@ distinct set of context atoms, the *owner* of the pairs, and shared by all sampl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
@@ -19,6 +19,17 @@ from jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from jobs.metrics.likely import (
+    Likely,
+    likely_ratings,
+    likely_summaries,
+    made_up,
+    rewritten,
+    size_of_things,
+    tokens_of,
+    value_of,
+    whole,
+)
 from jobs.run.session import spark_schema
 from jobs.settings.model import NliSettings, Settings
 from udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
@@ -53,7 +64,27 @@ def assume(settings: Settings) -> Assumptions:
         CLASSIFY: {"relation": F.lit(None)},
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
-    return Assumptions(at_once, results, frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset())
+    at_most = frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset[str]()
+    return Assumptions(at_once, results, at_most, partial(_likely, settings))
+
+
+def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+    """As many atoms as the figures have of a text, of which as many are relevant."""
+    unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
+    of_text, of_both = tokens_of("text"), tokens_of("text", "statements")
+    count = whole(value_of(figures[EXTRACT].things, of_text), "text")
+    texts = made_up(count, size_of_things(figures[EXTRACT], of_text), "text")
+    # What has statements to revise has some after it; equal ones of several texts are one node, here of one text alone
+    nodes = value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
+    revised = F.greatest(whole(nodes, "text", "statements"), F.lit(1))
+    passing = figures[RATE].passing(settings.thresholds.relevance)
+    return {
+        **likely_summaries(figures),
+        EXTRACT: {"atoms": F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))},
+        REVISE: {"atoms": rewritten("statements", revised)},
+        RATE: {"ratings": likely_ratings("statements", passing), "weighted": F.lit(True)},
+        CLASSIFY: {"relation": F.lit(None)},
+    }
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from udfs.errors import UserError
+from udfs.llm.prices import Prices
 from udfs.stages import STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -385,6 +386,15 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
         for name in ("model", "api", "temperature", "top_p", "max_tokens")
     }
     return Decoding(**values, extra_body=_extra_body(settings.llm, own))
+
+
+def prices_for(settings: Settings, stage: str) -> Prices:
+    """What the calls of a stage cost: `llm.price_per_million_*`, the same for all stages that are asked of it.
+
+    The one place where a stage gets its prices, for whoever plans, asks, shows and books.
+    """
+    llm = settings.llm
+    return Prices(llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
 
 
 def _extra_body(llm: LlmSettings, stage: StageSettings) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
+from udfs.llm.prices import Prices
 from udfs.llm.tools import ToolCall
 
 
@@ -16,8 +17,7 @@ class CallSettings:
     """How the endpoint is called: everything that does not change a completion. Times in seconds.
 
     `timeout` is of one call, `deadline` of a request over all its calls and waits, `outage` how long an endpoint may be
-    away before the run ends. `flush`: between two writes of completions. Prices are of a million tokens, in any one
-    currency.
+    away before the run ends. `flush`: between two writes of completions. `prices` are those of the stage that is asked.
     """
 
     base_url: str
@@ -27,8 +27,7 @@ class CallSettings:
     outage: float = 600.0
     max_attempts: int = 4
     flush: float = 1.0
-    prompt_price: float = 0.0
-    completion_price: float = 0.0
+    prices: Prices = field(default_factory=Prices)
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
 
@@ -38,14 +37,6 @@ class CallSettings:
         # A bound on cost is one on tokens too: what they cost has to be known before they are spent.
         bounds = (self.limits.tokens_per_minute, self.budget.max_tokens, self.budget.max_cost)
         return any(bound is not None for bound in bounds)
-
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """The price of these tokens; prices are per million.
-
-        >>> CallSettings("http://localhost/v1", prompt_price=2.0, completion_price=8.0).cost(1_000, 500)
-        0.006
-        """
-        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
 
 @dataclass(frozen=True)

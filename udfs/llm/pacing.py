@@ -142,9 +142,8 @@ class Pacing:
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
         tokens = tally.prompt_tokens + tally.completion_tokens
-        # The dearer of both: how the tokens of an estimate will be divided is not known.
-        price = max(settings.prompt_price, settings.completion_price) / 1e6
-        cost = settings.cost(tally.prompt_tokens, tally.completion_tokens)
+        price = settings.prices.most_of_a_token
+        cost = settings.prices.cost(tally.prompt_tokens, tally.completion_tokens) or 0.0
         return Report(
             client=work.name,
             run=f"{work.run}/{work.stage.name}",

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.figures import WRITTEN, Figures, Line
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
     collapsed,
@@ -117,5 +118,17 @@ def _undecorated(text: str) -> str:
     return text[1:-1].strip() if text[:1] + text[-1:] in _QUOTES and text[0] not in text[1:-1] else text
 
 
-GENERATE_ANSWER = StageDefinition("generate_answer", ("query", "contexts"), parse_answer, ANSWER_SCHEMA)
-RESTATE_ANSWER = StageDefinition("restate_answer", ("question", "answer"), parse_restated, RESTATED_SCHEMA)
+GENERATE_ANSWER = StageDefinition(
+    "generate_answer",
+    ("query", "contexts"),
+    parse_answer,
+    ANSWER_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=0.81)),
+)
+RESTATE_ANSWER = StageDefinition(
+    "restate_answer",
+    ("question", "answer"),
+    parse_restated,
+    RESTATED_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=1.22)),
+)

@@ -16,6 +16,7 @@ from udfs.ratings import Digit
 from udfs.stages.comparison import RELATIONS as RELATIONS
 from udfs.stages.comparison import parse_comparison
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.figures import WRITTEN, Figures, Line, Thing
 from udfs.stages.lists import whole
 from udfs.stages.questions import (
     BEFORE_RATING,
@@ -302,15 +303,65 @@ def _distinct(answers: Iterable[_Answer]) -> list[_Answer]:
     return list(distinct.values())
 
 
-MINE_QUESTIONS = StageDefinition("mine_questions", ("query", "text"), parse_questions, QUESTIONS_SCHEMA)
-REFINE_QUESTIONS = StageDefinition(
-    "refine_questions", ("query", "questions"), parse_refined, REFINED_SCHEMA, rated=True
+def questions_in(completion: str) -> list[Thing]:
+    """The questions. Raises `Unparsable`."""
+    return list(map(Thing, parse_questions(completion, {})["questions"]))
+
+
+def refined_in(completion: str) -> list[Thing]:
+    """The questions with their relevance. Raises `Unparsable`."""
+    refined = parse_refined(completion, {})
+    return [Thing(text, digit.value) for text, digit in zip(refined["questions"], refined["ratings"], strict=True)]
+
+
+def answers_in(completion: str) -> list[Thing]:
+    """The answers with their confidence, each told apart by its question. Raises `Unparsable` where none is asked."""
+    blocks = _recorded_answers(completion, ()) or _written_answers(completion, ())
+    if not blocks:
+        raise Unparsable("no question that is answered")
+    return [
+        Thing(f"{matching_key(question)}: {answer.text}", answer.digit.value)
+        for question, answers in blocks
+        for answer in answers
+        if answer.digit and not answer.unknown
+    ]
+
+
+MINE_QUESTIONS = StageDefinition(
+    "mine_questions",
+    ("query", "text"),
+    parse_questions,
+    QUESTIONS_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
+    things=questions_in,
 )
-ANSWER_QUESTIONS = StageDefinition("answer_questions", ("text", "questions"), parse_answers, ANSWERS_SCHEMA, rated=True)
+REFINE_QUESTIONS = StageDefinition(
+    "refine_questions",
+    ("query", "questions"),
+    parse_refined,
+    REFINED_SCHEMA,
+    rated=True,
+    figures=Figures(
+        WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
+    ),
+    things=refined_in,
+)
+ANSWER_QUESTIONS = StageDefinition(
+    "answer_questions",
+    ("text", "questions"),
+    parse_answers,
+    ANSWERS_SCHEMA,
+    rated=True,
+    figures=Figures(
+        WRITTEN, completion=Line(slope=0.94), things=Line(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)
+    ),
+    things=answers_in,
+)
 COMPARE_ANSWERS = StageDefinition(
     "compare_answers",
     ("question", "first", "second"),
     parse_comparison,
     RELATION_SCHEMA,
     tools=(COMPARE_QUANTITIES,),
+    figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
 )
