@@ -9,6 +9,7 @@ from typing import Any
 
 from udfs.facts.nodes import normalise
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import whole
 from udfs.stages.rated import matching_key
 from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
@@ -54,6 +55,7 @@ _RELATION_FIELDS = ("relation", "relationship", "classification", "label", "verd
 _BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
 
 
+@past_echoes
 def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`relation`: one of `RELATIONS`, of the variable `first` to `second`, whichever the completion names first.
 

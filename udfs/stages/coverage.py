@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import AFTERWORDS, is_heading
 from udfs.stages.reading import (
     Line,
@@ -119,6 +120,7 @@ class _Sourced:
         return self.sources is not None and self.at_end
 
 
+@past_echoes
 def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`statements`: each distinct text once, covered ones first, in order of appearance; `sources` count from 1.
 

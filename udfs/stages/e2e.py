@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from udfs.stages.coverage import parse_coverage
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.figures import RECORDED, Figures, Line, Thing
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
@@ -67,6 +68,7 @@ _IRRELEVANT = re.compile(
 )
 
 
+@past_echoes
 def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
     """`summary`: the condensed context, null for a lone `None`. Raises `Unparsable` where nothing was answered."""
     text = unframed(strip_thinking(completion), str(variables.get("text") or ""))

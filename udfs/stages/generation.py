@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.figures import WRITTEN, Figures, Line
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
@@ -63,6 +64,7 @@ def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str
     return {"answer": text}
 
 
+@past_echoes
 def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`statement`: the first sentence or line, on one line, without label, bullet and quotes.
 

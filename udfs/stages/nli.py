@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
 from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
 from udfs.stages.reading import answer_span, split_marker
@@ -57,6 +58,7 @@ class _Rated:
     digit: Digit | None
 
 
+@past_echoes
 def parse_relevance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
     """`ratings`: a `Digit` for each of `statements`, in their order.
 

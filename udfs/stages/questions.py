@@ -10,6 +10,7 @@ from typing import Any
 from udfs.facts.nodes import normalise
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
 from udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
 from udfs.stages.reading import (
@@ -55,6 +56,7 @@ _SEVERAL_ON_LINE = re.compile(r"(?<=[?？])\s{1,9}[*•]\s{1,9}(?=\S)")
 _OPENERS = " \t([【［（"
 
 
+@past_echoes
 def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`questions`: the questions in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
     records = read_records(completion)
@@ -74,6 +76,7 @@ def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     return {"questions": questions}
 
 
+@past_echoes
 def parse_refined(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Any]]:
     """`questions`, each text once, and `ratings`, a `Digit` for each; none for a lone `None`.
 
