@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,13 +139,12 @@ def _run_through(
     }
     kills: list[Kill] = []
     for share in KILLED_AT:
-        run = Run(server, samples, output, settings=settings)
-        run.wait_for(server, round(count * share), timeout=LONGEST_SECONDS)
-        began = time()
-        run.kill()
-        kills.append(Kill(began, time()))
-    run = Run(server, samples, output, settings=settings)
-    with Watch(run.pid) as watching:
+        with _started(server, samples, output, settings) as run:
+            run.wait_for(server, round(count * share), timeout=LONGEST_SECONDS)
+            began = time()
+            run.kill()
+            kills.append(Kill(began, time()))
+    with _started(server, samples, output, settings) as run, Watch(run.pid) as watching:
         run.wait_for(server, round(count * FULL_AT), timeout=LONGEST_SECONDS)
         _fill(disk)
         ended = run.wait(LONGEST_SECONDS)
@@ -154,6 +153,17 @@ def _run_through(
     if "answers cannot be written" not in ended.err:
         raise RuntimeError("the run did not notice that its disk was full")
     return kills, watching.looks
+
+
+@contextmanager
+def _started(server: ModelServer, samples: Path, output: Path, settings: Mapping[str, Any]) -> Iterator[Run]:
+    """A start of the run, which does not outlive a benchmark that is broken off."""
+    run = Run(server, samples, output, settings=settings)
+    try:
+        yield run
+    finally:
+        if run.is_running:
+            run.kill()
 
 
 def _fill(disk: Path) -> None:
