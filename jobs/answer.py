@@ -66,13 +66,17 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`)."""
+    """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`).
+
+    `lost`: answers that were paid for and could not be written.
+    """
 
     outcome: str
     error: str | None
     tally: Tally
     models: tuple[str, ...]
     seconds: float
+    lost: int = 0
 
 
 class Answering:
@@ -118,19 +122,19 @@ class Answering:
                 reason = self._ask_suspects()
         finally:
             self._dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
-        reason, error = self._verdict(reason or "finished")
+        reason, error, lost = self._verdict(reason or "finished")
         tally = self._tally()
         self._report(tally, force=True)
-        return Outcome(reason, error, tally, tuple(sorted(self._models)), monotonic() - self._began)
+        return Outcome(reason, error, tally, tuple(sorted(self._models)), monotonic() - self._began, lost)
 
-    def _verdict(self, reason: str) -> tuple[str, str | None]:
-        """How the job ended, and the error that belongs to it: answers that are on no disk break any end."""
+    def _verdict(self, reason: str) -> tuple[str, str | None, int]:
+        """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
         states = [worker.progress for worker in self._workers if worker.progress]
         unwritten = sum(state.unwritten for state in states)
         trouble = next((state.trouble for state in states if state.trouble), None)
         if unwritten and trouble:
-            return "broken", f"{unwritten:,} answers could not be written to {self._job.directory} ({trouble})"
-        return reason, next((state.refused for state in states if state.refused), None)
+            return "broken", f"answers could not be written to {self._job.directory} ({trouble})", unwritten
+        return reason, next((state.refused for state in states if state.refused), None), unwritten
 
     def _confirm_probes(self) -> str | None:
         """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""

@@ -96,8 +96,9 @@ def count_actors(settings: Settings) -> int:
 class StageRunner:
     """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
 
-    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `store` is where
-    completions are kept, `answered_before` whether an earlier start of the run was answered.
+    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `lost`: answers
+    that could not be written. `store` is where completions are kept, `answered_before` whether an earlier start of the
+    run was answered.
     """
 
     engines: Engines
@@ -109,6 +110,7 @@ class StageRunner:
     answered_before: bool = False
     ended: str | None = None
     error: str | None = None
+    lost: int = 0
     spent: Spent = field(default_factory=Spent)
     counted: Usage = field(default_factory=Usage)
     models: set[str | None] = field(default_factory=set)
@@ -124,7 +126,7 @@ class StageRunner:
     @property
     def ending(self) -> Ending:
         """Why it stopped asking, if it did."""
-        return Ending(self.ended, self.error, self.spent.calls)
+        return Ending(self.ended, self.error, self.spent.calls, self.lost)
 
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
@@ -301,6 +303,7 @@ class StageRunner:
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
             self.models.update(event["models"])
+            self.lost += event["lost"]
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
                 if self.ended == "refused":

@@ -98,8 +98,8 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
     # The actor's first file finds room; what it answers then does not
     job = replace(job, confirm_probes=True)
     outcome = Answering(job, lambda: None, lambda event: None, confirmed=lambda: disk.fill() is None).run()
-    assert outcome.outcome == "broken"
-    assert outcome.error == f"100 answers could not be written to {disk.folder} (No space left on device)"
+    assert (outcome.outcome, outcome.lost) == ("broken", 100)
+    assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
 
 
 @pytest.mark.usefixtures("cluster")
