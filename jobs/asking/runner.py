@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking import snapshots, store
+from jobs.asking import compaction, snapshots, store
 from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
@@ -201,7 +201,10 @@ class StageRunner:
         """Has the missing requests answered, unless asking has ended; what goes wrong ends it and is `error`."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
-        if not asking.missing or self.ended:
+        if self.ended:
+            return
+        if not asking.missing:
+            self._compact_what_is_left(asking.folder)
             return
         try:
             self._answer_locked(asking)
@@ -241,6 +244,15 @@ class StageRunner:
             store.compact(self.workspace.spark, folder)
         except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
             self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
+
+    def _compact_what_is_left(self, folder: str) -> None:
+        """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.
+
+        Who holds the folder compacts it anyway, and a store that may only be read stays as it is.
+        """
+        if is_local(folder) and compaction.is_due(folder):
+            with suppress(LockedError, OSError), FolderLock(open_filesystem(folder)[1], self.engines.run, wait=False):
+                self._compact(folder)
 
     def _lock(self, folder: str) -> FolderLock | None:
         """The lock of a folder; None on an object store, where the system has none, after a line that says so."""
