@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking import snapshots, store
+from jobs.asking import compaction, snapshots, store
 from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
@@ -83,8 +83,9 @@ def count_actors(settings: Settings) -> int:
 class StageRunner:
     """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
 
-    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `store` is where
-    completions are kept, `answered_before` whether an earlier start of the run was answered.
+    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `lost`: answers
+    that could not be written. `store` is where completions are kept, `answered_before` whether an earlier start of the
+    run was answered.
     """
 
     engines: Engines
@@ -96,6 +97,7 @@ class StageRunner:
     answered_before: bool = False
     ended: str | None = None
     error: str | None = None
+    lost: int = 0
     spent: Spent = field(default_factory=Spent)
     counted: Usage = field(default_factory=Usage)
     models: set[str | None] = field(default_factory=set)
@@ -111,7 +113,7 @@ class StageRunner:
     @property
     def ending(self) -> Ending:
         """Why it stopped asking, if it did."""
-        return Ending(self.ended, self.error, self.spent.calls)
+        return Ending(self.ended, self.error, self.spent.calls, self.lost)
 
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
@@ -186,7 +188,10 @@ class StageRunner:
         """Has the missing requests answered, unless asking has ended; what goes wrong ends it and is `error`."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
-        if not asking.missing or self.ended:
+        if self.ended:
+            return
+        if not asking.missing:
+            self._compact_what_is_left(asking.folder)
             return
         try:
             self._answer_locked(asking)
@@ -226,6 +231,15 @@ class StageRunner:
             store.compact(self.workspace.spark, folder)
         except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
             self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
+
+    def _compact_what_is_left(self, folder: str) -> None:
+        """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.
+
+        Who holds the folder compacts it anyway, and a store that may only be read stays as it is.
+        """
+        if is_local(folder) and compaction.is_due(folder):
+            with suppress(LockedError, OSError), FolderLock(open_filesystem(folder)[1], self.engines.run, wait=False):
+                self._compact(folder)
 
     def _lock(self, folder: str) -> FolderLock | None:
         """The lock of a folder; None on an object store, where the system has none, after a line that says so."""
@@ -288,6 +302,7 @@ class StageRunner:
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
             self.models.update(event["models"])
+            self.lost += event["lost"]
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
                 if self.ended == "refused":

@@ -74,7 +74,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Work:
-    """What one asker is there for: who it is, which stage of which run, how to call, and what came before it."""
+    """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
+
+    `gone`: what askers of the same stage that died had spent, by name.
+    """
 
     name: str
     run: str
@@ -82,6 +85,7 @@ class Work:
     settings: CallSettings
     spent_before: Spent = NOTHING_SPENT
     answered_before: bool = False
+    gone: Mapping[str, Spent] = field(default_factory=dict)
 
 
 @dataclass

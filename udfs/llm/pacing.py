@@ -76,6 +76,7 @@ class Pacing:
         self.reserved = 0
         self._unused_tokens = 0
         self._until = float("-inf")
+        self._tokens_until = float("-inf")
         self._slots: deque[tuple[float, int]] = deque()
 
     @property
@@ -137,7 +138,8 @@ class Pacing:
     def report(self, work: Work, tally: Tally, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
         """What is told with the next lease, but for the news; unused tokens are told once.
 
-        `ahead` says how far away the latest slot is that was ever leased: it holds by whatever clock.
+        `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the room for the next
+        tokens: seconds from now hold by whatever clock.
         """
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
@@ -157,6 +159,9 @@ class Pacing:
             unused_tokens=unused if settings.counts_tokens else 0,
             ahead=self._until - now,
             places=self.places,
+            gone=work.gone,
+            paused=self.paused(now),
+            tokens_ahead=self._tokens_until - now,
             limits=settings.limits,
             budget=settings.budget,
         )
@@ -166,6 +171,7 @@ class Pacing:
         self.clock.measure(lease.now, sent, received)
         self.places, self.strict, self.refusal = lease.places, lease.strict, lease.refusal
         self.paused_until = max(self.paused_until, self.clock.local(lease.paused_until))
+        self._tokens_until = self.clock.local(lease.tokens_until)
         # Slots from before an outage would all be used as probes, at once.
         if lease.probing or lease.refusal:
             self._drop()
