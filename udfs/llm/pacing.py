@@ -144,7 +144,7 @@ class Pacing:
         tokens = tally.prompt_tokens + tally.completion_tokens
         # The dearer of both: how the tokens of an estimate will be divided is not known.
         price = max(settings.prompt_price, settings.completion_price) / 1e6
-        cost = settings.cost(tally.prompt_tokens, tally.completion_tokens)
+        cost = settings.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls)
         return Report(
             client=work.name,
             run=f"{work.run}/{work.stage.name}",
@@ -155,6 +155,7 @@ class Pacing:
             spent=Spent(tally.calls, tokens + self.reserved, cost + self.reserved * price),
             spent_before=work.spent_before,
             cost_per_token=price,
+            cost_per_call=settings.call_price,
             unused_tokens=unused if settings.counts_tokens else 0,
             ahead=self._until - now,
             places=self.places,
@@ -196,7 +197,7 @@ class CompletionSizes:
     """
 
     def __init__(self, max_tokens: int | None) -> None:
-        self._first = min(_FIRST_COMPLETION_TOKENS, max_tokens or _FIRST_COMPLETION_TOKENS)
+        self._first = _FIRST_COMPLETION_TOKENS if max_tokens is None else min(_FIRST_COMPLETION_TOKENS, max_tokens)
         self._latest: deque[int] = deque(maxlen=_COMPLETIONS_REMEMBERED)
         self._sorted: list[int] = []
 

@@ -53,20 +53,17 @@ def open_embedder(files: ModelFiles, pooling: Pooling, max_tokens: int) -> Embed
     return Embedder(files, pooling, max_tokens)
 
 
-def flaw(vector: Sequence[float], dimension: int | None = None) -> str | None:
+def flaw(vector: NDArray[np.float32], dimension: int | None = None) -> str | None:
     """What is wrong with a vector: not `dimension` long (any length but 0 where None), not finite, or zero.
 
-    >>> flaw([0.0, 0.0]), flaw([1.0], dimension=2), flaw([0.6, 0.8])
+    >>> flaw(np.zeros(2)), flaw(np.ones(1), dimension=2), flaw(np.ones(2))
     ('the vector is zero', 'the vector has 1 dimensions, not 2', None)
     """
     if len(vector) != dimension and (dimension is not None or not len(vector)):
         return f"the vector has {len(vector)} dimensions" + (f", not {dimension}" if dimension is not None else "")
-    # As it is stored: a value that single precision cannot hold is infinite or zero there
-    with np.errstate(over="ignore", under="ignore"):
-        values = np.asarray(vector, dtype=np.float32)
-    if not np.isfinite(values).all():
+    if not np.isfinite(vector).all():
         return "the vector has values that are no numbers"
-    return None if values.any() else "the vector is zero"
+    return None if vector.any() else "the vector is zero"
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import udfs.stages.e2e as e2e
 import udfs.stages.generation as generation
+import udfs.stages.lookups as lookups
 import udfs.stages.nli as nli
 import udfs.stages.qa as qa
 from udfs.registry import Registry
@@ -29,3 +32,13 @@ STAGES: Registry[StageDefinition] = Registry(
     ),
     GROUP,
 )
+
+LOOKUPS: Mapping[str, StageDefinition] = {
+    one.name: one for one in (lookups.EMBED_TEXT, lookups.WEB_SEARCH, lookups.CLASSIFY_ENTAILMENT)
+}
+"""Stages that ask no language model, and so have no template and no decoding of `stages.*`."""
+
+
+def definition_of(name: str) -> StageDefinition:
+    """The stage of that name, of `STAGES` or `LOOKUPS`. Raises KeyError for one that is neither's."""
+    return LOOKUPS[name] if name in LOOKUPS else STAGES[name]

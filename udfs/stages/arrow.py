@@ -11,7 +11,7 @@ from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.ratings import weigh
-from udfs.stages import STAGES
+from udfs.stages import definition_of
 from udfs.stages.definitions import StageDefinition, Unparsable
 
 UNASKED = "unasked"
@@ -31,7 +31,7 @@ def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple
     A batch has the keys, what the stage's parser reads of its variables, request_id, text_of_completion, alternatives,
     error_type and error. A row without text and without error was not asked: error_type `unasked`.
     """
-    definition = STAGES[stage]
+    definition = definition_of(stage)
     fields = list(definition.results)
     wanted = {*definition.variables, "text_of_completion", "error_type", "error"}
     wanted |= {"alternatives"} if definition.rated else set()

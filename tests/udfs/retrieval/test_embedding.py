@@ -113,20 +113,19 @@ def test_without_its_package_the_embedded_model_says_what_to_do(monkeypatch: pyt
     ("vector", "said"),
     [
         ([0.0, 0.0], "zero"),
-        ([1e-60, 0.0], "zero"),
         ([1.0, float("nan")], "no numbers"),
         ([1.0, float("inf")], "no numbers"),
-        ([1.0, 1e60], "no numbers"),
         ([], "0 dimensions"),
         ([1.0, 2.0, 3.0], "3 dimensions, not 2"),
     ],
 )
 def test_what_is_wrong_with_a_vector_is_said(vector: list[float], said: str) -> None:
-    assert said in str(flaw(vector, 2 if vector else None))
+    assert said in str(flaw(np.array(vector, np.float32), 2 if vector else None))
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
 def test_a_vector_without_a_flaw_has_length_one_when_normalised(vector: list[float]) -> None:
-    if flaw(vector) is None:
-        row = normalised(np.array([vector], dtype=np.float32))[0]
+    given_row = np.array(vector, dtype=np.float32)
+    if flaw(given_row) is None:
+        row = normalised(given_row[None])[0]
         assert np.linalg.norm(row.astype(np.float64)) == pytest.approx(1, abs=1e-6)
