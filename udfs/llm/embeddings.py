@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,9 @@ def read_embeddings(
     if count != len(sizes) or len(known) != count:
         return _bad_body(f"the endpoint's answer holds {count} vectors for {len(sizes)} texts", sent)
     usage = _usage(body.get("usage"), sent)
+    if dimension is None:
+        # Before any vector is known, as long as most are
+        dimension = Counter(map(len, known)).most_common(1)[0][0]
     name = valid_utf8(model) if isinstance(model, str) else None
     parts = [_part(vector, dimension, name, tokens) for vector, tokens in zip(known, shares(usage, sizes), strict=True)]
     first = next((part for part in parts if part.error_type is None), parts[0])

@@ -66,11 +66,13 @@ class Brave:
             results = (answer.get("web") or {}).get("results") or []
             if answer["type"] != "search":
                 raise NoHitsError
-            # Reversed twice: of hits with one address the first counts
-            found = {str(hit["url"]): _text_of(hit) for hit in reversed(results)}
+            found: dict[str, str] = {}
+            for hit in results:
+                # Of hits with one address the first counts
+                found.setdefault(str(hit["url"]), _text_of(hit))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NoHitsError("the answer is no result of a web search") from error
-        return [Hit(id=url, text=text) for url, text in reversed(found.items())]
+        return [Hit(id=url, text=text) for url, text in found.items()]
 
 
 def _text_of(hit: Mapping[str, Any]) -> str:
