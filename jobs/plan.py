@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 
 from graph.distributed import Condensed
 from jobs.asking import local_model, store
+from jobs.asking.calling import cost_of, limits_of, runs_in_tasks
 from jobs.asking.prompts import bind_stage
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
-from jobs.asking.runner import cost_of
 from jobs.inputs.drawing import Draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
@@ -29,9 +29,11 @@ from jobs.run.session import SMALL_BYTES, open_session, spark_schema
 from jobs.settings.model import LlmSettings, Settings
 from jobs.tables import COMPLETIONS
 from udfs.llm.keys import Stage
+from udfs.llm.limiter import Limits
 from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
-from udfs.stages.arrow import measure_prompts, parse_completions
+from udfs.stages import LOOKUPS
+from udfs.stages.arrow import measure_prompts, reading_of
 
 # Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -220,7 +222,9 @@ class PlanningTools:
         Tokens are of the requests still to be asked: prompts estimated, completions at their limit.
         """
         settings = self.assumed.settings
+        calls = -(-to_ask // settings.embeddings.batch) if stage.api == "embeddings" else to_ask
         tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
+        asked = not runs_in_tasks(stage, settings)
         self.planner.rows.append(
             {
                 "metric": self.metric,
@@ -229,8 +233,8 @@ class PlanningTools:
                 "exact": self.exact and not (stage.name in self.assumed.at_most and to_ask),
                 "reused": requests - to_ask,
                 **tokens,
-                "cost": cost_of(settings, tokens),
-                "hours": hours_of(settings.llm, to_ask, sum(tokens.values())),
+                "cost": cost_of(settings, {**tokens, "calls": calls}, stage.api) if asked else None,
+                "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())) if asked else None,
             }
         )
 
@@ -256,7 +260,7 @@ def _results(
     answered = (
         keyed.join(missing, on="request_id", how="left_anti")
         .join(best, on="request_id", how="left")
-        .mapInArrow(partial(parse_completions, stage=stage.name, keys=keys), schema)
+        .mapInArrow(reading_of(stage.name, keys), schema)
     )
     unknown = keyed.join(missing, on="request_id", how="left_semi").select(
         *keys,
@@ -272,19 +276,22 @@ def _results(
 def completion_limit(stage: Stage) -> int:
     """The most tokens that a completion of the stage may have, as it is asked for.
 
-    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number.
+    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number. Vectors and
+    hits are no tokens.
     """
+    if stage.name in LOOKUPS:
+        return 0
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
 
 
-def hours_of(llm: LlmSettings, requests: int, tokens: int) -> float | None:
+def hours_of(limits: Limits | LlmSettings, requests: int, tokens: int) -> float | None:
     """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
 
     The slower of the two limits counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two
     minutes, which are 0.033 hours. What the endpoint itself takes is not known.
     """
-    limited = ((requests, llm.requests_per_minute), (tokens, llm.tokens_per_minute))
+    limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
     minutes = [amount / limit for amount, limit in limited if limit is not None]
     return max(minutes) / MINUTES_PER_HOUR if minutes else None
 

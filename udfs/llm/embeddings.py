@@ -14,25 +14,9 @@ from numpy.typing import NDArray
 
 from udfs.llm.calls import Answer, Usage
 from udfs.llm.client import read_status, read_usage, status_in, valid_utf8
-from udfs.llm.keys import Stage, canonical_json
+from udfs.llm.keys import Stage
 from udfs.llm.tokens import estimate_tokens
 from udfs.retrieval.embedding import flaw
-
-
-def prefixes_template(query: str, document: str) -> str:
-    """The template of `embed_text`: what is put before a text of each kind, as JSON; an empty prefix is none."""
-    return canonical_json({"query": query or None, "document": document or None})
-
-
-def embedding_inputs(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is embedded for rows of text and kind: the text behind the prefix of its kind.
-
-    >>> stage = Stage("embed_text", ("text", "kind"), "m", prefixes_template("query: ", ""))
-    >>> embedding_inputs(stage, [{"text": "a", "kind": "query"}, {"text": "b", "kind": "document"}])
-    ['query: a', 'b']
-    """
-    prefixes: Mapping[str, str] = json.loads(stage.template)
-    return [f"{prefixes.get(row['kind'], '')}{row['text']}" for row in rows]
 
 
 def embedding_body(stage: Stage, texts: Sequence[str]) -> bytes:

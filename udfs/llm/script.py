@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 from udfs.llm.calls import Answer, Request
 from udfs.llm.client import BEARER, Reader, read_completion, read_status, request_body, status_in
-from udfs.llm.embeddings import embedding_body, embedding_inputs, read_embeddings
+from udfs.llm.embeddings import embedding_body, read_embeddings
 from udfs.llm.keys import Stage
 from udfs.llm.templates import Prompt, compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import MAX_ROUNDS
+from udfs.retrieval.embedding import embedding_inputs
 from udfs.retrieval.search import PROVIDERS, NoHitsError, Provider
 from udfs.stages.definitions import Unparsable
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from udfs.llm.keys import Stage, canonical_json
 from udfs.retrieval.local_models import MINILM, LocalModelFileError, ModelFiles, OnnxModel, find_in_folder, find_minilm
 
 Pooling = Literal["mean", "cls"]
@@ -45,6 +47,22 @@ class Embedder:
             # All tokens of a group are real ones: it has no padding
             vectors[places] = states.mean(axis=1, dtype=np.float32) if self._pooling == "mean" else states[:, 0]
         return np.empty((0, 0), dtype=np.float32) if vectors is None else vectors
+
+
+def prefixes_template(query: str, document: str) -> str:
+    """The template of `embed_text`: what is put before a text of each kind, as JSON; an empty prefix is none."""
+    return canonical_json({"query": query or None, "document": document or None})
+
+
+def embedding_inputs(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is embedded for rows of text and kind: the text behind the prefix of its kind.
+
+    >>> stage = Stage("embed_text", ("text", "kind"), "m", prefixes_template("query: ", ""))
+    >>> embedding_inputs(stage, [{"text": "a", "kind": "query"}, {"text": "b", "kind": "document"}])
+    ['query: a', 'b']
+    """
+    prefixes: Mapping[str, str] = json.loads(stage.template)
+    return [f"{prefixes.get(row['kind'], '')}{row['text']}" for row in rows]
 
 
 @lru_cache(maxsize=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,53 @@ def save(folder: Path, nodes: list, inputs: list, outputs: list, constants: list
     onnx.checker.check_model(model)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(folder / "model.onnx"))
+
+
+def write_classifier(folder: Path, words: list[str], labels: list[str]) -> None:
+    """A classifier whose first class is the one where the premise has every token of the hypothesis, else its last.
+
+    Its logits are 3 for that class and 0 for all others.
+    """
+    write_tokenizer(folder, words)
+    names = {str(number): label for number, label in enumerate(labels)}
+    (folder / "config.json").write_text(json.dumps({"id2label": names}), encoding="utf-8")
+    node = helper.make_node
+    nodes = [
+        # Tokens of the hypothesis: of the second text, and none that frames it
+        node("Cast", ["token_type_ids"], ["second"], to=TensorProto.FLOAT),
+        node("Greater", ["input_ids", "last_special"], ["is_word"]),
+        node("Cast", ["is_word"], ["word"], to=TensorProto.FLOAT),
+        node("Mul", ["second", "word"], ["asked"]),
+        node("Sub", ["one", "second"], ["first"]),
+        # Which of them stand in the premise: all pairs of places
+        node("Unsqueeze", ["input_ids", "axis_1"], ["across"]),
+        node("Unsqueeze", ["input_ids", "axis_2"], ["down"]),
+        node("Equal", ["across", "down"], ["is_same"]),
+        node("Cast", ["is_same"], ["same"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["first", "axis_2"], ["premise"]),
+        node("Mul", ["same", "premise"], ["matches"]),
+        node("ReduceMax", ["matches", "axis_1"], ["found"], keepdims=0),
+        node("Sub", ["one", "found"], ["lost"]),
+        node("Mul", ["asked", "lost"], ["missing"]),
+        node("ReduceMax", ["missing", "axis_1"], ["fails"], keepdims=1),
+        node("Sub", ["one", "fails"], ["holds"]),
+        node("Mul", ["holds", "of_first"], ["if_it_holds"]),
+        node("Mul", ["fails", "of_last"], ["if_it_fails"]),
+        node("Add", ["if_it_holds", "if_it_fails"], ["logits"]),
+    ]
+    first, last = np.zeros((1, len(labels)), np.float32), np.zeros((1, len(labels)), np.float32)
+    first[0, 0] = last[0, -1] = 3.0
+    constants = {
+        "last_special": np.array(len(SPECIAL) - 1, np.int64),
+        "one": np.array(1.0, np.float32),
+        "axis_1": np.array([1], np.int64),
+        "axis_2": np.array([2], np.int64),
+        "of_first": first,
+        "of_last": last,
+    }
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(labels)])]
+    save(folder, nodes, inputs, outputs, [numpy_helper.from_array(value, name) for name, value in constants.items()])
