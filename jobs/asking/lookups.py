@@ -22,7 +22,7 @@ def bind_lookup(name: str, settings: Settings) -> Stage:
     return _BINDINGS[name](settings)
 
 
-def _bind_embedding(settings: Settings) -> Stage:
+def bind_embedding(settings: Settings) -> Stage:
     """`embed_text`: of a local model, its files stand for its name, and how they are used is part of the key."""
     given = settings.embeddings
     local: Mapping[str, Any] = {}
@@ -42,7 +42,7 @@ def _bind_embedding(settings: Settings) -> Stage:
     )
 
 
-def _bind_search(settings: Settings) -> Stage:
+def bind_search(settings: Settings) -> Stage:
     """`web_search`: with the edition, so that another one searches anew."""
     given = settings.search
     if settings.budget.max_cost is not None and given.price_per_thousand_requests is None:
@@ -70,7 +70,7 @@ def _bind_entailment(settings: Settings) -> Stage:
 
 
 _BINDINGS: Mapping[str, Callable[[Settings], Stage]] = {
-    "embed_text": _bind_embedding,
-    "web_search": _bind_search,
+    "embed_text": bind_embedding,
+    "web_search": bind_search,
     "classify_entailment": _bind_entailment,
 }
