@@ -17,10 +17,11 @@ from jobs.asking.job import Job
 from jobs.asking.process import AnsweringProcess
 from jobs.asking.prompts import bind_stage
 from jobs.asking.runner import StageRunner
+from jobs.metrics.grounding import ground, grounding_stage
 from jobs.settings.model import Settings
 from tests.fakes.lookups import search, vector_of
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import most_within, times
+from tests.runs.harness import PROMPTS, most_within, times
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
 from udfs.retrieval.embedding import normalised
@@ -149,17 +150,36 @@ def test_a_local_model_embeds_within_tasks_and_its_rows_are_in_the_store(
         assert usage_of(runner)["reused"] == 2
 
 
-def test_a_classifier_judges_within_tasks_and_its_probabilities_are_rows(run_here: RunHere, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("threshold", "grounded"), [(0.5, True), (0.95, False)])
+def test_a_classifier_judges_within_tasks_and_its_threshold_grounds(
+    run_here: RunHere, tmp_path: Path, threshold: float, grounded: bool
+) -> None:
     write_classifier(tmp_path / "judge", WORDS, ["entailment", "neutral", "contradiction"])
-    settings = settings_for(grounding={"verifier": str(tmp_path / "judge")})
+    settings = settings_for(grounding={"verifier": str(tmp_path / "judge"), "threshold": threshold})
     pairs = [("bees make honey", "bees honey"), ("bees make honey", "water boils")]
-    with run_here.runner(tmp_path, settings, "classify_entailment") as runner:
-        rows = runner.engines.spark.createDataFrame(pairs, "premise string, hypothesis string")
-        asked = runner.ask("classify_entailment", rows, carry=("hypothesis",))
-        found = {row["hypothesis"]: (row["relation"], row["probability"]) for row in asked.collect()}
+    found = judged(run_here, tmp_path, settings, pairs)
     sure = np.exp(3) / (np.exp(3) + 2)
-    assert found["bees honey"] == ("entailment", pytest.approx(sure))
-    assert found["water boils"] == ("contradiction", pytest.approx((1 - sure) / 2))
+    assert found["bees honey"] == ("entailment", pytest.approx(sure), grounded)
+    assert found["water boils"] == ("contradiction", pytest.approx((1 - sure) / 2), False)
+
+
+def test_a_model_that_is_asked_grounds_by_its_relation(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    server.configure(answer="world")
+    settings = settings_for(llm={"base_url": server.base_url, "model": "m"}, prompts_dir=str(PROMPTS))
+    home = "Ada Mill lives in Lyon."
+    found = judged(run_here, tmp_path, settings, [(home, "Ada Mill lives in France."), (home, "Ada Mill likes tea.")])
+    assert found["Ada Mill lives in France."] == ("entailment", None, True)
+    assert found["Ada Mill likes tea."] == ("neutral", None, False)
+
+
+def judged(
+    run_here: RunHere, folder: Path, settings: Settings, pairs: list[tuple[str, str]]
+) -> dict[str, tuple[str, float | None, bool]]:
+    """By hypothesis: relation, probability of entailment, whether it is grounded."""
+    with run_here.runner(folder, settings, grounding_stage(settings)) as runner:
+        rows = runner.engines.spark.createDataFrame(pairs, "premise string, hypothesis string")
+        found = ground(rows, runner, settings, carry=("hypothesis",)).collect()
+    return {row["hypothesis"]: (row["relation"], row["probability"], row["grounded"]) for row in found}
 
 
 def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
