@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from jobs.asking.calling import call_settings
-from jobs.asking.job import Job
+from jobs.asking.job import Job, job_to_json
 from jobs.asking.process import AnsweringProcess
 from jobs.asking.prompts import bind_stage
 from jobs.asking.runner import StageRunner
@@ -21,7 +26,7 @@ from jobs.metrics.grounding import ground, grounding_stage
 from jobs.settings.model import Settings
 from tests.fakes.lookups import search, vector_of
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import PROMPTS, most_within, times
+from tests.runs.harness import PROMPTS, WAIT_SECONDS, clean_environment, kill_processes, most_within, times
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
 from udfs.retrieval.embedding import normalised
@@ -211,3 +216,45 @@ def answer_together(processes: list[AnsweringProcess], jobs: list[Job]) -> list[
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(answer, processes, jobs))
+
+
+BATCH = 8
+
+
+@pytest.mark.slow
+def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(latency=0.1)
+    settings = remote(server, batch=BATCH, max_in_flight=4)
+    call = replace(call_settings(settings, server.base_url, str(tmp_path), "embeddings"), flush=0.2)
+    rows = [{"request_id": f"r{number:04d}", "text": f"hive {number}", "kind": "document"} for number in range(800)]
+    (tmp_path / "requests").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "requests" / "1.parquet")
+    job = Job(str(tmp_path / "requests"), str(tmp_path / "store"), "one", bind_stage("embed_text", settings), call)
+    first = start_answering(job, tmp_path / "one.json")
+    server.wait_for(40, timeout=WAIT_SECONDS)
+    kill_processes([psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)])
+    first.wait()
+    arrived, kept = server.count(), stored_ids(tmp_path / "store")
+    assert 0 < len(kept) < len(rows)
+    second = start_answering(replace(job, run="two"), tmp_path / "two.json")
+    assert second.wait(WAIT_SECONDS) == 0
+    assert stored_ids(tmp_path / "store") == {row["request_id"] for row in rows}
+    assert server.count() - arrived == -(-(800 - len(kept)) // BATCH)
+
+
+def start_answering(job: Job, settings: Path) -> subprocess.Popen[bytes]:
+    """The answering half alone, with a Ray of its own."""
+    settings.write_text(json.dumps(job_to_json(job)))
+    places = ["--requests", job.requests, "--store", job.directory, "--settings", str(settings)]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "jobs.answer", *places],
+        cwd=settings.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**clean_environment(), "PYTHONSAFEPATH": "1"},
+    )
+
+
+def stored_ids(store: Path) -> set[str]:
+    return {one for file in store.glob("*.parquet") for one in pq.read_table(file)["request_id"].to_pylist()}

@@ -12,10 +12,11 @@ import pytest
 
 from tests.fakes.lookups import search
 from tests.fakes.model_server import ModelServer
-from tests.udfs.llm.askers import SETTINGS, ask, rows_in
+from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
 from udfs.llm.calls import CallSettings, Progress
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
+from udfs.llm.limiter import Budget, Limits
 from udfs.retrieval.search import hits_of
 
 STAGE = Stage("web_search", ("query", "count"), "brave", "", api="search")
@@ -82,6 +83,21 @@ def test_html_that_stays_is_a_bad_body_and_a_slow_answer_a_timeout(server: Model
 
 def test_a_price_a_call_is_held_against_the_budget() -> None:
     assert CallSettings("http://h", call_price=0.005).cost(0, 0, calls=3) == pytest.approx(0.015)
+
+
+def test_a_bounded_cost_ends_the_searching_at_the_last_call_that_it_pays(server: ModelServer, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, call_price=0.01, budget=Budget(max_cost=0.055), limits=Limits(max_in_flight=2))
+
+    async def search_until_spent() -> Progress:
+        run = Run(server, tmp_path, settings, stage=STAGE)
+        run.asker.start()
+        run.asker.feed("unit", [(f"r{number}", {"query": f"home {number}", "count": 1}) for number in range(20)])
+        await run.until(lambda progress: progress.refusal == "budget" and not progress.in_flight)
+        return await run.asker.stop(1.0)
+
+    progress = asyncio.run(search_until_spent())
+    assert progress.tally.calls == server.count() == 5
+    assert len(rows_in(tmp_path)) == 5
 
 
 @pytest.mark.parametrize(("key", "status"), [("right", None), (None, "http_401"), ("wrong", "http_401")])
