@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -53,17 +54,8 @@ def answer_in_task(
 
 
 def _stamped(row: Completion, stage: Stage, run: str) -> Completion:
-    return Completion(
-        request_id=row.request_id,
-        text=row.text,
-        vector=row.vector,
-        error_type=row.error_type,
-        error=row.error,
-        model=stage.model,
-        attempts=1,
-        answered_at=datetime.now(UTC),
-        run_id=run,
-    )
+    """A row as it is stored: what answered it, when, and in which start."""
+    return replace(row, model=stage.model, attempts=1, answered_at=datetime.now(UTC), run_id=run)
 
 
 def _embedding(stage: Stage) -> Answers:

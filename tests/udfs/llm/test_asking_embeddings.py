@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,20 +47,6 @@ def with_poison(count: int, place: int) -> list[tuple[str, dict[str, str]]]:
     rows = texts(count)
     rows[place] = (rows[place][0], {"text": f"{POISON} of bees", "kind": "document"})
     return rows
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[ModelServer]:
-    with ModelServer() as running:
-        yield running
-
-
-@pytest.fixture
-def server(running: ModelServer) -> ModelServer:
-    """One server for all of these tests, as if it were new."""
-    running.configure(rules=[])
-    running.reset()
-    return running
 
 
 def test_a_call_asks_for_a_batch_and_every_text_is_a_row(server: ModelServer, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,11 @@ STAGE = Stage("web_search", ("query", "count"), "brave", "", api="search")
 QUERY = "What is known of the home of Ada Mill & others?"
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[ModelServer]:
-    with ModelServer() as running:
-        # An address with its path, where other endpoints have one to put paths behind
-        running.base_url = running.search_url
-        yield running
-
-
 @pytest.fixture
-def server(running: ModelServer) -> ModelServer:
-    """One server for all of these tests, as if it were new."""
-    running.configure(rules=[])
-    running.reset()
-    return running
+def server(server: ModelServer) -> ModelServer:
+    """An address with its path, where other endpoints have one to put paths behind."""
+    server.base_url = server.search_url
+    return server
 
 
 def look_up(
