@@ -17,11 +17,10 @@ from udfs.llm.client import is_loopback
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
 
+EndpointSettings = LlmSettings | EmbeddingSettings | SearchSettings
 
-Endpoint = LlmSettings | EmbeddingSettings | SearchSettings
 
-
-def key_remedy(given: Endpoint, section: str = "llm") -> str:
+def key_remedy(given: EndpointSettings, section: str = "llm") -> str:
     """What to do about the key where the endpoint of a section of the settings asks for another, or for any.
 
     It names the variable and says whether that is set, never what is in it.
@@ -33,7 +32,7 @@ def key_remedy(given: Endpoint, section: str = "llm") -> str:
     return f"check the key: {given.api_key_env} ({name}) {known}"
 
 
-def explain_refusal(error: str, given: Endpoint, section: str = "llm") -> str:
+def explain_refusal(error: str, given: EndpointSettings, section: str = "llm") -> str:
     """What an endpoint that refuses a run said, and what to do where it is about the key."""
     return f"{error}: {key_remedy(given, section)}" if _ABOUT_KEYS.search(error) else error
 

@@ -41,6 +41,8 @@ class TaskRun:
         self._tag = f"untold-{uuid4().hex}"
         self._error: BaseException | None = None
         self._counted: dict[str, int] = {}
+        # Rows and failures, once all tasks have ended
+        self._done: tuple[int, int] | None = None
 
     def answer(self, total: int, show: Callable[[Mapping[str, Any]], None], stopped: Callable[[], bool]) -> str:
         """Answers them all, or ends early where `stopped`: `finished` or `interrupted`; progress goes to `show`.
@@ -76,14 +78,16 @@ class TaskRun:
             # Files of requests are small and would all be one task's; each core should have one
             tasks = max(-(-total // TASK_ROWS), min(context.defaultParallelism, total))
             answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)
-            frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
+            counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
+            self._done = sum(row["done"] for row in counts), sum(row["failed"] for row in counts)
         except BaseException as error:
             self._error = error
 
     def _progress(self, total: int, began: float) -> dict[str, Any]:
         """How far it is, by the files written so far, as the answering process tells it."""
-        rows = self._rows_written()
-        tally = Tally(taken=total, done=min(rows, total))
+        # Files count a task that ran twice twice; until the end that is near enough
+        done, failed = self._done or (min(self._rows_written(), total), 0)
+        tally = Tally(taken=total, done=done, failed=failed)
         return {"stage": self._stage.name, "total": total, "seconds": monotonic() - began, "tally": asdict(tally)}
 
     def _rows_written(self) -> int:
