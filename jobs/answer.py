@@ -10,18 +10,17 @@ import argparse
 import json
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from time import monotonic, sleep
 from typing import Any
 
-import pyarrow.parquet as pq
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from jobs.asking.control import Control
+from jobs.asking.deaths import Deaths
 from jobs.asking.job import Job, job_from_json
 from jobs.asking.local_ray import start_ray
 from jobs.asking.settled import hold_folder, settled_ids
@@ -29,20 +28,20 @@ from jobs.run.locks import LockedError
 from udfs.files import make_folder
 from udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
 from udfs.llm.calls import Progress, Tally, Work
+from udfs.llm.limiter import NOTHING_SPENT, Spent
 from udfs.llm.records import Completion, completions_table
-from udfs.llm.segments import open_filesystem, read_ids, write_file
+from udfs.llm.segments import check_probe, read_ids, write_file
 from udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from udfs.redaction import redact
 
 # At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
 LOOK_SECONDS = 0.2
+# A stage of a few requests is done sooner than that: the waits between looks grow
+FIRST_LOOK_SECONDS = 0.02
 LOW_WATER = 1000
 # Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
 DEATHS_OF_A_SUSPECT = 3
 DEATHS_OF_A_CULPRIT = 2
-# So many deaths within an hour, those not counted that a request was found guilty of, have a reason that stays.
-DEATHS_IN_AN_HOUR = 50
-HOUR_SECONDS = 3600.0
 # What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
 STOP_GRACE_SECONDS = 3.0
 ORPHAN_GRACE_SECONDS = 0.5
@@ -50,6 +49,8 @@ ORPHAN_GRACE_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
 # An actor starts in seconds; on a machine that is short of memory or processors in minutes.
 START_SECONDS = 300.0
+# A farewell takes the limiter milliseconds; a limiter that is lost too must not hold up what the living ask
+LEAVE_SECONDS = 5.0
 # Waits before an actor that could not write its first file tries again, doubled each time
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
@@ -67,13 +68,17 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`)."""
+    """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`).
+
+    `lost`: answers that were paid for and could not be written.
+    """
 
     outcome: str
     error: str | None
     tally: Tally
     models: tuple[str, ...]
     seconds: float
+    lost: int = 0
 
 
 class Answering:
@@ -102,7 +107,8 @@ class Answering:
         self._past = Tally()
         self._models: set[str] = set()
         self._born = 0
-        self._died_at: deque[float] = deque()
+        self._dead = Deaths()
+        self._gone: dict[str, Spent] = {}
         self._began = monotonic()
         self._told = 0.0
 
@@ -118,19 +124,19 @@ class Answering:
                 reason = self._ask_suspects()
         finally:
             self._dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
-        reason, error = self._verdict(reason or "finished")
+        reason, error, lost = self._verdict(reason or "finished")
         tally = self._tally()
         self._report(tally, force=True)
-        return Outcome(reason, error, tally, tuple(sorted(self._models)), monotonic() - self._began)
+        return Outcome(reason, error, tally, tuple(sorted(self._models)), monotonic() - self._began, lost)
 
-    def _verdict(self, reason: str) -> tuple[str, str | None]:
-        """How the job ended, and the error that belongs to it: answers that are on no disk break any end."""
+    def _verdict(self, reason: str) -> tuple[str, str | None, int]:
+        """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
         states = [worker.progress for worker in self._workers if worker.progress]
         unwritten = sum(state.unwritten for state in states)
         trouble = next((state.trouble for state in states if state.trouble), None)
         if unwritten and trouble:
-            return "broken", f"{unwritten:,} answers could not be written to {self._job.directory} ({trouble})"
-        return reason, next((state.refused for state in states if state.refused), None)
+            return "broken", f"answers could not be written to {self._job.directory} ({trouble})", unwritten
+        return reason, next((state.refused for state in states if state.refused), None), unwritten
 
     def _confirm_probes(self) -> str | None:
         """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
@@ -146,6 +152,7 @@ class Answering:
         return None
 
     def _loop(self) -> str | None:
+        wait = FIRST_LOOK_SECONDS
         while True:
             self._look()
             self._hand_out()
@@ -153,7 +160,8 @@ class Answering:
             reason = self._reason_to_end()
             if reason or not (self._waiting or any(worker.units for worker in self._workers)):
                 return reason
-            sleep(LOOK_SECONDS)
+            sleep(wait)
+            wait = min(LOOK_SECONDS, 1.5 * wait)
 
     def _look(self) -> None:
         """Asks every actor how far it is; replaces those that died or do not say."""
@@ -180,11 +188,11 @@ class Answering:
 
     def _replace(self, worker: _Worker, cause: Exception) -> None:
         """Takes back what a dead actor had not stored, and hires another in its place."""
-        self._count_death(cause)
+        self._dead.count(cause)
         if worker.progress is not None:
             self._past += worker.progress.tally
         ray.kill(worker.handle, no_restart=True)
-        open_limiter(worker.assignment.limiter).leave.remote(worker.assignment.work.name)
+        self._note_spending(worker)
         self._settled |= read_ids(self._job.directory, worker.assignment.work.name)
         for unit in worker.units:
             self._deaths[unit] = self._deaths.get(unit, 0) + 1
@@ -195,6 +203,23 @@ class Answering:
         check_probe(new.probe)
         self._workers.remove(new)
         self._workers.insert(place, new)
+
+    def _note_spending(self, worker: _Worker) -> None:
+        """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
+        name, tally = worker.assignment.work.name, worker.progress.tally if worker.progress else Tally()
+        try:
+            # By its leases, so never too little
+            spent = ray.get(open_limiter(worker.assignment.limiter).leave.remote(name), timeout=LEAVE_SECONDS)
+        except (RayError, GetTimeoutError):
+            spent = NOTHING_SPENT
+        prices = self._job.settings.prices
+        cost = prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
+        seen = Spent(tally.calls, tally.prompt_tokens + tally.completion_tokens, cost)
+        self._gone[name] = max(spent, seen, key=lambda known: known.calls)
+        for other in self._workers:
+            if other is not worker:
+                # Before a new actor is hired: until that takes its first lease, only these can tell
+                other.handle.remember.remote(self._gone)
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
@@ -239,8 +264,7 @@ class Answering:
         )
         path = f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet"
         write_file(path, completions_table([row]))
-        for _ in range(min(deaths, len(self._died_at))):
-            self._died_at.pop()
+        self._dead.forgive(deaths)
         self._past += Tally(done=1, failed=1)
 
     def _hire(self, count: int) -> list[_Worker]:
@@ -263,7 +287,7 @@ class Answering:
                 worker.probe = ray.get(probe, timeout=START_SECONDS)
                 return
             except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
-                self._count_death(error)
+                self._dead.count(error)
                 ray.kill(worker.handle, no_restart=True)
                 worker.handle = _new_actor()
             except OSError:
@@ -273,16 +297,6 @@ class Answering:
                 sleep(wait)
                 wait = min(LONGEST_WAIT, 2 * wait)
             probe = worker.handle.start.remote(worker.assignment)
-
-    def _count_death(self, cause: Exception) -> None:
-        """Notes a death. Raises RuntimeError where too many came within an hour: a long run may see many in all."""
-        now = monotonic()
-        self._died_at.append(now)
-        while self._died_at[0] <= now - HOUR_SECONDS:
-            self._died_at.popleft()
-        if (deaths := len(self._died_at)) > DEATHS_IN_AN_HOUR:
-            reason = " ".join(str(cause).split())[-600:]  # Ray tells of a death over many lines, the reason last
-            raise RuntimeError(f"{deaths} answering actors died within an hour, the last because: {reason}")
 
     def _assign(self) -> Assignment:
         job = self._job
@@ -294,6 +308,7 @@ class Answering:
             settings=job.settings,
             spent_before=job.spent,
             answered_before=job.answered_before,
+            gone=dict(self._gone),
         )
         return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
 
@@ -347,18 +362,6 @@ class Answering:
             "trouble": next((state.trouble for state in states if state.trouble), None),
         }
         self._tell({"event": "progress", **known, **waits})
-
-
-def check_probe(uri: str) -> None:
-    """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
-    system, path = open_filesystem(uri)
-    try:
-        pq.read_schema(path, filesystem=system)
-        system.delete_file(path)
-    except OSError as error:
-        raise RuntimeError(
-            f"an answering actor wrote {uri}, and it cannot be read here: give the store a path that all nodes share"
-        ) from error
 
 
 def _new_actor() -> Any:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -27,11 +28,15 @@ STAGE = "evaluate_coverage"
 LOOK_SECONDS = 0.5
 # Of one judgement of the shipped samples, and once for all what they share: tokens read and tokens written
 SHARED_TOKENS, READ_TOKENS, WRITTEN_TOKENS = 460, 150, 90
-# What one thread of a slow laptop reads and writes in a second; a quick one does four times as much
+# What one thread of a slow laptop reads and writes in a second; a quick one does four times as much. A core of a
+# server (EPYC, AVX-512) read 36 and wrote 10 a second of its own time
 READ_A_SECOND, WRITTEN_A_SECOND = 25.0, 6.0
 QUICKER = 4
 # The bus of the memory feeds so many threads that write; reading goes on getting quicker with more
 MOST_WRITING = 4
+# Tokens that are read in the time that one is written takes, by these two speeds
+READ_FOR_ONE_WRITTEN = READ_A_SECOND / WRITTEN_A_SECOND
+COLUMNS = ("request_id", "text", "prompt_tokens", "cached_prompt_tokens", "completion_tokens", "seconds", "answered_at")
 ROW = "{:24} {:>6} {:>9} {:>11} {:>12}"
 
 
@@ -42,18 +47,45 @@ def demo_settings(settings: Settings, folder: Path) -> Settings:
 
 
 @dataclass
+class Spent:
+    """What judgements took so far. `prompt_tokens` include `cached_tokens`, those that a prompt cache had."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    written_tokens: int = 0
+    first_sent: datetime | None = None
+    last_came: datetime | None = None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Counts a row of completions. Calls wait for each other in the server, so that their seconds have no sum."""
+        self.prompt_tokens += row["prompt_tokens"] or 0
+        self.cached_tokens += row["cached_prompt_tokens"] or 0
+        self.written_tokens += row["completion_tokens"] or 0
+        if row["answered_at"] is not None:
+            sent = row["answered_at"] - timedelta(seconds=row["seconds"] or 0)
+            self.first_sent = min(sent, self.first_sent or sent)
+            self.last_came = max(row["answered_at"], self.last_came or row["answered_at"])
+
+    def seconds_for(self, count: int) -> float | None:
+        """What so many more judgements will take at the speed so far; None where nothing tells."""
+        worked = _work(self.prompt_tokens - self.cached_tokens, self.written_tokens)
+        if self.first_sent is None or self.last_came is None or not worked:
+            return None
+        return (self.last_came - self.first_sent).total_seconds() / worked * count * _work(READ_TOKENS, WRITTEN_TOKENS)
+
+
+@dataclass
 class _Answers:
     """The judgements of the demo's samples, as they arrive in the store. `waiting`: request id -> sample.
 
     It reads the store's files beside the run, by name and each once, and knows nothing of snapshots: what compaction
-    merges it has seen, or passes over. Tokens are those of prompts, `cached_tokens` those that a prompt cache had.
+    merges it has seen, or passes over.
     """
 
     folder: Path
     waiting: dict[str, dict[str, Any]]
     files: set[str] = field(default_factory=set)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    spent: Spent = field(default_factory=Spent)
 
     def take(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """sample_id and statements of what is new. What cannot be read yet, or at all, is left to the run itself."""
@@ -61,7 +93,7 @@ class _Answers:
             if path.name[0] in "._" or path.name in self.files:
                 continue
             with suppress(OSError, pa.ArrowException):
-                rows = pq.read_table(path, columns=["request_id", "text", "prompt_tokens", "cached_prompt_tokens"])
+                rows = pq.read_table(path, columns=list(COLUMNS))
                 self.files.add(path.name)
                 for row in rows.to_pylist():
                     yield from self._read(row)
@@ -73,8 +105,7 @@ class _Answers:
             if sample is not None and row["text"] is not None:
                 statements = STAGES[STAGE].parse(row["text"], sample["variables"])["statements"]
                 del self.waiting[row["request_id"]]
-                self.prompt_tokens += row["prompt_tokens"] or 0
-                self.cached_tokens += row["cached_prompt_tokens"] or 0
+                self.spent.add(row)
                 yield sample["sample_id"], statements
 
 
@@ -82,25 +113,29 @@ class _Answers:
 def showing_results(
     samples: Path, store: str, settings: Settings, embedded: bool, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Says what is to be judged and about how long it takes, then each result within a second of its coming."""
+    """Says what is to be judged and how long that may take, then each result within a second of its coming.
+
+    From the first result on it says how long the rest takes at the speed of those that came: machines differ tenfold,
+    and one machine does as its neighbours let it.
+    """
     sha256 = local_model.model_file(settings.llm.local_model).sha256 if embedded else None
     stage = bind_stage(STAGE, settings, embedded_model=sha256)
     answers = _Answers(Path(stage_folder(store, stage)), _requests(samples, stage))
     known = sum(1 for _ in answers.take())
     say(describe_work(len(answers.waiting), known, local_model.threads() if embedded else None))
     # What earlier starts read is no part of this one
-    answers.prompt_tokens = answers.cached_tokens = 0
+    answers.spent = Spent()
     ended = Event()
-    watching = Thread(target=_keep_showing, args=(answers, say, ended), daemon=True)
+    watching = Thread(target=_keep_showing, args=(answers, say, ended, embedded), daemon=True)
     watching.start()
     try:
         yield
     finally:
         ended.set()
         watching.join()
-        if answers.prompt_tokens:
-            share = answers.cached_tokens / answers.prompt_tokens
-            say(f"{share:.0%} of {answers.prompt_tokens:,} tokens of prompts had been read before and were kept")
+        if spent := answers.spent.prompt_tokens:
+            share = answers.spent.cached_tokens / spent
+            say(f"{share:.0%} of {spent:,} tokens of prompts had been read before and were kept")
 
 
 def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
@@ -113,15 +148,17 @@ def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _keep_showing(answers: _Answers, say: Callable[[str], None], ended: Event) -> None:
-    """Says what is new in the store until the end, in a thread beside the run."""
+def _keep_showing(answers: _Answers, say: Callable[[str], None], ended: Event, timed: bool) -> None:
+    """Says what is new in the store until the end, in a thread beside the run; `timed`: and how long the rest takes."""
     last = False
     while not last:
         # Once more after the end: the last answers are written just before
         last = ended.wait(LOOK_SECONDS)
         for sample_id, statements in answers.take():
             covered = sum(1 for statement in statements if statement["covered"])
-            say(f"{sample_id}: {covered} covered, {len(statements) - covered} left out")
+            left = answers.spent.seconds_for(len(answers.waiting)) if timed and answers.waiting else None
+            to_go = f"; about {_minutes(left)} minutes to go" if left is not None else ""
+            say(f"{sample_id}: {covered} covered, {len(statements) - covered} left out{to_go}")
 
 
 def describe_work(count: int, known: int, threads: int | None) -> str:
@@ -137,7 +174,14 @@ def describe_work(count: int, known: int, threads: int | None) -> str:
     written = count * WRITTEN_TOKENS / (WRITTEN_A_SECOND * min(threads, MOST_WRITING))
     slow, quick = read + written, (read + written) / QUICKER
     what = f"{count} judgements to make{before} on {threads} thread{'s' if threads > 1 else ''}"
-    return f"{what}: {_minutes(quick)} to {_minutes(slow)} minutes, and half a minute for Spark and Ray"
+    return (
+        f"{what}: {_minutes(quick)} to {_minutes(slow)} minutes on an idle machine, and half a minute for Spark and Ray"
+    )
+
+
+def _work(read: int, written: int) -> float:
+    """What reading and writing so many tokens takes, in tokens written."""
+    return read / READ_FOR_ONE_WRITTEN + written
 
 
 def _minutes(seconds: float) -> str:

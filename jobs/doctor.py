@@ -127,7 +127,10 @@ def _check_java() -> Finding:
 
 
 def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
-    """Whether a Spark session starts and a worker runs Python over Arrow, in a process of its own."""
+    """Whether a Spark session starts and a worker runs Python over Arrow, in a process of its own.
+
+    Under the settings' master and `spark.conf.*`, as a run would have it: wrong jars and unreachable masters show here.
+    """
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
     return _check_engine("Spark", f"at {master}", settings.model_dump(mode="json"), remedy, seconds)
@@ -195,8 +198,8 @@ def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _probe_ray(given: Any) -> str:
-    # Only the process of this probe may hold a Ray.
     """Ray's version, once an actor has answered."""
+    # Only the process of this probe may hold a Ray
     import ray
 
     from jobs.asking.local_ray import start_ray
@@ -212,7 +215,10 @@ def _probe_ray(given: Any) -> str:
 
 
 class _Echo:
+    """The smallest actor that there is."""
+
     def say(self, word: str) -> str:
+        """The word, once it has gone to an actor and back."""
         return word
 
 
@@ -225,7 +231,11 @@ PROBES: Mapping[str, Callable[[Any], str]] = {"Spark": _probe_spark, "Ray": _pro
 
 
 def _check_model(resolved: Resolved) -> Iterator[Finding]:
-    """The endpoint, or the embedded model, and whether it gives log-probabilities."""
+    """The endpoint, or the embedded model, and whether it gives log-probabilities.
+
+    The embedded model is started for the calls, unless its file would have to be made first, or another run has the
+    machine's one server: then nothing is wrong with it, and nothing is said of log-probabilities.
+    """
     settings = resolved.settings
     if not resolved.embedded:
         yield from check_endpoint(settings, str(settings.llm.base_url))
@@ -254,7 +264,11 @@ def _assembled_file(settings: Settings) -> Path | None:
 
 
 def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterator[Finding]:
-    """Two tiny calls: whether the endpoint answers, and whether it gives log-probabilities."""
+    """Two calls of `TINY_TOKENS`: whether the endpoint answers, and whether it gives log-probabilities.
+
+    The second is left out where the first fails. `about` names the model where the settings do not. An address without
+    encryption that is not of this machine is a warning, since the key and the texts can be read on the way.
+    """
     where = f"{about or settings.llm.model} at {plain_url(base_url)}"
     if warning := clear_text_warning(base_url):
         yield Finding(WARN, "encryption", warning)
@@ -307,7 +321,11 @@ async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
 
 
 def has_alternatives(logprobs: Any, api: str) -> bool:
-    """Whether a choice's `logprobs`, as chat or plain completions have them, hold the alternatives of a token."""
+    """Whether a choice's `logprobs`, as chat or plain completions have them, hold the alternatives of a token.
+
+    Chat completions: `{"content": [{"top_logprobs": [...]}]}`, plain ones: `{"top_logprobs": [{token: logprob}]}`.
+    Servers that know no log-probabilities send null, an empty list, or tokens without alternatives.
+    """
     if not isinstance(logprobs, Mapping):
         return False
     if api != "chat":
@@ -317,7 +335,11 @@ def has_alternatives(logprobs: Any, api: str) -> bool:
 
 
 def check_store(store: str | None) -> Finding:
-    """Whether a file can be written, renamed (on local disks), read and deleted where completions are kept."""
+    """Whether a file can be written, renamed (on local disks), read and deleted where completions are kept.
+
+    A store that does not exist yet is tried in the nearest folder above it. Object stores have no rename, and files
+    there are written under their final names.
+    """
     if store is None:
         return Finding(OK, "store", "none is set: each output keeps its own completions")
     where = plain_url(store)

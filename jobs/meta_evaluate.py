@@ -84,7 +84,11 @@ class Sheet:
 
 @dataclass(frozen=True)
 class MetaEvaluationRequest:
-    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder)."""
+    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder).
+
+    `metrics` None: all that the scores have. `cluster`: intervals and tests take all answers to a question together
+    (methods, section 7). `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
+    """
 
     dataset: str
     input: str
@@ -281,7 +285,11 @@ def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTab
 def _write_report(
     output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, scores: ScoreTables
 ) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs; gives the report and what the manifest says of it."""
+    """Writes everything but the runs; gives the report and what the manifest says of it.
+
+    Spark counts, and what is computed of the counts is the driver's (methods, section 7): frames are labels, scores and
+    points by sample, all else is as small as the tables that are written.
+    """
     dataset, seed = DATASETS[request.dataset], request.settings.statistics.seed
     metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
     labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
@@ -352,7 +360,11 @@ def add_overlap(samples: DataFrame) -> DataFrame:
 
 
 def _find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
-    """Points of the scores, and with labels those of the floors; the constant is the most frequent label."""
+    """Points of the scores, and with labels those of the floors; the constant is the most frequent label.
+
+    samples: label and overlap of each where the data set has labels; shares: of `read_source_shares`, where its points
+    are by source.
+    """
     points = dataset.find_points(scores, samples, shares)
     if not dataset.has_labels:
         return points
@@ -365,7 +377,10 @@ def _find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None
 def _resample_tables(
     scores: DataFrame, samples: DataFrame, dataset: Dataset, request: MetaEvaluationRequest
 ) -> dict[tuple[str, str], Resampled]:
-    """By model and metric the confusion table with its resamples; none for a data set without labels."""
+    """By (model, metric) the confusion table with its resamples; none for a data set without labels.
+
+    They are drawn from counts of questions that look alike, not from samples, so that memory does not grow with these.
+    """
     if not dataset.has_labels:
         return {}
     counted = agreement.count_tables(scores, samples, clustered=request.cluster)

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from graph.distributed import Condensed
-from jobs.asking import local_model, store
-from jobs.asking.calling import cost_of, limits_of, runs_in_tasks
+from jobs.asking import local_model
+from jobs.asking.calling import calls_for, limits_of, runs_in_tasks
+from jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
+from jobs.asking.likely import read_figures
 from jobs.asking.prompts import bind_stage
-from jobs.asking.requests import Requests, Rows, result_schema, without_requests
+from jobs.asking.requests import Requests, Rows
 from jobs.inputs.drawing import Draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
 from jobs.metrics import METRICS, needs_of, stages_of
-from jobs.metrics.base import Assumptions
+from jobs.metrics.base import Assumptions, Metric
 from jobs.metrics.contexts import condense_contexts
 from jobs.run.output import store_of
 from jobs.run.progress import Display
-from jobs.run.session import SMALL_BYTES, open_session, spark_schema
-from jobs.settings.model import LlmSettings, Settings
-from jobs.tables import COMPLETIONS
+from jobs.run.session import SMALL_BYTES, open_session
+from jobs.settings.model import LlmSettings, Settings, prices_for
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Limits
-from udfs.llm.templates import compile_prompt
-from udfs.llm.tokens import estimate_tokens
 from udfs.stages import LOOKUPS
-from udfs.stages.arrow import measure_prompts, reading_of
+from udfs.stages.figures import Figures
 
 # Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -59,7 +57,7 @@ class PlanRequest:
     draw: Draw | None = None
     retry_failed: bool = False
 
-    @property
+    @cached_property
     def store(self) -> str | None:
         """Where completions are looked for; None where no store and no output is named."""
         return store_of(self.settings, self.output or "") if self.settings.store or self.output else None
@@ -71,8 +69,10 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     metric, stage; requests: distinct ones; exact: whether that is their number or an upper bound, as it is after a
     stage with requests still to be asked; reused: requests that this run would not ask, because the store, or an
     earlier metric of the list, has their answer or lasting failure. For the others: prompt_tokens, estimated;
-    completion_tokens, at most; cost, None without a price; hours at the limits, None without a limit. Raises what
-    `untold score` raises for samples, settings and templates.
+    completion_tokens, at most; cost, None without a price; hours at the limits, None without a limit. Beside these
+    expected_requests, expected_prompt_tokens, expected_completion_tokens and expected_cost: what is likely, by the
+    means of the store, else by the shipped figures (`jobs.asking.likely`). Raises what `untold score` raises for
+    samples, settings and templates.
     """
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None
@@ -88,12 +88,10 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Read by every metric and stage; a plan has no output to write them to
-    samples = valid.localCheckpoint(eager=False)
+    samples = keep(valid)
     for metric in request.metrics:
-        assumed = METRICS[metric].assume(settings)
-        # The tables that it gives are frames nobody reads: what a plan wants was counted on the way
-        METRICS[metric].score(samples, planner.begin(metric, samples, assumed), assumed.settings)
-    return planner.rows
+        planner.add(METRICS[metric], samples, settings)
+    return planner.rows()
 
 
 def _embedded_sha256(settings: Settings) -> str:
@@ -116,161 +114,198 @@ def _embedded_sha256(settings: Settings) -> str:
 
 @dataclass
 class Planner:
-    """Counts what stages would ask, and reads what the store knows. `rows` are those of the plan so far.
+    """Counts what stages would ask, and reads what the store knows, for one metric after the other.
 
-    counted: by stage the request_ids counted so far, over metrics.
+    Frames are built first and counted together, as each execution of Spark's costs about a second on slow cores
+    whatever its size (docs/architecture.md, "A start"): `rows` has all metrics counted as far as they can be, then, of
+    those that depend on answers that nobody has, what is likely.
     """
 
     spark: SparkSession
     stages: Mapping[str, Stage]
     store: str | None
     retry_failed: bool = False
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    counted: dict[str, DataFrame] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=Tallies)
+    _planned: list[_Planned] = field(default_factory=list)
+    _before: Counted = field(default_factory=Counted)
 
-    def begin(self, metric: str, samples: DataFrame, assumed: Assumptions) -> PlanningTools:
-        """The tools of a metric. What was counted for the metrics before it counts as reused."""
-        return PlanningTools(self, metric, samples, assumed)
+    def add(self, metric: Metric, samples: DataFrame, settings: Settings, name: str | None = None) -> None:
+        """Plans a metric after those before it: what they would ask counts as reused. `name`: what its rows say."""
+        planned = _Planned(name or metric.name, metric, samples, metric.assume(settings))
+        tools = self._tools(planned, planned.assumed.results, self._before)
+        planned.askings = tools.run()
+        self._planned.append(planned)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a metric and stage, as `plan` gives them."""
+        open_stages = any(asking.tally.missing for planned in self._planned for asking in planned.askings)
+        figures: Mapping[str, Figures | None] = {}
+        if open_stages:
+            figures = read_figures(self.spark, self.store, self.stages)
+            before = Counted()
+            for planned in self._planned:
+                planned.likely = self._likely(planned, figures, before)
+        return [row for planned in self._planned for row in planned.rows(figures)]
+
+    def _likely(self, planned: _Planned, figures: Mapping[str, Figures | None], before: Counted) -> Sequence[Asking]:
+        """The askings of a metric were unanswered requests answered as usual.
+
+        Up to the first stage with something to ask nothing is assumed, so that these are counted already.
+        """
+        ends = (place for place, asking in enumerate(planned.askings, start=1) if asking.tally.missing)
+        given = planned.askings[: next(ends, len(planned.askings))]
+        known = {name: one for name in planned.stages if (one := figures[name]) is not None}
+        if len(given) == len(planned.askings) or planned.assumed.likely is None or len(known) < len(planned.stages):
+            for asking in planned.askings:
+                before.add(asking)
+            return planned.askings
+        return self._tools(planned, planned.assumed.likely(known), before, given, known).run()
+
+    def _tools(
+        self,
+        planned: _Planned,
+        outputs: Outputs,
+        before: Counted,
+        given: Sequence[Asking] = (),
+        figures: Mapping[str, Figures] | None = None,
+    ) -> PlanningTools:
+        lookup = Lookup(self.spark, self.tallies, self.store, self.retry_failed, before)
+        return PlanningTools(planned, self.stages, lookup, outputs, given, figures)
+
+
+@dataclass
+class _Planned:
+    """A metric in a plan: what is assumed of it, its askings as they are counted, and as they are likely."""
+
+    name: str
+    metric: Metric
+    samples: DataFrame
+    assumed: Assumptions
+    askings: Sequence[Asking] = ()
+    likely: Sequence[Asking] = ()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return self.metric.stages(self.assumed.settings)
+
+    def rows(self, figures: Mapping[str, Figures | None]) -> Iterator[dict[str, Any]]:
+        """A row an asking. From the first with something to ask on, numbers are bounds and need not be exact."""
+        exact = True
+        for place, asking in enumerate(self.askings):
+            row = self._row(asking, exact)
+            likely = asking if exact or place >= len(self.likely) else self.likely[place]
+            yield row | _expected(row, likely, figures.get(asking.stage.name), self.assumed.settings, exact)
+            exact = exact and not asking.tally.missing
+
+    def _row(self, asking: Asking, exact: bool) -> dict[str, Any]:
+        """What is possible. Tokens are of the requests still to be asked: completions at their limit."""
+        settings, to_ask, stage = self.assumed.settings, asking.tally.asked, asking.stage
+        tokens = {"prompt_tokens": asking.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
+        is_called, calls = not runs_in_tasks(stage, settings), calls_for(settings, stage, to_ask)
+        return {
+            "metric": self.name,
+            "stage": stage.name,
+            "requests": asking.tally.total,
+            "exact": exact and not (stage.name in self.assumed.at_most and to_ask),
+            "reused": asking.tally.total - to_ask,
+            **tokens,
+            "cost": prices_for(settings, stage.name).cost(**tokens, calls=calls) if is_called else None,
+            "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())) if is_called else None,
+        }
+
+
+def _expected(
+    row: Mapping[str, Any], likely: Asking, figures: Figures | None, settings: Settings, exact: bool
+) -> dict[str, Any]:
+    """What is likely of a row, and no more than what is possible; calls that fail and are made again come on top.
+
+    Where the requests are known, their prompts are counted; else they have the mean of the store, if that knows it.
+    """
+    asked = min(likely.tally.asked, row["requests"] - row["reused"])
+    prompts, completions = float(row["prompt_tokens"]), float(row["completion_tokens"])
+    if figures is not None:
+        calls = max(figures.calls, 1.0)
+        mean = None if exact else figures.prompt_tokens
+        counted = likely.prompt_tokens * (asked / likely.tally.asked if likely.tally.asked else 0.0)
+        prompts = counted * calls if mean is None else asked * mean
+        variables = max(0.0, counted - asked * likely.frame_tokens)
+        completions = asked * figures.completion.base + figures.completion.slope * variables
+    tokens = {
+        "prompt_tokens": round(prompts if exact else min(prompts, row["prompt_tokens"])),
+        "completion_tokens": round(min(completions, row["completion_tokens"])),
+    }
+    is_called, calls = not runs_in_tasks(likely.stage, settings), calls_for(settings, likely.stage, asked)
+    return {
+        "expected_requests": asked,
+        **{f"expected_{name}": value for name, value in tokens.items()},
+        "expected_cost": prices_for(settings, row["stage"]).cost(**tokens, calls=calls) if is_called else None,
+    }
 
 
 @dataclass
 class PlanningTools:
-    """Stands in for the tools of a run. `exact`: whether all that a metric asked so far is known."""
+    """Stands in for the tools of a run: looks up what is asked, and gives outputs that nobody wrote.
 
-    planner: Planner
-    metric: str
-    samples: DataFrame
-    assumed: Assumptions
-    exact: bool = True
+    `given`: askings that are known beforehand. `figures`: those that what is likely is counted by; None where what is
+    possible is.
+    """
+
+    planned: _Planned
+    stages: Mapping[str, Stage]
+    lookup: Lookup
+    outputs: Outputs
+    given: Sequence[Asking] = ()
+    figures: Mapping[str, Figures] | None = None
+    askings: list[Asking] = field(default_factory=list)
+
+    def run(self) -> list[Asking]:
+        """The askings of the metric. The tables that it gives are frames nobody reads."""
+        self.planned.metric.score(self.planned.samples, self, self.planned.assumed.settings)
+        return self.askings
 
     def contexts(self) -> DataFrame:
         """As in a run, counted for each metric."""
-        return condense_contexts(self.samples, self.ask, summarise=self.assumed.settings.summarise_contexts)
+        settings = self.planned.assumed.settings
+        return condense_contexts(self.planned.samples, self.ask, summarise=settings.summarise_contexts)
 
     def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
-        """The frame, computed once where it is read at all, in memory and Spark's temporary folder.
-
-        Its plan is cut off: each stage reads the one before several times, and their plans would grow exponentially.
-        """
-        return frame.localCheckpoint(eager=False)
+        """The frame, computed once, as long as anything is still to be asked that may be made of it."""
+        done = {asking.stage.name for asking in self.askings}
+        return frame if done.issuperset(self.planned.stages) else keep(frame)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
         """Nothing: a plan ends where everything is asked."""
-        spark = self.planner.spark
+        spark = self.lookup.spark
         return Condensed(spark.createDataFrame([], CLASSES), spark.createDataFrame([], COUNTS))
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """Counts the requests and gives results as `StageRunner.ask` does, assumed ones among them."""
-        bound_stage = self.planner.stages[stage]
+        """Looks the requests up and gives results as `StageRunner.ask` does, assumed ones among them."""
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
-        identified = requests.identify(bound_stage)
-        schema = result_schema(bound_stage, identified, requests.carry)
-        # Pairs of made-up texts are not generated: their number follows from a formula, and may be billions
-        if requests.bound is not None and not self.exact:
-            self._count_bound(bound_stage, requests.bound)
-            return self.planner.spark.createDataFrame([], schema)
-        kept = self.keep(identified)
-        results = self._count_requests(bound_stage, requests, kept)
-        return results if requests.all_asked else results.unionByName(without_requests(kept, schema, requests.carry))
+        asking = self._find(self.stages[stage], requests)
+        self.askings.append(asking)
+        self.lookup.before.add(asking)
+        return asking.results(self.outputs[stage])
 
-    def _count_requests(self, stage: Stage, requests: Requests, identified: DataFrame) -> DataFrame:
-        """Counts a stage's distinct requests and those to be asked; gives its results, known and assumed ones."""
-        planner = self.planner
-        asked_rows = identified.where(F.col("request_id").isNotNull())
-        ids = self.keep(asked_rows.select("request_id").distinct())
-        known = self._completions(stage).join(ids, on="request_id", how="left_semi")
-        missing = self.keep(self._missing(ids, known))
-        before = planner.counted.get(stage.name)
-        # What an earlier metric of the list would ask is in the store by then
-        asked = missing if before is None else missing.join(before, on="request_id", how="left_anti")
-        planner.counted[stage.name] = ids if before is None else before.unionByName(ids)
-        total, to_ask = ids.count(), asked.count()
-        texts = requests.texts_of(stage, identified, asked).select(*stage.variables)
-        self._add_row(stage, total, to_ask, _measure(stage, texts) if to_ask else 0)
-        # From here on what is asked depends on answers that nobody has
-        if not missing.isEmpty():
-            self.exact = False
-        return self.keep(_results(stage, requests.carry, asked_rows, known, missing, self.assumed.results[stage.name]))
+    def _find(self, stage: Stage, requests: Requests) -> Asking:
+        """The asking, known beforehand, by a formula, or looked up.
 
-    def _count_bound(self, stage: Stage, bound: DataFrame) -> None:
-        """A row for requests that are counted by formula, where texts to count are not known.
-
-        bound: requests, bytes: so many requests, the variables of each together so long; the template's own characters
-        come on top for every request.
+        Pairs of made-up texts are not generated: their number follows from a formula, and may be billions.
         """
-        row = bound.select(F.sum("requests"), F.sum(F.col("requests") * F.col("bytes"))).first()
-        count, size = (int(value or 0) for value in row) if row else (0, 0)
-        prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
-        frame = prompt.characters(dict.fromkeys(stage.variables, ""))
-        self._add_row(stage, count, count, count * estimate_tokens(frame) + estimate_tokens(size))
+        if len(self.askings) < len(self.given):
+            return self.given[len(self.askings)]
+        sizes = requests.bound if self.figures is None else requests.likely
+        if sizes is not None and self._is_open():
+            return self.lookup.by_formula(stage, requests, sizes)
+        figures = None if self.figures is None else self.figures[stage.name]
+        # What a store's means say of prompts and completions need not be measured
+        measured = figures is None or figures.prompt_tokens is None or figures.completion.slope != 0
+        return self.lookup.find(stage, requests, measured=measured)
 
-    def _completions(self, stage: Stage) -> DataFrame:
-        """Rows of `COMPLETIONS` of the stage's folder in the store; none where there is no store."""
-        spark, place = self.planner.spark, self.planner.store
-        if place is None:
-            return spark.createDataFrame([], spark_schema(COMPLETIONS))
-        return store.read_completions(spark, store.stage_folder(place, stage))
-
-    def _missing(self, ids: DataFrame, known: DataFrame) -> DataFrame:
-        """Column request_id: what a run would ask by the rule of `StageRunner`."""
-        states = ids.join(store.states_of_requests(known), on="request_id", how="left")
-        return store.needed(states, retry_failed=self.planner.retry_failed)
-
-    def _add_row(self, stage: Stage, requests: int, to_ask: int, prompt_tokens: int) -> None:
-        """Adds a row of the plan.
-
-        Tokens are of the requests still to be asked: prompts estimated, completions at their limit.
-        """
-        settings = self.assumed.settings
-        calls = -(-to_ask // settings.embeddings.batch) if stage.api == "embeddings" else to_ask
-        tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
-        asked = not runs_in_tasks(stage, settings)
-        self.planner.rows.append(
-            {
-                "metric": self.metric,
-                "stage": stage.name,
-                "requests": requests,
-                "exact": self.exact and not (stage.name in self.assumed.at_most and to_ask),
-                "reused": requests - to_ask,
-                **tokens,
-                "cost": cost_of(settings, {**tokens, "calls": calls}, stage.api) if asked else None,
-                "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())) if asked else None,
-            }
-        )
-
-
-def _measure(stage: Stage, texts: DataFrame) -> int:
-    """The prompt tokens of rows of a stage's variables, estimated from the rendered prompts on workers."""
-    tokens = texts.mapInArrow(partial(measure_prompts, stage=stage), "tokens long").agg(F.sum("tokens")).first()
-    return int(tokens[0] or 0) if tokens else 0
-
-
-def _results(
-    stage: Stage,
-    keys: tuple[str, ...],
-    keyed: DataFrame,
-    known: DataFrame,
-    missing: DataFrame,
-    assumed: Mapping[str, Column],
-) -> DataFrame:
-    """Columns `keys`, request_id, the stage's output, error_type, error: parsed where known, assumed elsewhere."""
-    schema = result_schema(stage, keyed, keys)
-    # The model as returned is no column of results
-    best = store.one_a_request(known).drop("model")
-    answered = (
-        keyed.join(missing, on="request_id", how="left_anti")
-        .join(best, on="request_id", how="left")
-        .mapInArrow(reading_of(stage.name, keys), schema)
-    )
-    unknown = keyed.join(missing, on="request_id", how="left_semi").select(
-        *keys,
-        "request_id",
-        *[
-            assumed.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
-            for field in schema.fields[len(keys) + 1 :]
-        ],
-    )
-    return answered.unionByName(unknown)
+    def _is_open(self) -> bool:
+        """Whether what is asked now depends on answers that nobody has. Counts, unless that is plain."""
+        if not self.askings:
+            return False
+        return self.figures is not None or not self.askings[0].stored or any(a.tally.missing for a in self.askings)
 
 
 def completion_limit(stage: Stage) -> int:
@@ -296,13 +331,19 @@ def hours_of(limits: Limits | LlmSettings, requests: int, tokens: int) -> float 
     return max(minutes) / MINUTES_PER_HOUR if minutes else None
 
 
-COLUMNS = ("metric", "stage", "", "requests", "reused", "prompt tokens", "completion tokens", "cost", "hours")
+COLUMNS = (
+    *("metric", "stage", "", "requests", "reused", "prompt tokens", "completion tokens", "cost", "hours"),
+    *("expected requests", "prompt tokens", "completion tokens", "cost"),
+)
 # Columns that are set to the left; numbers stand to the right
 TEXT_COLUMNS = 3
+COUNTS_SHOWN = ("requests", "reused", "prompt_tokens", "completion_tokens")
+AMOUNTS_SHOWN = ("cost", "hours")
+EXPECTED_SHOWN = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens")
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the plan as a table with its totals."""
+    """Prints the plan as a table with its totals: what is possible, and behind it what is expected."""
     lines = [COLUMNS, *map(_line, rows), _line(_total(rows))]
     widths = [max(len(line[place]) for line in lines) for place in range(len(COLUMNS))]
     for line in lines:
@@ -312,19 +353,22 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
         ]
         print("  ".join(cells).rstrip())
     print("=: exact, <=: at most. Tokens, cost and hours are of what is still to be asked (requests - reused), without")
-    print("retries; prompt tokens are estimated, completion tokens are at most. -: no price or no limit is set.")
+    print("retries; prompt tokens are estimated, completion tokens are at most. Expected: by the means of the store's")
+    print("completions, else by the figures of docs/methods.md, section 9. -: no price or no limit is set.")
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row as cells: `=` for an exact number of requests, `<=` for an upper bound, `-` for what is not known."""
-    counts = [f"{row[name]:,}" for name in ("requests", "reused", "prompt_tokens", "completion_tokens")]
-    amounts = ["-" if row[name] is None else f"{row[name]:,.2f}" for name in ("cost", "hours")]
-    return row["metric"], row["stage"], "=" if row["exact"] else "<=", *counts, *amounts
+    counts = [f"{row[name]:,}" for name in COUNTS_SHOWN]
+    amounts = ["-" if row[name] is None else f"{row[name]:,.2f}" for name in (*AMOUNTS_SHOWN, "expected_cost")]
+    expected = [f"{row[name]:,}" for name in EXPECTED_SHOWN]
+    sign = "=" if row["exact"] else "<="
+    return row["metric"], row["stage"], sign, *counts, *amounts[:2], *expected, amounts[2]
 
 
 def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The sums of all rows; stages are asked one after the other, so hours add up too."""
-    names = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
+    names = (*COUNTS_SHOWN, *AMOUNTS_SHOWN, *EXPECTED_SHOWN, "expected_cost")
     known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
     sums = {name: sum(values) if values else None for name, values in known.items()}
     return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums}

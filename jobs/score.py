@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -42,6 +43,8 @@ from udfs.stages import STAGES
 # So few make tables that one task sorts and writes sooner than two hand them to each other
 # An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
 FEW_SAMPLES = 200
+# Two cores are busy with three; more only share the executors' memory among more sorts
+TABLES_AT_ONCE = 3
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class ScoreRequest:
     retry_failed: bool = False
     wait: bool = True
     command: str = ""
+
+    @cached_property
+    def store(self) -> str:
+        """Where completions are kept."""
+        return store_of(self.settings, self.output)
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
             # read
             kept=("samples",),
             inputs=[request.input],
-            store=store_of(request.settings, request.output),
+            store=request.store,
         ) as output,
         RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note) as endpoint,
     ):
@@ -101,7 +109,7 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         _show_unused_tools(settings, stages, display)
         retry = request.retry_failed
         # The store counts as well: its completions are read by the same session
-        small = count_bytes(request.input, store_of(settings, request.output)) < SMALL_BYTES
+        small = count_bytes(request.input, request.store) < SMALL_BYTES
         # A guess from the manifest, before the input is read: it decides only whether the answering process starts
         # already
         asks = not output.seems_complete(retry_failed=retry)
@@ -160,7 +168,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         run.stages,
         run.endpoint,
         output.workspace(run.engines.spark),
-        store_of(settings, request.output),
+        request.store,
         answered_before=output.has_answered,
     )
     tables = _score_metrics(run, runner, samples, found.invalid)
@@ -301,17 +309,27 @@ def _counted() -> dict[str, Counted]:
 
 
 def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
-    """Writes the tables that metrics give; those that none of them gives are empty, and no work of Spark's."""
+    """Writes the tables that metrics give, side by side; those that none of them gives are no work of Spark's.
+
+    Side by side, for much of a small table's time is the driver's: planning, and naming files once they are written.
+    """
     few = output.manifest["counts"]["samples"] <= FEW_SAMPLES
-    written = {}
-    for name in [name for name in ORDER if name != "samples"]:
-        schema = RESULT_TABLES[name]
-        if name in tables:
-            frame, counts = tables[name], counted.get(name)
-            written[name] = output.write(name, frame, order=ORDER[name], schema=schema, few=few, counted=counts)
-        else:
-            output.write_rows(name, [], schema)
-    return written
+    names = [name for name in ORDER if name != "samples"]
+    for name in names:
+        if name not in tables:
+            output.write_rows(name, [], RESULT_TABLES[name])
+
+    def write(name: str) -> DataFrame:
+        schema, counts = RESULT_TABLES[name], counted.get(name)
+        return output.write(name, tables[name], order=ORDER[name], schema=schema, few=few, counted=counts)
+
+    given = [name for name in names if name in tables]
+    pool = ThreadPoolExecutor(TABLES_AT_ONCE)
+    try:
+        return dict(zip(given, pool.map(write, given), strict=True))
+    finally:
+        # Whoever ends the run at once does not wait for what Spark is at: the session's end cancels it
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:

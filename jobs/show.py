@@ -111,8 +111,8 @@ def _open(output: str) -> Run:
 
 
 def _read(run: Run, request: ShowRequest) -> list[Shown]:
-    # Words of a command line that are not UTF-8 hold lone surrogates, which Arrow refuses
     """What the run holds of the sample, a value for each metric shown, sorted. Raises ShowError for an unknown one."""
+    # Words of a command line that are not UTF-8 hold lone surrogates, which Arrow refuses
     sample_id = request.sample.encode("utf-8", "replace").decode()
     scores = {str(row["metric"]): row for row in _rows(run, "scores", sample_id)}
     if not scores:

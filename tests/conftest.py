@@ -1,4 +1,4 @@
-"""One Spark session for all tests, and where the real data is."""
+"""One Spark session for all tests, a model server, a small disk, and where the real data is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 
 from jobs.run.session import open_session
 from jobs.settings.model import Settings, SparkSettings
+from tests.fakes.disks import SmallDisk
+from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SharedCluster
 from tests.runs.here import RunHere
 
@@ -30,6 +32,19 @@ SPARK = {
 }
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two for all tests; none where some are named, which one process starts sooner."""
+    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses Spark or Ray runs in one worker, one after the other: they share a session, and measure rates."""
+    for item in items:
+        pure = item.path.relative_to(ROOT / "tests").parts[0] in ("udfs", "graph")
+        if not pure or "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("engines"))
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=SPARK)), "untold-tests")
@@ -45,6 +60,32 @@ def run_here(spark: SparkSession) -> Iterator[RunHere]:
     yield runs
     runs.close()
     cluster.close()
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[ModelServer]:
+    """One model server for a module."""
+    with ModelServer() as started:
+        yield started
+
+
+@pytest.fixture
+def server(module_server: ModelServer) -> ModelServer:
+    """The module's server as if it had just started; folders and modules that need another have their own."""
+    module_server.configure(answer="e2e", rules=[], limits={}, latency=0.0, api_key=None, down=False)
+    module_server.reset()
+    return module_server
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A disk that a test can fill; skipped where none may be mounted."""
+    try:
+        disk = SmallDisk(tmp_path / "disk")
+    except PermissionError as error:
+        pytest.skip(str(error))
+    yield disk
+    disk.close()
 
 
 @pytest.fixture(scope="session")

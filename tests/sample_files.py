@@ -12,6 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW = {"query": "q", "response": "r", "contexts": ["a", "b"]}
+CONFLICTBANK_ROW = {
+    "question": "q",
+    "default_evidence": "d",
+    "misinformation_conflict_evidence": "c1",
+    "temporal_conflict_evidence": "c2",
+    "semantic_conflict_evidence": "c3",
+    "default_claim": "It is d.",
+    "misinformation_conflict_claim": "It is c.",
+}
 HOSTILE = ['a "quoted", cell', "line\nbreak\r\nand\rmore", "nul\x00", "\u2028\u2029\x85", "😀", "\\", "'", "[{", " "]
 
 

@@ -15,6 +15,7 @@ from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
 from jobs.settings.loading import describe
 from jobs.tables import TABLES
 from udfs.stages import STAGES
+from udfs.stages.figures import Line
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
@@ -85,6 +86,26 @@ def test_settings_and_defaults() -> None:
 def test_stages_and_variables() -> None:
     documented = {name: variables for name, variables, _ in rows(section("methods", "9 Stages"), "stage")}
     assert documented == {name: ", ".join(stage.variables) for name, stage in STAGES.items()}
+
+
+def read_line(cell: str) -> Line:
+    """`5 and 0.84 a token`, either part of it, or nothing."""
+    slope = re.search(r"([\d.]+) a token", cell)
+    base = re.match(r"([\d.]+)(?: and|$)", cell)
+    return Line(float(base[1]) if base else 0.0, float(slope[1]) if slope else 0.0)
+
+
+def test_shipped_figures() -> None:
+    documented = {row[0]: row[1:] for row in rows(section("methods", "9 Stages").split("likely to write")[1], "stage")}
+    assert list(documented) == list(STAGES)
+    for name, (completion, things, source) in documented.items():
+        figures = STAGES[name].figures
+        assert figures is not None
+        assert (read_line(completion), read_line(things), source) == (
+            figures.completion,
+            figures.things,
+            figures.source,
+        )
 
 
 def test_commands() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
-from jobs.settings.model import Settings
+from jobs.settings.model import Settings, prices_for
 from udfs.llm.calls import CallSettings
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits
@@ -29,16 +28,15 @@ def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
     return stage.api == "local" or (stage.api == "embeddings" and settings.embeddings.base_url is None)
 
 
-def call_settings(settings: Settings, base_url: str, store_path: str, api: str = "chat") -> CallSettings:
-    """How the endpoint of an API is called, from the settings.
+def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: str) -> CallSettings:
+    """How the endpoint is called for a stage, from the settings.
 
-    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds, and a
-    price that is not set 0. Times, attempts and writing are those of `llm.*` for every endpoint.
+    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds. Times,
+    attempts and writing are those of `llm.*` for every endpoint.
     """
-    llm, budget, section = settings.llm, settings.budget, section_of(api)
+    llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
     # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
     flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
-    of_tokens, of_calls = _prices(settings, section)
     return CallSettings(
         base_url=base_url,
         api_key_env=getattr(settings, section).api_key_env,
@@ -47,11 +45,9 @@ def call_settings(settings: Settings, base_url: str, store_path: str, api: str =
         outage=llm.outage_minutes * 60,
         max_attempts=llm.max_attempts,
         flush=flush,
-        prompt_price=of_tokens[0] or 0.0,
-        completion_price=of_tokens[1] or 0.0,
-        limits=limits_of(settings, api),
+        prices=prices_for(settings, stage.name),
+        limits=limits_of(settings, stage.api),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
-        call_price=of_calls or 0.0,
         batch=settings.embeddings.batch if section == "embeddings" else 1,
         section=section,
     )
@@ -63,30 +59,6 @@ def limits_of(settings: Settings, api: str) -> Limits:
     return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_in_flight)
 
 
-def _prices(settings: Settings, section: Section) -> tuple[tuple[float | None, float | None], float | None]:
-    """The prices of a million prompt and completion tokens, and of a call; None where none is set."""
-    if section == "embeddings":
-        return (settings.embeddings.price_per_million_tokens, None), None
-    if section == "search":
-        thousand = settings.search.price_per_thousand_requests
-        return (None, None), None if thousand is None else thousand / 1000
-    llm = settings.llm
-    return (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens), None
-
-
-def cost_of(settings: Settings, used: Mapping[str, int], api: str = "chat") -> float | None:
-    """The price of `prompt_tokens`, `completion_tokens` and `calls`; None where no price is set.
-
-    Prices of tokens are for a million, in whatever currency they are given; one that is not set beside one that is,
-    is 0.
-    """
-    (prompt, completion), call = _prices(settings, section_of(api))
-    if (prompt, completion, call) == (None, None, None):
-        return None
-    tokens = used["prompt_tokens"] * (prompt or 0.0) + used["completion_tokens"] * (completion or 0.0)
-    return tokens / 1e6 + used.get("calls", 0) * (call or 0.0)
-
-
 def count_actors(settings: Settings, api: str = "chat") -> int:
     """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit.
 
@@ -94,3 +66,8 @@ def count_actors(settings: Settings, api: str = "chat") -> int:
     """
     limit = limits_of(settings, api).requests_per_minute
     return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+
+
+def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
+    """How many HTTP requests so many requests of a stage take, if none fails."""
+    return -(-requests // settings.embeddings.batch) if stage.api == "embeddings" else requests

@@ -7,7 +7,7 @@ stays for a week. Imports no pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 from time import time
@@ -64,10 +64,13 @@ def compact_folder(
     file is not whole; the store is then as it was. See docs/architecture.md, "The store".
     """
     listing = list_folder(folder)
-    _remove_leftovers(folder, listing, clock())
+    for info in _leftovers(folder, listing, clock()):
+        with suppress(FileNotFoundError):
+            system = open_filesystem(folder)[0]
+            system.delete_file(info.path) if info.is_file else system.delete_dir(info.path)
     noted, notes = _read_notes(folder, listing)
     live = sorted(set(listing.live()) - {file.name for file in noted})
-    small = [name for name in live if listing.files[name].size < SMALL * file_bytes]
+    small = _small(listing, live, file_bytes)
     merges = plan_merges(folder, listing, small, file_bytes) if len(small) >= COMPACT_FROM_FILES else []
     lost = set(listing.named) - set(listing.files)
     if merges or notes or lost:
@@ -95,6 +98,18 @@ def _first_snapshot(folder: str, listing: Listing) -> Snapshot:
     snapshot = Snapshot(number=1, files=tuple(merged))
     write_snapshot(folder, snapshot)
     return snapshot
+
+
+def is_due(folder: str) -> bool:
+    """Whether a killed run left a folder with many small files or with parts of files. One listing; reads no file."""
+    listing = list_folder(folder)
+    many = len(_small(listing, listing.live(), FILE_BYTES)) >= COMPACT_FROM_FILES
+    return many or any(True for _ in _leftovers(folder, listing, time()))
+
+
+def _small(listing: Listing, names: Iterable[str], file_bytes: int) -> list[str]:
+    """Those of the files that are small enough to be merged."""
+    return [name for name in names if listing.files[name].size < SMALL * file_bytes]
 
 
 def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes: int) -> list[Merge]:
@@ -150,8 +165,8 @@ def _are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
     return sizes_agree and None not in count_rows(system, [f"{path}/{name}" for name in sorted(known)])
 
 
-def _remove_leftovers(folder: str, listing: Listing, now: float) -> None:
-    """Removes what killed compactions and killed writers left: merged files without a name, files aside.
+def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[fs.FileInfo]:
+    """What killed compactions and killed writers left: merged files without a name, files aside.
 
     Where there is no lock (object stores) another compaction may be at work, and its files have a week.
     """
@@ -164,8 +179,7 @@ def _remove_leftovers(folder: str, listing: Listing, now: float) -> None:
         is_merged = listing.snapshot is not None and name.startswith(MERGED) and name not in known
         is_aside = name.startswith((".", "_probe-", "_compact-")) and age > LEFTOVER_SECONDS
         if ((is_merged or name.startswith(merging[1])) and age >= young) or is_aside:
-            with suppress(FileNotFoundError):
-                system.delete_file(info.path) if info.is_file else system.delete_dir(info.path)
+            yield info
 
 
 def _read_notes(folder: str, listing: Listing) -> tuple[list[ReplacedFile], list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 from udfs.llm.calls import CallSettings
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits, Spent
+from udfs.llm.prices import Prices
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
     settings = dict(plain["settings"])
     settings["limits"] = Limits(**settings.get("limits", {}))
     settings["budget"] = Budget(**settings.get("budget", {}))
+    settings["prices"] = Prices(**settings.get("prices", {}))
     rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
     return Job(**{**rest, "spent": Spent(**plain.get("spent", {}))})
 

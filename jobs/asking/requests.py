@@ -25,7 +25,8 @@ class Requests(Protocol):
     """Requests of a stage before they are looked up.
 
     `carry`: the columns that survive into the results. `bound`: where the requests would be too many to plan with, a
-    frame of the columns requests and bytes: how many there can be, and how long the variables of each are together.
+    frame of the columns requests and bytes: how many there can be, and how long the variables of each are together;
+    `likely`, another such frame, how many there are if what they are made of is as likely as it is made up.
     `all_asked`: whether every row has a request.
     """
 
@@ -34,6 +35,9 @@ class Requests(Protocol):
 
     @property
     def bound(self) -> DataFrame | None: ...
+
+    @property
+    def likely(self) -> DataFrame | None: ...
 
     @property
     def all_asked(self) -> bool: ...
@@ -52,6 +56,7 @@ class Rows:
     frame: DataFrame
     carry: tuple[str, ...]
     bound: DataFrame | None = None
+    likely: DataFrame | None = None
     all_asked: bool = True
 
     def identify(self, stage: Stage) -> DataFrame:
@@ -93,6 +98,11 @@ class Pairs:
         pairs = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
         longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
         return self.owners.select(pairs.alias("requests"), (2 * longest).alias("bytes"))
+
+    @property
+    def likely(self) -> DataFrame:
+        """The same formula: it holds for any numbers of texts."""
+        return self.bound
 
     def identify(self, stage: Stage) -> DataFrame:
         """The columns of `PAIRS`: numbers and request_id, no texts."""

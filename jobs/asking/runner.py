@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking import snapshots, store
-from jobs.asking.calling import call_settings, cost_of, count_actors, runs_in_tasks, section_of
+from jobs.asking import compaction, snapshots, store
+from jobs.asking.calling import call_settings, count_actors, runs_in_tasks, section_of
 from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
@@ -28,7 +28,7 @@ from jobs.run.locks import FolderLock, LockedError
 from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Counted, Workspace
-from jobs.settings.model import Settings
+from jobs.settings.model import Settings, prices_for
 from jobs.tables import COMPLETIONS
 from udfs.llm.calls import Tally
 from udfs.llm.keys import Stage
@@ -52,9 +52,9 @@ Given = TypeVar("Given")
 class StageRunner:
     """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
 
-    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `store` is where
-    completions are kept, `answered_before` whether an earlier start of the run was answered, `answering` the sections
-    of the settings whose endpoints have answered since.
+    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `lost`: answers
+    that could not be written. `store` is where completions are kept, `answered_before` whether an earlier start of the
+    run was answered, `answering` the sections of the settings whose endpoints have answered since.
     """
 
     engines: Engines
@@ -66,6 +66,7 @@ class StageRunner:
     answered_before: bool = False
     ended: str | None = None
     error: str | None = None
+    lost: int = 0
     spent: Spent = field(default_factory=Spent)
     counted: Usage = field(default_factory=Usage)
     models: set[str | None] = field(default_factory=set)
@@ -82,7 +83,7 @@ class StageRunner:
     @property
     def ending(self) -> Ending:
         """Why it stopped asking, if it did."""
-        return Ending(self.ended, self.error, self.spent.calls)
+        return Ending(self.ended, self.error, self.spent.calls, self.lost)
 
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
@@ -97,7 +98,8 @@ class StageRunner:
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
         results = self._ask(asking)
-        cost = cost_of(self.settings, asking.tally, stage.api)
+        used = (asking.tally[kind] for kind in ("prompt_tokens", "completion_tokens", "calls"))
+        cost = prices_for(self.settings, name).cost(*used)
         self.counted.add(Asked(stage, results, asking.reused or 0, asking.tally, asking.seconds, cost))
         if requests.all_asked:
             return results
@@ -157,7 +159,10 @@ class StageRunner:
         """Has the missing requests answered, unless asking has ended; what goes wrong ends it and is `error`."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
-        if not asking.missing or self.ended:
+        if self.ended:
+            return
+        if not asking.missing:
+            self._compact_what_is_left(asking.folder)
             return
         try:
             self._answer_locked(asking)
@@ -202,6 +207,15 @@ class StageRunner:
         except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
             self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
 
+    def _compact_what_is_left(self, folder: str) -> None:
+        """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.
+
+        Who holds the folder compacts it anyway, and a store that may only be read stays as it is.
+        """
+        if is_local(folder) and compaction.is_due(folder):
+            with suppress(LockedError, OSError), FolderLock(open_filesystem(folder)[1], self.engines.run, wait=False):
+                self._compact(folder)
+
     def _lock(self, folder: str) -> FolderLock | None:
         """The lock of a folder; None on an object store, where the system has none, after a line that says so."""
         if not is_local(folder):
@@ -236,7 +250,7 @@ class StageRunner:
 
     def _answer_in_tasks(self, asking: _Asking, requests: str, lock: FolderLock | None) -> None:
         """Has a local model answer within Spark's tasks. Nothing is called, and nothing is paid for."""
-        settings = call_settings(self.settings, "", self.store, asking.stage.api)
+        settings = call_settings(self.settings, asking.stage, "", self.store)
         last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
 
         def show(progress: Mapping[str, Any]) -> None:
@@ -262,16 +276,15 @@ class StageRunner:
         self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
     ) -> None:
         """Hands the job to the answering process, and counts what it spent even where it ends with an error."""
-        api = asking.stage.api
-        section = section_of(api)
-        settings = call_settings(self.settings, base_url, self.store, api)
+        section = section_of(asking.stage.api)
+        settings = call_settings(self.settings, asking.stage, base_url, self.store)
         job = Job(
             requests=requests,
             directory=asking.folder,
             run=self.engines.run,
             stage=asking.stage,
             settings=settings,
-            actors=count_actors(self.settings, api),
+            actors=count_actors(self.settings, asking.stage.api),
             spent=self.spent,
             # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
             answered_before=section in self.answering or (section == "llm" and self.answered_before),
@@ -291,7 +304,8 @@ class StageRunner:
                 lock.check()
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
-            self._heard(api, event["models"])
+            self._heard(asking.stage.api, event["models"])
+            self.lost += event["lost"]
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
                 if self.ended == "refused":
@@ -300,8 +314,9 @@ class StageRunner:
             self.engines.display.end()
             tally = last["tally"]
             asking.add(tally, last["seconds"])
-            tokens = tally["prompt_tokens"] + tally["completion_tokens"]
-            self.spent += Spent(tally["calls"], tokens, cost_of(self.settings, tally, api) or 0.0)
+            tokens = tally["prompt_tokens"], tally["completion_tokens"]
+            cost = settings.prices.cost(*tokens, tally["calls"]) or 0.0
+            self.spent += Spent(tally["calls"], sum(tokens), cost)
 
     def _heard(self, api: str, models: Iterable[str | None]) -> None:
         """Notes the models that answered as an API, now or before."""

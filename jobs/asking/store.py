@@ -220,8 +220,13 @@ def needed(states: DataFrame, *, retry_failed: bool) -> DataFrame:
     states: request_id, state as `states_of_requests` names it. Which failures pass is said in docs/contract.md,
     "Runs, outputs, stores".
     """
+    return states.where(is_needed(retry_failed=retry_failed)).select("request_id")
+
+
+def is_needed(*, retry_failed: bool) -> Column:
+    """Whether a run asks a request in the state of the column `state` (`needed`)."""
     again = ["lasting", "passing"] if retry_failed else ["passing"]
-    return states.where(F.col("state").isNull() | F.col("state").isin(*again)).select("request_id")
+    return F.col("state").isNull() | F.col("state").isin(*again)
 
 
 def names_of_live_files(folder: str) -> frozenset[str]:

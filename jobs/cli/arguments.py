@@ -105,8 +105,8 @@ class Command(click.Command):
         self.allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # click has options of one value each time; `A B` behind one flag is what a shell makes of a glob
         """Reads the words of the command line. Raises UsageError for what is missing, all of it at once, or unknown."""
+        # click has options of one value each time; `A B` behind one flag is what a shell makes of a glob
         args = _spread(args, self._several)
         # click takes words off the list that it is given
         given = list(args)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +31,8 @@ from jobs.cli.arguments import (
 from jobs.cli.studies import COMMANDS as STUDIES
 
 if TYPE_CHECKING:
+    from jobs.score import ScoreRequest
+    from jobs.settings.loading import Resolved
     from jobs.settings.model import Settings
 
 DEMO_OUTPUT = "untold-demo"
@@ -50,32 +53,41 @@ def _score(options: Options) -> int:
     resolved = load(options)
     # Before the next import, so that the JVM starts beside it
     _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
-    from jobs.score import ScoreRequest
-
     return _run_score(
-        ScoreRequest(
+        _score_request(
+            options,
+            resolved,
             input=options.input,
-            output=absolute(options.output),
             metrics=options.metric,
-            settings=resolved.settings,
-            embedded=resolved.embedded,
             format=data_set(options.format, options.conflictbank),
             limit=options.limit,
             draw=draw_of(options, resolved.settings),
-            overwrite=options.overwrite,
             retry_failed=options.retry_failed,
             wait=not options.no_wait,
-            command=options.command_line,
         )
     )
 
 
-def _run_score(request: object) -> int:
-    """Runs the main job and tells how it ended. `request` is a ScoreRequest, whose module imports the engines."""
-    from jobs.run.progress import Display
-    from jobs.score import ScoreRequest, score, show_summary
+def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRequest:
+    """What the main job is asked by any command that runs it, and `more` of its own, named as the fields are."""
+    from jobs.run.output import absolute
+    from jobs.score import ScoreRequest
 
-    assert isinstance(request, ScoreRequest)
+    return ScoreRequest(
+        output=absolute(options.output),
+        settings=resolved.settings,
+        embedded=resolved.embedded,
+        overwrite=options.overwrite,
+        command=options.command_line,
+        **more,
+    )
+
+
+def _run_score(request: ScoreRequest) -> int:
+    """Runs the main job and tells how it ended."""
+    from jobs.run.progress import Display
+    from jobs.score import score, show_summary
+
     outcome = score(request, Display())
     tell_outcome(lambda: show_summary(outcome, request.output), outcome.message)
     return outcome.exit_code
@@ -84,25 +96,14 @@ def _run_score(request: object) -> int:
 def _demo(options: Options) -> int:
     """The shipped samples through the main job, and what a person would say of them beside it."""
     from jobs.demo import demo_settings, show_expected, showing_results
-    from jobs.run.output import absolute, store_of
     from jobs.run.progress import Display
-    from jobs.score import ScoreRequest
 
     resolved = load(options, demo=True)
     # A real folder, also where the package is read from a zip
     with as_file(files("conf").joinpath("demo")) as folder:
         samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
-        request = ScoreRequest(
-            input=str(samples),
-            output=absolute(options.output),
-            metrics=("e2e",),
-            settings=settings,
-            embedded=resolved.embedded,
-            overwrite=options.overwrite,
-            command=options.command_line,
-        )
-        store = store_of(settings, request.output)
-        with showing_results(samples, store, settings, resolved.embedded, Display().note):
+        request = _score_request(options, replace(resolved, settings=settings), input=str(samples), metrics=("e2e",))
+        with showing_results(samples, request.store, settings, resolved.embedded, Display().note):
             code = _run_score(request)
         # After the summary: what a person would say of the same samples
         show_expected(request.output, folder / "expected.jsonl")
@@ -181,10 +182,11 @@ def _schema(options: Options) -> int:
 def _prompts(options: Options) -> int:
     """All stages with their variables, or one stage's template, as a run with these settings would use it."""
     from udfs.stages import STAGES
-    from udfs.stages.definitions import SUFFIXES
 
     _check_name("stage", options.stage, STAGES)
     if options.stage is None:
+        from udfs.stages.definitions import SUFFIXES
+
         for name, stage in STAGES.items():
             print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES['chat']}")
         return 0
@@ -214,8 +216,8 @@ def _stage_names() -> Iterable[str]:
 
 def _template_of(options: Options) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
-    from jobs.asking.prompts import find_template
     from jobs.settings.model import decoding_for
+    from jobs.settings.templates import find_template
 
     settings = settings_without_endpoint(options)
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,6 +30,9 @@ from jobs.cli.arguments import (
     tell_outcome,
     whole_number,
 )
+
+if TYPE_CHECKING:
+    from jobs.meta_evaluate import Endpoint, Sheet
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank")
@@ -196,7 +201,7 @@ def _run_meta_evaluate(options: Options) -> int:
 
     Every endpoint's settings are loaded before the first is asked: a missing key ends it at once.
     """
-    from jobs.meta_evaluate import MetaEvaluationRequest, Sheet, endpoint_of, meta_evaluate
+    from jobs.meta_evaluate import MetaEvaluationRequest, endpoint_of, meta_evaluate
     from jobs.run.output import absolute
     from jobs.run.progress import Display
 
@@ -204,12 +209,7 @@ def _run_meta_evaluate(options: Options) -> int:
     resolved = [] if options.scores else [load(one) for one in each]
     # Spark, statistics and store are of the first endpoint; each run has its own `llm.*`
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
-    sheet = None
-    if options.annotation_sheet:
-        # Scores that exist need no endpoint, but answers of qa on a sheet are restated by one
-        restating = resolved[0] if resolved else load_or_none(each[0])
-        endpoint = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
-        sheet = Sheet(options.annotation_sheet, options.seed or 0, endpoint)
+    endpoints = tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved)
     scores, judges = _judges_of(options)
     request = MetaEvaluationRequest(
         dataset=str(data_set(options.dataset, options.conflictbank)),
@@ -217,12 +217,12 @@ def _run_meta_evaluate(options: Options) -> int:
         output=absolute(options.output),
         settings=settings,
         metrics=options.metric or (tuple(judges) or None),
-        endpoints=tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved),
+        endpoints=endpoints,
         scores={model: absolute(folder) for model, folder in scores.items()} or None,
         judges=judges or None,
         limit=options.limit,
         draw=draw_of(options, settings),
-        sheet=sheet,
+        sheet=_sheet_of(each[0], endpoints),
         cluster=options.cluster,
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
@@ -232,6 +232,20 @@ def _run_meta_evaluate(options: Options) -> int:
     outcome = meta_evaluate(request, Display())
     tell_outcome(lambda: print(outcome.report, end=""), outcome.message)
     return outcome.exit_code
+
+
+def _sheet_of(options: Options, endpoints: Sequence[Endpoint]) -> Sheet | None:
+    """The annotation sheet of `--annotation-sheet`, or None; the first endpoint restates the answers of qa on it.
+
+    Scores that exist need no endpoint, but a sheet of qa does: one that the settings name, if any, is taken for it.
+    """
+    from jobs.meta_evaluate import Sheet, endpoint_of
+
+    if not options.annotation_sheet:
+        return None
+    restating = None if endpoints else load_or_none(options)
+    own = endpoint_of(restating.settings, embedded=restating.embedded) if restating else None
+    return Sheet(options.annotation_sheet, options.seed or 0, endpoints[0] if endpoints else own)
 
 
 _QUESTIONS = [

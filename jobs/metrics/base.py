@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from graph.distributed import Condensed
 from jobs.asking.requests import Requests
 from jobs.settings.model import Settings
+from udfs.stages.figures import Figures
 
 Tables = Mapping[str, DataFrame]
 """By name, the rows that a metric gives of tables of `jobs.tables`."""
@@ -51,13 +52,16 @@ class Assumptions:
 
     `results`: for each stage the output of a request that was not answered, never less and never shorter than what
     could come, as columns over the stage's variables. `settings`: those to plan under, where some settings make what
-    is asked depend on answers; stages of `at_most` may then be asked less than is counted.
+    is asked depend on answers; stages of `at_most` may then be asked less than is counted. `likely` gives the same
+    outputs as they are in the mean (`jobs.metrics.likely`), by the figures of the metric's stages.
     """
 
     settings: Settings
     results: Mapping[str, Mapping[str, Column]]
     # By the names of stages; under nli.skip_implied how many pairs are implied is known only from the answers
     at_most: frozenset[str] = frozenset()
+    # From the figures of its stages to what `results` are in the mean; without, these are what is expected too
+    likely: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 
 
 @dataclass(frozen=True)

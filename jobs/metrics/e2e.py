@@ -9,6 +9,7 @@ from jobs.asking.lost import failure_rows, has_failed, is_unasked
 from jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
+from jobs.metrics.likely import likely_summaries
 from jobs.metrics.scores import score_columns, status_of
 from jobs.settings.model import Settings
 
@@ -23,7 +24,12 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 def assume(settings: Settings) -> Assumptions:
     """A plan ends with the judgement, which nothing follows: no statement need be made up."""
-    return Assumptions(settings, {**assumed_summaries(), STAGE: {"statements": F.array(), "dropped": F.lit(0)}})
+    judgement = {STAGE: {"statements": F.array(), "dropped": F.lit(0)}}
+    return Assumptions(
+        settings,
+        {**assumed_summaries(), **judgement},
+        likely=lambda figures: {**likely_summaries(figures), **judgement},
+    )
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:

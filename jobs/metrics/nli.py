@@ -6,7 +6,7 @@ distinct set of context atoms, the *owner* of the pairs, and shared by all sampl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
@@ -19,6 +19,17 @@ from jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from jobs.metrics.likely import (
+    Likely,
+    likely_ratings,
+    likely_summaries,
+    made_up,
+    rewritten,
+    size_of_things,
+    tokens_of,
+    value_of,
+    whole,
+)
 from jobs.run.session import spark_schema
 from jobs.settings.model import NliSettings, Settings
 from udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
@@ -53,7 +64,27 @@ def assume(settings: Settings) -> Assumptions:
         CLASSIFY: {"relation": F.lit(None)},
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
-    return Assumptions(at_once, results, frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset())
+    at_most = frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset[str]()
+    return Assumptions(at_once, results, at_most, partial(_likely, settings))
+
+
+def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+    """As many atoms as the figures have of a text, of which as many are relevant."""
+    unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
+    of_text, of_both = tokens_of("text"), tokens_of("text", "statements")
+    count = whole(value_of(figures[EXTRACT].things, of_text), "text")
+    texts = made_up(count, size_of_things(figures[EXTRACT], of_text), "text")
+    # What has statements to revise has some after it; equal ones of several texts are one node, here of one text alone
+    nodes = value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
+    revised = F.greatest(whole(nodes, "text", "statements"), F.lit(1))
+    passing = figures[RATE].passing(settings.thresholds.relevance)
+    return {
+        **likely_summaries(figures),
+        EXTRACT: {"atoms": F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))},
+        REVISE: {"atoms": rewritten("statements", revised)},
+        RATE: {"ratings": likely_ratings("statements", passing), "weighted": F.lit(True)},
+        CLASSIFY: {"relation": F.lit(None)},
+    }
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
@@ -155,18 +186,8 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         (F.col("contexts") * F.col("responses")).alias("crossing"),
         (F.col("contexts") * (F.col("contexts") - 1)).alias("between"),
     )
-    # Without a cap, more than any sample has, and far enough from the largest long that nothing subtracted overflows
-    room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
-    to_contexts = F.least("crossing", room)
-    between = F.least("between", room - F.col("to_contexts"))
-    to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
-    limited = (
-        counted.withColumn("to_contexts", to_contexts)
-        .withColumn("between_contexts", between)
-        .withColumn("to_responses", to_responses)
-    )
     judged = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
-    return limited.select(
+    return _share_room(counted, cap).select(
         "sample_id",
         "texts",
         "contexts",
@@ -178,6 +199,20 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         # With the number of pairs, as a cap may leave samples of one set different parts of them
         F.concat_ws(":", F.lit("contexts"), "contexts_key", "between_contexts").alias("contexts_owner"),
         F.concat_ws(":", F.lit("sample"), "sample_id").alias("response_owner"),
+    )
+
+
+def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
+    """Adds to_contexts, between_contexts and to_responses: how many pairs of each kind the cap has room for."""
+    # Without a cap, more than any sample has, and far enough from the largest long that nothing subtracted overflows
+    room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
+    between = F.least("between", room - F.col("to_contexts"))
+    to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
+    # Each step sees what the one before it took
+    return (
+        counted.withColumn("to_contexts", F.least("crossing", room))
+        .withColumn("between_contexts", between)
+        .withColumn("to_responses", to_responses)
     )
 
 

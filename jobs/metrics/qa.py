@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
@@ -16,6 +17,17 @@ from jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from jobs.metrics.likely import (
+    Likely,
+    all_highest,
+    likely_summaries,
+    made_up,
+    rewritten,
+    size_of_things,
+    tokens_of,
+    value_of,
+    whole,
+)
 from jobs.run.session import spark_schema
 from jobs.settings.model import QaSettings, Settings
 from udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
@@ -52,7 +64,28 @@ def assume(settings: Settings) -> Assumptions:
         },
         COMPARE: {"relation": F.lit(None)},
     }
-    return Assumptions(settings, results)
+    return Assumptions(settings, results, likely=partial(_likely, settings))
+
+
+def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+    """As many questions and answers as the figures have of a text and of a list of questions; those that pass alone."""
+    mined, listed, of_both = tokens_of("query", "text"), tokens_of("query", "questions"), tokens_of("text", "questions")
+    relevant = value_of(figures[REFINE].things, listed) * figures[REFINE].passing(settings.thresholds.relevance)
+    refined = rewritten("questions", whole(relevant, "query", "questions"))
+    sure = value_of(figures[ANSWER].things, of_both) * figures[ANSWER].passing(settings.thresholds.confidence)
+    # Equal answers of several texts are one node, here of one text alone
+    sure = sure * figures[ANSWER].distinct
+    size = size_of_things(figures[ANSWER], of_both)
+    mean = sure / F.size("questions")
+    answers = F.transform("questions", lambda question: made_up(whole(mean, "text", question), size, "text", question))
+    count = whole(value_of(figures[MINE].things, mined), "query", "text")
+    return {
+        **likely_summaries(figures),
+        MINE: {"questions": made_up(count, size_of_things(figures[MINE], mined), "text", "query")},
+        REFINE: {"questions": refined, "ratings": all_highest(refined), "weighted": F.lit(True)},
+        ANSWER: {"answers": answers, "confidences": F.transform(answers, all_highest), "weighted": F.lit(True)},
+        COMPARE: {"relation": F.lit(None)},
+    }
 
 
 def _all_to_the_first(items: Column) -> Column:
@@ -85,7 +118,9 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
     pairs = tools.keep(_pairs(atoms, resolve=settings.qa.quantity_tool == "resolve"), "pairs")
     # A pair of plain quantities that the resolver settled needs no model, and has no request
-    open_pairs = Rows(pairs.where(F.col("settled").isNull()), ("sample_id", "source", "target"), _bound(atoms))
+    open_pairs = Rows(
+        pairs.where(F.col("settled").isNull()), ("sample_id", "source", "target"), _bound(atoms), _likely_pairs(atoms)
+    )
     relations = tools.keep(_relations(tools.ask(COMPARE, open_pairs), pairs), "relations")
     condensed = tools.condense(graph_nodes(atoms), _edges(relations))
     # No cap on pairs of answers: only those to one question are paired
@@ -157,6 +192,24 @@ def _bound(atoms: DataFrame) -> DataFrame:
     pairs = F.col("contexts") * (F.col("contexts") - 1) / 2 + F.col("contexts") * F.col("responses")
     return atoms.where(F.col("contexts") > 0).select(
         pairs.cast("long").alias("requests"), (2 * longest + asked).alias("bytes")
+    )
+
+
+def _likely_pairs(atoms: DataFrame) -> DataFrame:
+    """As `_bound`, were no other answers to come: those to each question are paired with each other."""
+    nodes = atoms.where(F.col("contexts") > 0).select("sample_id", F.explode("atoms").alias("atom"))
+    counted = (
+        nodes.where(F.col("atom.node").isNotNull())
+        .groupBy("sample_id", F.col("atom.question").alias("question"))
+        .agg(
+            F.count_if("atom.context").alias("contexts"),
+            F.count_if(~F.col("atom.context")).alias("responses"),
+            F.max(F.octet_length("atom.text")).alias("longest"),
+        )
+    )
+    pairs = F.col("contexts") * (F.col("contexts") - 1) / 2 + F.col("contexts") * F.col("responses")
+    return counted.select(
+        pairs.cast("long").alias("requests"), (2 * F.col("longest") + F.octet_length("question")).alias("bytes")
     )
 
 

@@ -16,12 +16,14 @@ MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
 class Ending:
     """Why a start stopped asking; `reason` None where it asked everything.
 
-    `reason`: `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `calls` so far.
+    `reason`: `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `calls` so far. `lost`:
+    answers that were paid for and could not be written.
     """
 
     reason: str | None = None
     error: str | None = None
     calls: int = 0
+    lost: int = 0
 
     @property
     def status(self) -> str:
@@ -33,12 +35,17 @@ class Ending:
         again = f"continue with: {command}"
         reasons = {
             "budget": f"the budget is used up after {self.calls:,} calls; raise budget.* and {again}",
-            "outage": f"the endpoint does not answer; nothing is lost, {again}",
-            "interrupted": f"interrupted; what was answered is kept, {again}",
+            "outage": f"the endpoint does not answer; {self._kept('nothing is lost')}, {again}",
+            "interrupted": f"interrupted; {self._kept('what was answered is kept')}, {again}",
             "refused": f"the endpoint refuses the run: {self.error}, then {again}",
-            "broken": f"{self.error}; what was answered is kept, {again}",
+            # Not all that was answered: a process that broke may have had some that it had not written yet
+            "broken": f"{self.error}; {self._kept('what was written is kept')}, {again}",
         }
         return reasons.get(self.reason or "")
+
+    def _kept(self, all_kept: str) -> str:
+        """What became of the answers: these words where none is known to be lost."""
+        return f"{self.lost:,} are lost and will be paid for again, all others are kept" if self.lost else all_kept
 
     def exit_code(self, statuses: Mapping[str, int], fail_on_error: bool | int | float) -> int:
         """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes")."""

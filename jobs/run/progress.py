@@ -79,8 +79,9 @@ def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -
         f"{calls / max(seconds, 0.1):,.1f} calls/s",
         f"{tokens:,} tokens",
     ]
-    if settings.prompt_price or settings.completion_price or settings.call_price:
-        parts.append(f"cost {settings.cost(tally['prompt_tokens'], tally['completion_tokens'], calls):.4f}")
+    cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], calls)
+    if cost is not None:
+        parts.append(f"cost {cost:.4f}")
     if tally["failed"]:
         parts.append(f"{tally['failed']:,} failed")
     if tally["rate_limited"]:

@@ -21,7 +21,7 @@ from jobs.settings.layers import (
     read_overrides,
     read_yaml,
 )
-from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch
+from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for
 from udfs.hints import near_misses
 from udfs.retrieval.local_models import MINILM
 
@@ -322,8 +322,7 @@ def _incomplete(
     if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
-    prices = (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
-    if budget.max_cost is not None and None in prices:
+    if budget.max_cost is not None and not all(prices_for(settings, stage).complete for stage in STAGE_NAMES):
         where = merged.origins["budget.max_cost"].where
         need = "needs llm.price_per_million_prompt_tokens and llm.price_per_million_completion_tokens"
         yield problem_line("budget.max_cost", budget.max_cost, where, need)

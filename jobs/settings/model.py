@@ -34,7 +34,8 @@ from jobs.settings.fields import (
 from jobs.settings.fields import merge_patch as merge_patch
 from jobs.settings.lookups import EmbeddingSettings, GroundingSettings, SearchSettings
 from udfs.errors import UserError
-from udfs.stages import STAGES
+from udfs.llm.prices import Prices
+from udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
@@ -318,6 +319,23 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
         for name in ("model", "api", "temperature", "top_p", "max_tokens")
     }
     return Decoding(**values, extra_body=_extra_body(settings.llm, own))
+
+
+def prices_for(settings: Settings, stage: str) -> Prices:
+    """What the calls of a stage cost: `llm.price_per_million_*`, the same for all stages that are asked of it; lookups
+    have prices of their own.
+
+    The one place where a stage gets its prices, for whoever plans, asks, shows and books.
+    """
+    if stage == "embed_text":
+        return Prices(prompt=settings.embeddings.price_per_million_tokens)
+    if stage == "web_search":
+        return Prices(thousand_calls=settings.search.price_per_thousand_requests)
+    # What runs within tasks costs nothing
+    if stage in LOOKUPS:
+        return Prices()
+    llm = settings.llm
+    return Prices(llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
 
 
 def _extra_body(llm: LlmSettings, stage: StageSettings) -> dict[str, Any]:

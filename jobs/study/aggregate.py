@@ -66,8 +66,8 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
 
 
 def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, Any]]:
-    # One more than is allowed says that there are more, without counting them all
     """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time."""
+    # One more than is allowed says that there are more, without counting them all
     counted = count_values(scores).limit(max_distinct + 1).toArrow()
     if counted.num_rows > max_distinct:
         counted = count_values(scores, grid=GRID).toArrow()

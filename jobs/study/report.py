@@ -187,9 +187,8 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
         published = values["lmr"]["published"]
         lines.append(
             [
-                *(metric, model, undefined, f"{values['lmr']['n']:,}"),
+                *(metric, model, undefined, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
                 *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
-                f"{values['lmr']['left_out'] or 0:,}",
                 *_cost_cells(cost),
                 "-" if published is None else f"{published:.3f}",
             ]

@@ -3,14 +3,18 @@
 The run is killed three times, and its disk fills once. Nothing may be lost, wrong or paid twice beyond what a kill
 leaves unwritten, and memory stays flat.
 
-Every fault passes at the second attempt, so that at the end every request must have its answer.
+Every fault passes at the second attempt, so that at the end every request must have its answer. Faults fall on single
+requests, but for 429s, which come in bursts as those of an endpoint's limit do: one in a hundred at any moment is an
+endpoint that lets nobody go faster than some twenty calls a second, and hours of waiting.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -19,22 +23,25 @@ from typing import Any
 
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.watching import ACTOR, DRIVER, LIMITER, Look, Watch
-from tests.fakes.answers import expected_e2e, hash_of
 from tests.fakes.arrivals import Arrival
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import PROMPTS, Run, read_table, write_samples
+from tests.fakes.rules import hash_of
+from tests.runs.harness import PROMPTS, Run, expected_statements, read_statements, read_table, write_samples
 
 REQUESTS = 200_000
 SHARE = 0.01
-KILLS = 3
+# At these shares of the requests, so that the last start is the long one, whose memory is looked at
+KILLED_AT = (0.1, 0.2, 0.3)
+FULL_AT = 0.6
 IN_FLIGHT = 64
 FLUSH_SECONDS = 1.0
 FULL_SECONDS = 5.0
 TIMEOUT_SECONDS = 2
 LONGEST_SECONDS = 4 * 3600.0
 GOAL_FLAT = 1.1
+BURSTS = 10
+LIMITED = {"status": 429, "headers": {"Retry-After": "0.5"}}
 FAULTS: Sequence[Any] = (
-    {"status": 429, "headers": {"Retry-After": "0.5"}},
     {"status": 500},
     {"status": 503},
     {"status": 200, "error": {"code": 502}},
@@ -52,10 +59,18 @@ RULES = [{"when": {"share": SHARE, "attempt_below": 2}, "do": deed} for deed in 
 BYTES_A_REQUEST = 2_000
 
 
+@dataclass(frozen=True)
+class Kill:
+    """When the killing of a run began, and when nothing of it was left (time.time)."""
+
+    began: float
+    ended: float
+
+
 def measure(options: Options) -> list[Figure]:
     """One run of so many requests; what the server counted and the tables say, and memory by the last start's looks."""
     count = options.requests or REQUESTS
-    with TemporaryDirectory(prefix="untold-soak-") as name, ModelServer(rules=RULES) as server:
+    with TemporaryDirectory(prefix="untold-soak-") as name, ModelServer(rules=[*RULES, *_bursts(count)]) as server:
         folder = Path(name)
         samples = [_sample(number) for number in range(count)]
         path = write_samples(folder / "samples.jsonl", samples)
@@ -63,15 +78,25 @@ def measure(options: Options) -> list[Figure]:
             kills, looks = _run_through(server, path, folder / "out", disk, count)
             lost, wrong = _compare(folder / "out", samples)
             arrivals = server.arrivals()
-    unwritten = sum(_arrived_before(arrivals, moment) for moment in kills) + KILLS * IN_FLIGHT
+    unwritten = sum(_arrived_unwritten(arrivals, kill) for kill in kills) + len(kills) * IN_FLIGHT
+    limited = sum(arrival.status == LIMITED["status"] for arrival in arrivals)
     return [
         Figure("requests", (float(count),)),
         Figure("calls that reached the server", (float(len(arrivals)),)),
+        Figure("429s", (float(limited),)),
         Figure("lost", (float(lost),), at_most=0),
         Figure("wrong", (float(wrong),), at_most=0),
         Figure("paid twice", (float(_paid_twice(arrivals)),), at_most=float(unwritten)),
-        *(_flatness(role, looks) for role in (DRIVER, ACTOR, LIMITER)),
+        *(_flatness(role, _while_asking(looks, arrivals, kills[-1])) for role in (DRIVER, ACTOR, LIMITER)),
     ]
+
+
+def _bursts(count: int) -> list[dict[str, Any]]:
+    """Rules of 429s for a hundredth of so many requests."""
+    # Half of what arrives in a burst is asked for the second time, and answered
+    length = max(2, round(2 * SHARE * count / BURSTS))
+    starts = [round(count * (burst + 0.5) / BURSTS) for burst in range(BURSTS)]
+    return [{"when": {"after": n, "first": n + length, "attempt_below": 2}, "do": LIMITED} for n in starts]
 
 
 def _sample(number: int) -> dict[str, Any]:
@@ -99,8 +124,11 @@ def _disk(folder: Path, size: int) -> Iterator[Path]:
 
 def _run_through(
     server: ModelServer, samples: Path, output: Path, disk: Path, count: int
-) -> tuple[list[float], Sequence[Look]]:
-    """Starts the run, kills it after each quarter of the requests, fills its disk in the last; moments of the kills."""
+) -> tuple[list[Kill], Sequence[Look]]:
+    """Starts the run, kills it three times, fills the disk of the last start; gives the kills and that start's looks.
+
+    Raises RuntimeError where the last start does not end well.
+    """
     settings = {
         "prompts_dir": PROMPTS,
         "summarise_contexts": "false",
@@ -109,20 +137,33 @@ def _run_through(
         "llm.max_in_flight": IN_FLIGHT,
         "llm.flush_seconds": FLUSH_SECONDS,
     }
-    kills: list[float] = []
-    for quarter in range(1, KILLS + 1):
-        run = Run(server, samples, output, settings=settings)
-        run.wait_for(server, count * quarter // (KILLS + 1), timeout=LONGEST_SECONDS)
-        kills.append(time())
-        run.kill()
-    run = Run(server, samples, output, settings=settings)
-    with Watch(run.pid) as watching:
-        run.wait_for(server, count * (2 * KILLS + 1) // (2 * KILLS + 2), timeout=LONGEST_SECONDS)
+    kills: list[Kill] = []
+    for share in KILLED_AT:
+        with _started(server, samples, output, settings) as run:
+            run.wait_for(server, round(count * share), timeout=LONGEST_SECONDS)
+            began = time()
+            run.kill()
+            kills.append(Kill(began, time()))
+    with _started(server, samples, output, settings) as run, Watch(run.pid) as watching:
+        run.wait_for(server, round(count * FULL_AT), timeout=LONGEST_SECONDS)
         _fill(disk)
         ended = run.wait(LONGEST_SECONDS)
     if ended.code:
         raise RuntimeError(f"the run ended with code {ended.code}: {ended.err[-2000:]}")
+    if "answers cannot be written" not in ended.err:
+        raise RuntimeError("the run did not notice that its disk was full")
     return kills, watching.looks
+
+
+@contextmanager
+def _started(server: ModelServer, samples: Path, output: Path, settings: Mapping[str, Any]) -> Iterator[Run]:
+    """A start of the run, which does not outlive a benchmark that is broken off."""
+    run = Run(server, samples, output, settings=settings)
+    try:
+        yield run
+    finally:
+        if run.is_running:
+            run.kill()
 
 
 def _fill(disk: Path) -> None:
@@ -138,23 +179,27 @@ def _fill(disk: Path) -> None:
 
 
 def _compare(output: Path, samples: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """How many samples have no score, and how many have another than what their texts say."""
+    """How many samples have no score, and how many another score or other statements than what their texts say."""
     scores = {row["sample_id"]: row for row in read_table(output, "scores")}
+    found = read_statements(output)
     lost = wrong = 0
     for sample in samples:
         row = scores.get(sample["sample_id"])
         if row is None or row["status"] != "ok":
             lost += 1
             continue
-        covered, uncovered = expected_e2e(sample["query"], sample["contexts"], sample["response"])
-        wrong += (row["covered"], row["uncovered"]) != (len(covered), len(uncovered))
+        expected = expected_statements(sample)
+        covered = sum(is_covered for _, is_covered, _ in expected)
+        counts_differ = (row["covered"], row["uncovered"]) != (covered, len(expected) - covered)
+        wrong += counts_differ or found[sample["sample_id"]] != expected
     return lost, wrong
 
 
 def _paid_twice(arrivals: Sequence[Arrival]) -> int:
     """Calls beyond one a request, and one more for each that met a fault."""
-    keys = {int(arrival.key, 16) for arrival in arrivals}
-    return len(arrivals) - sum(2 if _meets_fault(key) else 1 for key in keys)
+    limited = {arrival.key for arrival in arrivals if arrival.status == LIMITED["status"]}
+    calls = Counter(arrival.key for arrival in arrivals)
+    return len(arrivals) - sum(2 if key in limited or _meets_fault(int(key, 16)) else 1 for key in calls)
 
 
 def _meets_fault(key: int) -> bool:
@@ -163,13 +208,19 @@ def _meets_fault(key: int) -> bool:
     return any(hash_of(str(index).encode() + content) < SHARE * 2**64 for index in range(len(RULES)))
 
 
-def _arrived_before(arrivals: Sequence[Arrival], moment: float) -> int:
-    """How many calls came within two intervals of writing before a kill: answered, and perhaps not yet written."""
-    return sum(moment - 2 * FLUSH_SECONDS <= arrival.at <= moment for arrival in arrivals)
+def _arrived_unwritten(arrivals: Sequence[Arrival], kill: Kill) -> int:
+    """How many calls came within one interval of writing before a kill: answered, and perhaps not yet written."""
+    return sum(kill.began - FLUSH_SECONDS <= arrival.at <= kill.ended for arrival in arrivals)
+
+
+def _while_asking(looks: Sequence[Look], arrivals: Sequence[Arrival], last_kill: Kill) -> list[Look]:
+    """The looks from the first call of the last start to its last; before and after them, a run reads and writes."""
+    moments = [arrival.at for arrival in arrivals if arrival.at > last_kill.ended]
+    return [look for look in looks if moments[0] <= look.at <= moments[-1]]
 
 
 def _flatness(role: str, looks: Sequence[Look]) -> Figure:
-    """Memory of a role in the last tenth of its life in the last start, over that in the second tenth."""
+    """Memory of a role in the last tenth of these looks, over that in the second tenth."""
     sizes = [look.bytes[role] for look in looks if look.bytes.get(role)]
     tenth = max(1, len(sizes) // 10)
     ratio = mean(sizes[-tenth:]) / mean(sizes[tenth : 2 * tenth] or sizes)

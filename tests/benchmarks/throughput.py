@@ -19,27 +19,27 @@ GOAL_TWO_ACTORS = 1.4
 
 
 def measure(options: Options) -> list[Figure]:
-    """Runs all four in turn, forwards and backwards alternately; a ratio compares two runs of one turn."""
-    requests, pairs = options.requests or REQUESTS, options.pairs or PAIRS
+    """Runs all four in turn; a ratio compares two runs of one turn."""
+    jobs = {"one": "llm.actors=1", "two": "llm.actors=2"}
+    return _figures(run_turns(jobs, options.requests or REQUESTS, options.pairs or PAIRS))
+
+
+def run_turns(jobs: Mapping[str, str], requests: int, pairs: int, *, watch: bool = False) -> list[dict[str, Ran]]:
+    """Turns of the user's loop, jobs of these settings, and the engine's bare loop, over one file of samples.
+
+    Every other turn goes backwards, so that what the machine does meanwhile falls on all alike.
+    """
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
         folder = Path(name)
         samples = write_samples(folder / "samples.jsonl", requests)
-        steps: dict[str, Callable[[], Ran]] = {
-            "user": lambda: run_loop(server, "user", samples, calls=requests),
-            "one": lambda: run_job(server, samples, folder / "job", "llm.actors=1", calls=requests),
-            "engine": lambda: run_loop(server, "engine", samples, calls=requests),
-            "two": lambda: run_job(server, samples, folder / "job", "llm.actors=2", calls=requests),
-        }
-        turns = [take_turn(steps, backwards=bool(number % 2)) for number in range(pairs)]
-    return _figures(turns)
 
+        def run(step: str) -> Ran:
+            if step in jobs:
+                return run_job(server, samples, folder / "job", jobs[step], calls=requests, watch=watch)
+            return run_loop(server, step, samples, calls=requests)
 
-def take_turn(steps: Mapping[str, Callable[[], Ran]], *, backwards: bool) -> dict[str, Ran]:
-    """Runs every step once."""
-    names = list(steps)
-    if backwards:
-        names.reverse()
-    return {name: steps[name]() for name in names}
+        steps = ["user", *jobs, "engine"]
+        return [{step: run(step) for step in steps[:: -1 if turn % 2 else 1]} for turn in range(pairs)]
 
 
 def _figures(turns: Sequence[Mapping[str, Ran]]) -> list[Figure]:

@@ -11,8 +11,9 @@ from random import Random
 from typing import Any
 from urllib.parse import parse_qs
 
-from tests.fakes.answers import Reply, Request, error_reply, hash_of, http_message
 from tests.fakes.facts import QA_TOPICS, chain, normalise
+from tests.fakes.replies import Reply, error_reply, http_message
+from tests.fakes.rules import Request, hash_of
 from tests.fakes.world import _FIRST, _LAST, _leaf
 
 DIMENSION = 64

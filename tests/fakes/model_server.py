@@ -23,23 +23,11 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tests.fakes.answers import (
-    Config,
-    Reply,
-    Request,
-    condition,
-    content_of,
-    count_tokens,
-    deeds_of,
-    error_reply,
-    find_answer,
-    hash_of,
-    http_message,
-    make_reply,
-    payload_of,
-)
+from tests.fakes.answers import content_of, find_answer, payload_of
 from tests.fakes.arrivals import ASKED_PATHS, COMPLETION_PATHS, Arrival, Log
 from tests.fakes.lookups import LOOKUP_PATHS, LOOKUPS, SEARCH_PATH, lookup_content, payload_of_lookup, query_of
+from tests.fakes.replies import Reply, count_tokens, error_reply, http_message, make_reply
+from tests.fakes.rules import Config, Request, condition, deeds_of, hash_of
 from tests.fakes.tools import conversation_of
 from tests.fakes.wire import parse_request
 

@@ -134,21 +134,6 @@ def test_questions_of_contexts_alone_are_shared_by_all_responses() -> None:
     assert shared["answer_questions"] == 2 + 4
 
 
-@pytest.mark.parametrize("contexts", [(), ("IRRELEVANT weather.", "IRRELEVANT remark.")])
-def test_without_a_context_to_use_nothing_else_is_asked(contexts: Sequence[str]) -> None:
-    sample = _sample("Ada Mill lives in Lyon.", *contexts)
-    expected = expected_qa(sample, Options())
-    assert (expected.status, expected.score, expected.atoms, expected.bounds) == ("no_statements", None, (), None)
-    assert count_requests([sample], Options()) == Counter(summarise_context=len(contexts)) - Counter()
-
-
-def test_a_blank_response_is_not_asked_and_covers_nothing() -> None:
-    sample = _sample(" ", "Ada Mill lives in Lyon.")
-    assert expected_qa(sample, _SURE).score == 0.0
-    stages = ("summarise_context", "mine_questions", "refine_questions", "answer_questions")
-    assert count_requests([sample], _SURE) == dict.fromkeys(stages, 1)
-
-
 def test_where_no_question_passes_nothing_is_answered() -> None:
     sample = _sample("Bo Lane lives in Lyon.", "Bo Lane lives in Osaka. Bo Lane lives in Lyon.")
     assert expected_qa(sample, _SURE).status == "no_statements"

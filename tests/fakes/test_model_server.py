@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection, IncompleteRead, RemoteDisconnected
@@ -25,19 +25,6 @@ _COVERAGE = {
     "contexts": ["Ada wrote it. It ran in 1843.", "Ada wrote it. Babbage built [no engine]"],
     "response": "I know: Ada wrote it.",
 }
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: ModelServer) -> ModelServer:
-    shared.configure(answer="e2e", rules=[], limits={}, latency=0.0, down=False, api_key=None)
-    shared.reset()
-    return shared
 
 
 def _prompt(stage: str = "evaluate_coverage", **variables: Any) -> str:

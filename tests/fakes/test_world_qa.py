@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPConnection
 from itertools import permutations, product
@@ -66,17 +66,10 @@ _QUANTITIES = [*LENGTHS, *LOOSE_LENGTHS, DURATION]
 _TOOLS = [{"type": "function", "function": {"name": "compare_quantities"}}]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[ModelServer]:
-    with ModelServer(answer="world") as server:
-        yield server
-
-
 @pytest.fixture
-def server(shared: ModelServer) -> ModelServer:
-    shared.configure(answer="world", rules=[])
-    shared.reset()
-    return shared
+def server(server: ModelServer) -> ModelServer:
+    server.configure(answer="world")
+    return server
 
 
 def _messages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:

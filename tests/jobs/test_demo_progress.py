@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 
 import pyarrow as pa
+import pytest
 
 from jobs.asking.prompts import bind_stage
 from jobs.asking.store import stage_folder
-from jobs.demo import STAGE, demo_settings, describe_work, showing_results
+from jobs.demo import STAGE, Spent, demo_settings, describe_work, showing_results
 from jobs.settings.model import Settings
 from jobs.tables import COMPLETIONS
 from tests.fakes.answers import coverage_text
@@ -65,6 +67,26 @@ def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(tmp_path
         f"{second['sample_id']}: 1 covered, 2 left out",
         "75% of 100 tokens of prompts had been read before and were kept",
     ]
+
+
+def test_the_time_to_go_is_that_of_the_judgements_which_came() -> None:
+    began = datetime(2026, 11, 22, tzinfo=UTC)
+    tokens = {"prompt_tokens": 560, "cached_prompt_tokens": 0, "completion_tokens": 90}
+    later = {"prompt_tokens": 560, "cached_prompt_tokens": 410, "completion_tokens": 90}
+    quick, slow = Spent(), Spent()
+
+    assert quick.seconds_for(5) is None
+    for spent, pace in ((quick, 1), (slow, 10)):
+        spent.add({**tokens, "seconds": 20.0 * pace, "answered_at": began + timedelta(seconds=20 * pace)})
+    first = quick.seconds_for(5)
+    # It was sent with the first and waited for it: its own seconds are not what it took
+    quick.add({**later, "seconds": 32.0, "answered_at": began + timedelta(seconds=32)})
+
+    assert first is not None
+    assert 50 < first < 100, "the shared beginning, which the first alone reads, is no part of what the others take"
+    assert slow.seconds_for(5) == pytest.approx(10 * first)
+    assert quick.seconds_for(4) == pytest.approx(4 * 12, rel=0.15)
+    assert quick.seconds_for(0) == 0
 
 
 def test_the_work_is_named_with_its_time_on_so_many_threads() -> None:

@@ -21,7 +21,6 @@ from jobs.plan import (
     Planner,
     PlanRequest,
     completion_limit,
-    cost_of,
     hours_of,
     plan,
     show_plan,
@@ -42,6 +41,7 @@ from udfs.stages import STAGES
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
 KEYS = {
     *("metric", "stage", "requests", "exact", "reused", "prompt_tokens", "completion_tokens", "cost", "hours"),
+    *("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost"),
 }
 
 
@@ -128,8 +128,19 @@ def test_later_stage_is_an_upper_bound(planned: Planned) -> None:
     assert row["completion_tokens"] >= used["completion_tokens"]
 
 
+def test_without_a_store_the_shipped_figures_say_what_is_likely(planned: Planned) -> None:
+    condensed, judged = planned.rows
+    # A context and its query are 24 to 33 bytes, and a template is many times as long
+    assert (condensed["expected_requests"], condensed["expected_prompt_tokens"]) == (9, condensed["prompt_tokens"])
+    assert 0 < condensed["expected_completion_tokens"] <= 9 * 0.44 * 33 / 4 + 1
+    assert judged["expected_requests"] == 9
+    assert 0 < judged["expected_prompt_tokens"] <= judged["prompt_tokens"]
+    assert 0 < judged["expected_completion_tokens"] < 9 * 200 < judged["completion_tokens"]
+
+
 def test_after_the_run_everything_is_reused(planned: Planned) -> None:
     rows = plan(planned.request)
+    assert {value for row in rows for name, value in row.items() if name.startswith("expected_")} == {0, None}
     assert [(row["requests"], row["reused"], row["exact"], row["prompt_tokens"]) for row in rows] == [
         (9, 9, True, 0),
         (9, 9, True, 0),
@@ -180,10 +191,9 @@ def count(
     settings = settings_for()
     stages = {name: bind_stage(name, settings) for name in STAGES}
     planner = Planner(spark, stages, str(store) if store else None, **options)
-    assumed = METRICS["e2e"].assume(settings)
     for metric in metrics:
-        METRICS["e2e"].score(samples, planner.begin(metric, samples, assumed), settings)
-    return planner.rows
+        planner.add(METRICS["e2e"], samples, settings, metric)
+    return planner.rows()
 
 
 @pytest.mark.parametrize(("retry_failed", "reused"), [(False, 2), (True, 1)])
@@ -238,40 +248,109 @@ def test_a_plan_assumes_the_whole_output_of_every_stage(spark: SparkSession, met
 
 
 SUMMARISE = "summarise_context"
-NLI_STAGES = [SUMMARISE, "extract_atoms", "revise_atoms", "rate_relevance", "classify_relation"]
-QA_STAGES = [SUMMARISE, "mine_questions", "refine_questions", "answer_questions", "compare_answers"]
+STAGES_OF = {
+    "e2e": [SUMMARISE, "evaluate_coverage"],
+    "qa": [SUMMARISE, "mine_questions", "refine_questions", "answer_questions", "compare_answers"],
+    "nli": [SUMMARISE, "extract_atoms", "revise_atoms", "rate_relevance", "classify_relation"],
+}
+# So dear that no cost of a few samples is rounded away
+PRICES = {"price_per_million_prompt_tokens": 1000.0, "price_per_million_completion_tokens": 4000.0}
+ALL_METRICS = tuple(STAGES_OF)
 
 
-@pytest.mark.parametrize(
-    ("metric", "stages"), [pytest.param("nli", NLI_STAGES, marks=pytest.mark.slow), ("qa", QA_STAGES)]
-)
-def test_pairs_are_counted_before_any_is_asked(
-    run_here: RunHere, spark: SparkSession, tmp_path: Path, metric: str, stages: Sequence[str]
-) -> None:
-    samples = [sample for world in worlds(4) for sample in world.samples(2)]
-    path = write_samples(tmp_path / "in.jsonl", samples)
-    with ModelServer(answer="world") as server:
-        request = PlanRequest(path, str(tmp_path / "out"), (metric,), settings_for(server.base_url), embedded=False)
-        before = plan(request)
-        assert (server.count(), [row["stage"] for row in before]) == (0, stages)
-        ended = run_here(server, Path(path), tmp_path / "out", "--metric", metric, settings={"llm.model": "m"})
-        assert ended.code == 0, ended.err
-        asked = [server.count(row["stage"]) for row in before]
-    usage = {row["stage"]: row for row in open_run(tmp_path / "out").table("usage").to_pylist()}
-    assert [row["exact"] for row in before] == [True, False, False, False, False]
-    for row, calls in zip(before, asked, strict=True):
-        used = usage[row["stage"]]
+@dataclass(frozen=True)
+class RunOfWorlds:
+    """A plan of all metrics over samples of the symbolic world, and what the run that followed came to."""
+
+    before: list[dict[str, Any]]
+    calls_before: int
+    calls: dict[str, int]
+    usage: dict[str, dict[str, Any]]
+    request: PlanRequest
+    samples: list[dict[str, Any]]
+
+    def rows(self, metric: str) -> list[dict[str, Any]]:
+        return [row for row in self.before if row["metric"] == metric]
+
+
+def run_worlds(
+    run_here: RunHere, server: ModelServer, folder: Path, first: int, store: str | None = None
+) -> RunOfWorlds:
+    """Plans and runs ten worlds, by a store of other samples where one is given; the run has a store of its own."""
+    samples = [sample for world in worlds(10, first=first) for sample in world.samples(2)]
+    path, output = write_samples(folder / "in.jsonl", samples), folder / "out"
+    settings = settings_for(server.base_url, **PRICES)
+    request = PlanRequest(path, str(output), ALL_METRICS, settings, embedded=False)
+    planned = replace(request, output=None, settings=settings.model_copy(update={"store": store})) if store else request
+    server.reset()
+    before, calls_before = plan(planned), server.count()
+    prices = {f"llm.{name}": price for name, price in PRICES.items()}
+    metrics = ("--metric", ",".join(ALL_METRICS))
+    ended = run_here(server, Path(path), output, *metrics, settings={"llm.model": "m", **prices})
+    assert ended.code == 0, ended.err
+    calls = {name: server.count(name) for name in stages_of(ALL_METRICS, settings)}
+    usage = {row["stage"]: row for row in open_run(output).table("usage").to_pylist()}
+    return RunOfWorlds(before, calls_before, calls, usage, request, samples)
+
+
+@pytest.fixture(scope="module")
+def world_server() -> Iterator[ModelServer]:
+    with ModelServer(answer="world") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def first_run(
+    run_here: RunHere, spark: SparkSession, world_server: ModelServer, tmp_path_factory: pytest.TempPathFactory
+) -> RunOfWorlds:
+    return run_worlds(run_here, world_server, tmp_path_factory.mktemp("worlds"), first=0)
+
+
+@pytest.fixture(scope="module")
+def second_run(
+    run_here: RunHere, world_server: ModelServer, tmp_path_factory: pytest.TempPathFactory, first_run: RunOfWorlds
+) -> RunOfWorlds:
+    """A run of other samples, planned by the store of the first."""
+    store = f"{first_run.request.output}/completions"
+    return run_worlds(run_here, world_server, tmp_path_factory.mktemp("worlds"), first=100, store=store)
+
+
+@pytest.mark.parametrize("metric", STAGES_OF)
+def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: str) -> None:
+    before = first_run.rows(metric)
+    assert (first_run.calls_before, [row["stage"] for row in before]) == (0, STAGES_OF[metric])
+    assert [row["exact"] for row in before] == [True, *[False] * (len(before) - 1)]
+    for row in before:
+        used = first_run.usage[row["stage"]]
         assert row["requests"] >= used["requests"]
         # A comparison may call a tool, and then is two calls
-        assert calls == used["calls"] >= used["requests"]
-        assert row["prompt_tokens"] >= used["prompt_tokens"], row["stage"]
-    after = plan(request)
-    known = [usage[row["stage"]]["requests"] for row in before]
+        assert first_run.calls[row["stage"]] == used["calls"] >= used["requests"]
+        assert row["prompt_tokens"] >= used["prompt_tokens"] or row["reused"], row["stage"]
+
+
+def test_after_a_run_all_pairs_are_known_and_nothing_is_expected(first_run: RunOfWorlds, tmp_path: Path) -> None:
+    known = [first_run.usage[row["stage"]]["requests"] for row in first_run.before]
+    after = plan(first_run.request)
     assert [(row["requests"], row["reused"], row["exact"]) for row in after] == [
         (requests, requests, True) for requests in known
     ]
-    more = write_samples(tmp_path / "more.jsonl", [*samples, {**samples[0], "sample_id": "new", "system": "other"}])
-    assert [row["requests"] for row in plan(replace(request, input=more))] == known
+    expected = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost")
+    assert {row[name] for row in after for name in expected} == {0}
+    added = {**first_run.samples[0], "sample_id": "new", "system": "other"}
+    more = write_samples(tmp_path / "more.jsonl", [*first_run.samples, added])
+    assert [row["requests"] for row in plan(replace(first_run.request, input=more))] == known
+
+
+@pytest.mark.parametrize("metric", STAGES_OF)
+def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds, metric: str) -> None:
+    """By the means of a store of other samples. What all metrics share is spent, and expected, by the first of them."""
+    rows = second_run.rows(metric)
+    own = [row["stage"] for row in rows if row["stage"] != SUMMARISE or metric == ALL_METRICS[0]]
+    spent = sum(second_run.usage[stage]["cost"] for stage in own)
+    expected = sum(row["expected_cost"] for row in rows)
+    asked = {row["stage"]: (row["expected_requests"], second_run.usage[row["stage"]]["requests"]) for row in rows}
+    assert spent / 1.5 <= expected <= spent * 1.5, (expected / spent, asked)
+    assert all(row["expected_requests"] <= row["requests"] - row["reused"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -286,13 +365,6 @@ def test_completion_limit_is_what_the_stage_sends(llm: dict[str, Any], limit: in
     assert completion_limit(bind_stage("classify_relation", settings_for(**llm))) == limit
 
 
-def test_cost_is_by_price_and_null_without_one() -> None:
-    priced = settings_for(price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0)
-    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 100_000}
-    assert cost_of(priced, tokens) == pytest.approx(3.0)
-    assert cost_of(settings_for(), tokens) is None
-
-
 def test_hours_are_those_of_the_tighter_limit() -> None:
     limits = LlmSettings(requests_per_minute=60.0, tokens_per_minute=1000.0)
     assert hours_of(limits, 7200, 60_000) == pytest.approx(2.0)
@@ -303,11 +375,27 @@ def test_hours_are_those_of_the_tighter_limit() -> None:
 def test_table_shows_bounds_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"metric": "e2e", "stage": "summarise_context", "requests": 1200, "exact": True, "reused": 200}
     first = {**row, "prompt_tokens": 5000, "completion_tokens": 700, "cost": 1.5, "hours": None}
+    first |= {"expected_requests": 300, "expected_prompt_tokens": 900, "expected_completion_tokens": 20}
+    first |= {"expected_cost": 0.25}
     show_plan([first, {**first, "stage": "evaluate_coverage", "exact": False}])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1] == ["e2e", "summarise_context", "=", "1,200", "200", "5,000", "700", "1.50", "-"]
+    assert lines[1] == [
+        "e2e",
+        "summarise_context",
+        "=",
+        "1,200",
+        "200",
+        "5,000",
+        "700",
+        "1.50",
+        "-",
+        "300",
+        "900",
+        "20",
+        "0.25",
+    ]
     assert lines[2][:3] == ["e2e", "evaluate_coverage", "<="]
-    assert lines[3] == ["total", "<=", "2,400", "400", "10,000", "1,400", "3.00", "-"]
+    assert lines[3] == ["total", "<=", "2,400", "400", "10,000", "1,400", "3.00", "-", "600", "1,800", "40", "0.50"]
 
 
 def test_planning_needs_no_key() -> None:

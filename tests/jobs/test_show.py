@@ -12,16 +12,8 @@ import pytest
 
 from jobs.results import UnreadableRunError
 from jobs.show import NEAR_IDS, ShowError, ShowRequest, picture_name, show
-from jobs.tables import ATOMS, FAILURES, RELATIONS, SAMPLES, SCORES, STATEMENTS
+from jobs.tables import RELATIONS, RESULT_TABLES
 
-SCHEMAS = {
-    "samples": SAMPLES,
-    "atoms": ATOMS,
-    "relations": RELATIONS,
-    "statements": STATEMENTS,
-    "scores": SCORES,
-    "failures": FAILURES,
-}
 Rows = Sequence[Mapping[str, Any]]
 MakeRun = Callable[..., Path]
 HOSTILE_IDS = (
@@ -48,7 +40,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         (folder / "manifest.json").write_text(json.dumps({"status": status}))
         for name, rows in tables.items():
             (folder / name).mkdir()
-            pq.write_table(pa.Table.from_pylist(list(rows), SCHEMAS[name]), folder / name / "part-0.parquet")
+            pq.write_table(pa.Table.from_pylist(list(rows), RESULT_TABLES[name]), folder / name / "part-0.parquet")
         return folder
 
     return make
@@ -181,7 +173,7 @@ def test_e2e_has_no_basis_and_draws_contexts(make_run: MakeRun, capsys: pytest.C
 
 
 def test_every_metric_is_shown_unless_one_is_named(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    both = {name: [*NLI.get(name, []), *E2E.get(name, [])] for name in SCHEMAS if name != "samples"}
+    both = {name: [*NLI.get(name, []), *E2E.get(name, [])] for name in RESULT_TABLES if name != "samples"}
     folder = make_run(samples=NLI["samples"], **both)
     pictures = show(ShowRequest(str(folder), "one", picture=str(folder / "p.svg")))
     assert [Path(path).name for path in pictures] == ["p-e2e.svg", "p-nli.svg"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import (
+    WAIT_SECONDS,
     Run,
     count_distinct,
     make_samples,
@@ -23,6 +25,7 @@ from tests.runs.harness import (
     sum_usage,
     write_samples,
 )
+from tests.runs.here import RunHere
 
 IN_FLIGHT = 8
 SETTINGS: dict[str, Any] = {"llm.max_in_flight": IN_FLIGHT}
@@ -68,16 +71,6 @@ def test_429s_without_end_are_an_outage(server: ModelServer, tmp_path: Path) -> 
     check_mended(server, path, output, 0)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    try:
-        disk = SmallDisk(tmp_path / "disk")
-    except PermissionError as error:
-        pytest.skip(str(error))
-    yield disk
-    disk.close()
-
-
 def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
     path, output = places(tmp_path)
     server.configure(latency=0.3)
@@ -97,6 +90,34 @@ def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp
     assert "answers cannot be written (No space left on device)" in ended.err
     assert server.count() == count_distinct(SAMPLES)
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+
+
+def fill_after_a_segment(disk: SmallDisk) -> None:
+    end = monotonic() + WAIT_SECONDS
+    while not any(disk.folder.rglob("*.parquet")) and monotonic() < end:
+        sleep(0.02)
+    disk.fill()
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, disk: SmallDisk
+) -> None:
+    path, output = places(tmp_path)
+    settings = {**SETTINGS, "store": disk.folder, "llm.outage_minutes": 0.05}
+    server.configure(latency=0.3)
+    with ThreadPoolExecutor() as beside:
+        filled = beside.submit(fill_after_a_segment, disk)
+        ended = run_here(server, path, output, settings=settings)
+        filled.result()
+    written = sum(pq.read_metadata(file).num_rows for file in disk.folder.rglob("*.parquet"))
+    lost = server.count() - written
+    assert (ended.code, written > 0, lost > 0) == (1, True, True), ended.err
+    assert f"(No space left on device); {lost} are lost and will be paid for again" in ended.err.splitlines()[-1]
+    assert "what was answered is kept" not in ended.err
+    disk.empty()
+    server.reset()
+    assert run_here(server, path, output, settings=settings).code == 0
+    assert server.count() == count_distinct(SAMPLES) - written
 
 
 @pytest.mark.slow

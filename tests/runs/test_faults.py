@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.answers import Request, condition, deeds_of, hash_of
 from tests.fakes.model_server import ModelServer
+from tests.fakes.rules import Request, condition, deeds_of, hash_of
 from tests.runs.harness import (
     PROMPTS,
     Row,

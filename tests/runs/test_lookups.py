@@ -198,7 +198,7 @@ def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServ
         rows = [{"request_id": f"{name}{number}", "query": f"home {number}", "count": 1} for number in range(20)]
         (tmp_path / name / "requests").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "requests" / "1.parquet")
-        call = call_settings(settings, server.search_url, str(tmp_path), "search")
+        call = call_settings(settings, stage, server.search_url, str(tmp_path))
         jobs.append(Job(str(tmp_path / name / "requests"), str(tmp_path / name / "store"), name, stage, call))
     with run_here.answering(2) as processes:
         outcomes = answer_together(processes, jobs)
@@ -225,11 +225,12 @@ BATCH = 8
 def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.1)
     settings = remote(server, batch=BATCH, max_in_flight=4)
-    call = replace(call_settings(settings, server.base_url, str(tmp_path), "embeddings"), flush=0.2)
+    stage = bind_stage("embed_text", settings)
+    call = replace(call_settings(settings, stage, server.base_url, str(tmp_path)), flush=0.2)
     rows = [{"request_id": f"r{number:04d}", "text": f"hive {number}", "kind": "document"} for number in range(800)]
     (tmp_path / "requests").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "requests" / "1.parquet")
-    job = Job(str(tmp_path / "requests"), str(tmp_path / "store"), "one", bind_stage("embed_text", settings), call)
+    job = Job(str(tmp_path / "requests"), str(tmp_path / "store"), "one", stage, call)
     first = start_answering(job, tmp_path / "one.json")
     server.wait_for(40, timeout=WAIT_SECONDS)
     kill_processes([psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)])

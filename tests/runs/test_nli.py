@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import TypeAlias
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,31 +15,32 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Ended, Row, Run, canonical, read_table, sum_usage, times, write_samples
+from tests.runs.harness import Run, canonical, read_table, sum_usage, times, write_samples
 from tests.runs.here import RunHere
+from tests.runs.worlds import (
+    Job,
+    assert_atoms_name_their_statements,
+    assert_failed_alone,
+    assert_pairs_failed,
+    assert_partly_judged,
+    expected_statements,
+    figures,
+    figures_of,
+    refuse,
+    rows_by_sample,
+    scores_of,
+    statements_of,
+)
 
 WORLDS = 40
 NLI = ("--metric", "nli")
 PAIRS = "classify_relation"
 FLUSH_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A finished job over worlds, and the brute force over the same."""
-
-    server: ModelServer
-    samples: list[Row]
-    options: Options
-    path: Path
-    output: Path
-    ended: Ended
-    asked: Counter[str]
-    expected: Mapping[str, Expected]
+NliJob: TypeAlias = Job[Options, Expected]
 
 
 @pytest.fixture(scope="module")
-def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NliJob]:
     """A noisy judge, whose entailments are not transitive; two responses to the query of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*worlds(WORLDS // 2, "noisy"), *worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
@@ -54,27 +54,6 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Job(server, samples, options, path, folder / "out", ended, asked, expected)
 
 
-def rows_by_sample(output: Path, name: str) -> dict[str, list[Row]]:
-    found = defaultdict(list)
-    for row in read_table(output, name):
-        found[row["sample_id"]].append(row)
-    return found
-
-
-def scores_of(output: Path) -> dict[str, Row]:
-    return {row["sample_id"]: row for row in read_table(output, "scores")}
-
-
-def statements_of(output: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """(text, covered, in_basis, sources, members) of each statement, sorted."""
-    return {
-        sample_id: sorted(
-            (row["text"], row["covered"], row["in_basis"], sorted(row["sources"]), row["members"]) for row in rows
-        )
-        for sample_id, rows in rows_by_sample(output, "statements").items()
-    }
-
-
 def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
     """The relation of each pair of texts of each sample."""
     texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
@@ -84,16 +63,13 @@ def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
     }
 
 
-def test_scores_and_statuses_are_those_of_brute_force(job: Job) -> None:
+def test_scores_and_statuses_are_those_of_brute_force(job: NliJob) -> None:
     assert job.ended.code == 0, job.ended.err
-    found = {
-        name: (row["status"], row["score"], row["covered"], row["uncovered"], row["unjudged"])
-        for name, row in scores_of(job.output).items()
-    }
-    assert found == {name: (one.status, one.score, one.covered, one.uncovered, 0) for name, one in job.expected.items()}
+    found = {name: figures_of(row) for name, row in scores_of(job.output).items()}
+    assert found == {name: figures(one) for name, one in job.expected.items()}
 
 
-def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
+def test_the_worlds_hold_what_they_are_to_show(job: NliJob) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     assert len(job.samples) == 2 * WORLDS
     assert sum(one.covered for one in statements) > 100
@@ -102,16 +78,11 @@ def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
     assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
 
 
-def test_statements_coverage_basis_sources_and_members_are_those_of_brute_force(job: Job) -> None:
-    wanted = {
-        name: sorted((s.text, s.covered, s.in_basis, sorted(s.sources), list(s.members)) for s in one.statements)
-        for name, one in job.expected.items()
-        if one.statements
-    }
-    assert statements_of(job.output) == wanted
+def test_statements_coverage_basis_sources_and_members_are_those_of_brute_force(job: NliJob) -> None:
+    assert statements_of(job.output) == expected_statements(job.expected)
 
 
-def test_atoms_are_those_of_brute_force(job: Job) -> None:
+def test_atoms_are_those_of_brute_force(job: NliJob) -> None:
     found = {
         name: sorted((row["text"], row["origin"], sorted(row["sources"])) for row in rows if row["kept"])
         for name, rows in rows_by_sample(job.output, "atoms").items()
@@ -121,34 +92,29 @@ def test_atoms_are_those_of_brute_force(job: Job) -> None:
         assert found.get(name, []) == atoms, name
 
 
-def test_every_atom_of_a_statement_names_it(job: Job) -> None:
-    members = {row["statement_id"]: row["members"] for row in read_table(job.output, "statements")}
-    named = defaultdict(list)
-    for row in read_table(job.output, "atoms"):
-        if row["statement_id"] is not None:
-            named[row["statement_id"]].append(row["text"])
-    assert {name: sorted(texts) for name, texts in named.items()} == {n: sorted(m) for n, m in members.items()}
+def test_every_atom_of_a_statement_names_it(job: NliJob) -> None:
+    assert_atoms_name_their_statements(job.output, lambda row: str(row["text"]))
 
 
-def test_relations_are_complete_contradictions_included(job: Job) -> None:
+def test_relations_are_complete_contradictions_included(job: NliJob) -> None:
     found = relations_of(job.output)
     wanted = {name: dict(one.relations) for name, one in job.expected.items() if one.relations}
     assert found == wanted
     assert {"entailment", "contradiction", "neutral"} == {r for pairs in found.values() for r in pairs.values()}
 
 
-def test_every_distinct_request_is_asked_once(job: Job) -> None:
+def test_every_distinct_request_is_asked_once(job: NliJob) -> None:
     assert job.asked == count_requests(job.samples, job.options)
     assert job.server.count() == sum(job.asked.values()) == sum_usage(job.output, "requests")
 
 
-def test_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
+def test_pairs_of_contexts_are_asked_once_for_all_responses(job: NliJob) -> None:
     alone = sum(count_requests([sample], job.options)[PAIRS] for sample in job.samples)
     assert job.asked[PAIRS] < 0.75 * alone
 
 
 @pytest.mark.slow
-def test_metrics_share_what_both_ask(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_metrics_share_what_both_ask(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     samples = job.samples[:30]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     job.server.reset()
@@ -164,7 +130,9 @@ def test_metrics_share_what_both_ask(run_here: RunHere, job: Job, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_skipping_implied_pairs_concludes_the_same_without_asking(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_skipping_implied_pairs_concludes_the_same_without_asking(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
     job.server.reset()
     settings = {"store": job.output / "completions", "nli.skip_implied": "true"}
     ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
@@ -183,7 +151,7 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(run_here: RunH
     assert usage["requests"] == usage["reused"] < job.asked[PAIRS]
 
 
-def test_graphframes_without_its_jar_is_refused_before_any_call(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_graphframes_without_its_jar_is_refused_before_any_call(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     job.server.reset()
     ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings={"graph.method": "graphframes"})
     assert (ended.code, job.server.count(), len(ended.err.splitlines())) == (1, 0, 1)
@@ -205,56 +173,36 @@ def test_other_judges(run_here: RunHere, judge: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_failed_pairs_make_a_sample_partial_and_widen_its_bounds(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
     samples = job.samples[:80]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     rules = [{"when": {"stage": PAIRS, "share": 0.1, "seed": 7}, "do": "garbage"}]
     with ModelServer(answer="world_noisy", rules=rules) as server:
         ended = run_here(server, path, tmp_path / "out", *NLI, settings={"llm.max_attempts": 1})
     assert ended.code == 4, ended.err
-    found = relations_of(tmp_path / "out")
-    scores = scores_of(tmp_path / "out")
-    statuses = Counter(row["status"] for row in scores.values())
+    statuses = Counter(row["status"] for row in scores_of(tmp_path / "out").values())
     assert statuses["partial"] > 20
-    for sample in samples:
-        name = sample["sample_id"]
-        answered = found.get(name, {})
-        one, row = expected_nli(sample, job.options, answered), scores[name]
-        assert (row["status"], row["score"]) == (one.status, one.score), name
-        assert row["unjudged"] == sum(relation is None for relation in answered.values())
-        assert (row["score_low"], row["score_high"]) == (one.bounds or (None, None)), name
-    failed = Counter(
-        (row["sample_id"], row["stage"], row["error_type"]) for row in read_table(tmp_path / "out", "failures")
-    )
-    assert {(stage, kind) for _, stage, kind in failed} == {(PAIRS, "unparsable")}
-    assert {name for name, *_ in failed} == {name for name, row in scores.items() if row["status"] == "partial"}
+    found = relations_of(tmp_path / "out")
+    assert_partly_judged(tmp_path / "out", samples, found, lambda one, known: expected_nli(one, job.options, known))
+    assert_pairs_failed(tmp_path / "out", PAIRS)
 
 
 @pytest.mark.slow
-def test_a_failed_extraction_fails_the_sample_and_no_other(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_a_failed_extraction_fails_the_sample_and_no_other(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     victim = next(s for s in samples if job.expected[s["sample_id"]].pairs and s["response"])
-    rules = [
-        {"when": {"stage": "extract_atoms", "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}
-    ]
-    with ModelServer(answer="world_noisy", rules=rules) as server:
+    with ModelServer(answer="world_noisy", rules=refuse("extract_atoms", victim)) as server:
         ended = run_here(
             server, path, tmp_path / "out", *NLI, settings={"store": job.output / "completions-of-failure"}
         )
     assert ended.code == 4, ended.err
-    scores = scores_of(tmp_path / "out")
-    failed = {name for name, row in scores.items() if row["status"] == "failed"}
-    assert victim["sample_id"] in failed
-    for name, row in scores.items():
-        if name in failed:
-            assert (row["score"], row["score_low"], row["score_high"]) == (None, 0.0, 1.0)
-        else:
-            assert row["score"] == job.expected[name].score
-    assert {row["sample_id"] for row in read_table(tmp_path / "out", "failures")} == failed
+    assert_failed_alone(tmp_path / "out", victim, job.expected)
 
 
-def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
+def test_alternatives_are_stored_for_ratings_and_nothing_else(job: NliJob) -> None:
     store = job.output / "completions" / "v1"
     stored = {
         folder.name.split("-")[0]: pq.read_table(folder)["alternatives"].to_pylist() for folder in store.iterdir()
@@ -265,7 +213,7 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
 
 @pytest.mark.slow
 def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:40], replace(job.options, top=None)
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -279,7 +227,7 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
 
 
 @pytest.mark.slow
-def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     cap = 12
     settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "false"}
     job.server.reset()
@@ -301,7 +249,7 @@ def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: Job, tmp
 
 @pytest.mark.slow
 def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     samples, in_flight = job.samples[:60], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,32 +25,33 @@ from tests.fakes.expected_qa import (
 )
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds
-from tests.runs.harness import Ended, Row, Run, read_table, sum_usage, times, write_samples
+from tests.runs.harness import Row, Run, read_table, sum_usage, times, write_samples
 from tests.runs.here import RunHere
+from tests.runs.worlds import (
+    Job,
+    assert_atoms_name_their_statements,
+    assert_failed_alone,
+    assert_pairs_failed,
+    assert_partly_judged,
+    expected_statements,
+    figures,
+    figures_of,
+    refuse,
+    rows_by_sample,
+    scores_of,
+    statements_of,
+)
 
 WORLDS = 40
 QA = ("--metric", "qa")
 PAIRS = "compare_answers"
 STAGES = ("summarise_context", "mine_questions", "refine_questions", "answer_questions", PAIRS)
 FLUSH_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A finished job over worlds, and the brute force over the same."""
-
-    server: ModelServer
-    samples: list[Row]
-    options: Options
-    path: Path
-    output: Path
-    ended: Ended
-    asked: Counter[str]
-    expected: Mapping[str, ExpectedQa]
+QaJob: TypeAlias = Job[Options, ExpectedQa]
 
 
 @pytest.fixture(scope="module")
-def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QaJob]:
     """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*qa_worlds(WORLDS // 2, "noisy"), *qa_worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
@@ -67,25 +68,6 @@ def expect(samples: list[Row], options: Options) -> dict[str, ExpectedQa]:
     return {sample["sample_id"]: expected_qa(sample, options) for sample in samples}
 
 
-def rows_by_sample(output: Path, name: str) -> dict[str, list[Row]]:
-    found = defaultdict(list)
-    for row in read_table(output, name):
-        found[row["sample_id"]].append(row)
-    return found
-
-
-def scores_of(output: Path) -> dict[str, Row]:
-    return {row["sample_id"]: row for row in read_table(output, "scores")}
-
-
-def figures_of(row: Row) -> tuple[Any, ...]:
-    return row["status"], row["score"], row["covered"], row["uncovered"], row["unjudged"]
-
-
-def figures(expected: ExpectedQa) -> tuple[Any, ...]:
-    return expected.status, expected.score, expected.covered, expected.uncovered, 0
-
-
 def atoms_of(output: Path) -> dict[str, list[QaAtom]]:
     """The answers of each sample."""
     return {
@@ -99,16 +81,6 @@ def atoms_of(output: Path) -> dict[str, list[QaAtom]]:
 
 def ordered(atoms: Iterator[QaAtom] | list[QaAtom] | tuple[QaAtom, ...]) -> list[tuple[Any, ...]]:
     return sorted((a.question, a.text, a.origin, a.sources, round(a.rating, 9), a.kept) for a in atoms)
-
-
-def statements_of(output: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """(text, covered, in_basis, sources, members) of each statement, sorted."""
-    return {
-        name: sorted(
-            (row["text"], row["covered"], row["in_basis"], tuple(row["sources"]), tuple(row["members"])) for row in rows
-        )
-        for name, rows in rows_by_sample(output, "statements").items()
-    }
 
 
 def relations_of(output: Path) -> dict[str, dict[Comparison, str | None]]:
@@ -130,17 +102,13 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedQa]) -> None:
         name: figures(one) for name, one in expected.items()
     }
     assert relations_of(output) == {name: dict(one.relations) for name, one in expected.items() if one.relations}
-    assert statements_of(output) == {
-        name: sorted((s.text, s.covered, s.in_basis, s.sources, s.members) for s in one.statements)
-        for name, one in expected.items()
-        if one.statements
-    }
+    assert statements_of(output) == expected_statements(expected)
     assert {name: ordered(atoms) for name, atoms in atoms_of(output).items()} == {
         name: ordered(one.atoms) for name, one in expected.items() if one.atoms
     }
 
 
-def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
+def test_the_worlds_hold_what_they_are_to_show(job: QaJob) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     relations = Counter(relation for one in job.expected.values() for relation in one.relations.values())
     assert len(job.samples) == 2 * WORLDS
@@ -152,39 +120,34 @@ def test_the_worlds_hold_what_they_are_to_show(job: Job) -> None:
     assert min(relations.values()) > 20
 
 
-def test_scores_and_statuses_are_those_of_brute_force(job: Job) -> None:
+def test_scores_and_statuses_are_those_of_brute_force(job: QaJob) -> None:
     assert job.ended.code == 0, job.ended.err
     found = {name: figures_of(row) for name, row in scores_of(job.output).items()}
     assert found == {name: figures(one) for name, one in job.expected.items()}
 
 
-def test_every_row_of_every_table_is_that_of_brute_force(job: Job) -> None:
+def test_every_row_of_every_table_is_that_of_brute_force(job: QaJob) -> None:
     assert_concluded(job.output, job.expected)
     assert not read_table(job.output, "failures")
     for name in ("atoms", "relations", "statements", "scores"):
         assert {row["metric"] for row in read_table(job.output, name)} == {"qa"}
 
 
-def test_bounds_are_the_score_where_all_is_judged(job: Job) -> None:
+def test_bounds_are_the_score_where_all_is_judged(job: QaJob) -> None:
     for row in scores_of(job.output).values():
         assert row["score_low"] == row["score"] == row["score_high"]
 
 
-def test_every_answer_of_a_statement_names_it(job: Job) -> None:
-    members = {row["statement_id"]: row["members"] for row in read_table(job.output, "statements")}
-    named = defaultdict(list)
-    for row in read_table(job.output, "atoms"):
-        if row["statement_id"] is not None:
-            named[row["statement_id"]].append(f"Q: {row['question']} A: {row['text']}")
-    assert {name: sorted(texts) for name, texts in named.items()} == {n: sorted(m) for n, m in members.items()}
+def test_every_answer_of_a_statement_names_it(job: QaJob) -> None:
+    assert_atoms_name_their_statements(job.output, lambda row: f"Q: {row['question']} A: {row['text']}")
 
 
-def test_pairs_are_in_code_point_order_so_that_none_is_asked_both_ways(job: Job) -> None:
+def test_pairs_are_in_code_point_order_so_that_none_is_asked_both_ways(job: QaJob) -> None:
     asked = {comparison for pairs in relations_of(job.output).values() for comparison in pairs}
     assert all(first < second for _, first, second in asked)
 
 
-def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_followed_up(job: Job) -> None:
+def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_followed_up(job: QaJob) -> None:
     distinct, turns = count_requests(job.samples, job.options), count_tool_turns(job.samples, job.options)
     assert turns > 20
     assert job.asked == distinct + Counter({PAIRS: turns})
@@ -192,12 +155,12 @@ def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_follo
     assert sum_usage(job.output, "calls") == job.server.count() == distinct.total() + turns
 
 
-def test_questions_of_contexts_and_pairs_of_contexts_are_asked_once_for_all_responses(job: Job) -> None:
+def test_questions_of_contexts_and_pairs_of_contexts_are_asked_once_for_all_responses(job: QaJob) -> None:
     alone = sum((count_requests([sample], job.options) for sample in job.samples), Counter[str]())
     assert all(job.asked[stage] < 0.95 * alone[stage] for stage in ("mine_questions", PAIRS))
 
 
-def test_what_the_tool_was_asked_and_said_is_kept_with_the_completion(job: Job) -> None:
+def test_what_the_tool_was_asked_and_said_is_kept_with_the_completion(job: QaJob) -> None:
     traces = completions(job.output, PAIRS, "tool_trace")
     kept = [json.loads(trace) for trace in traces if trace]
     assert len(kept) == count_tool_turns(job.samples, job.options)
@@ -212,13 +175,13 @@ def completions(output: Path, stage: str, column: str) -> list[Any]:
     return [value for folder in folders for value in pq.read_table(folder)[column].to_pylist()]
 
 
-def test_alternatives_are_stored_for_ratings_and_nothing_else(job: Job) -> None:
+def test_alternatives_are_stored_for_ratings_and_nothing_else(job: QaJob) -> None:
     rated = {stage: any(completions(job.output, stage, "alternatives")) for stage in STAGES}
     assert {stage for stage, has_any in rated.items() if has_any} == {"refine_questions", "answer_questions"}
 
 
 def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples = job.samples[:80]
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -228,24 +191,16 @@ def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(
     assert ended.code == 4, ended.err
     found, scores = relations_of(tmp_path / "out"), scores_of(tmp_path / "out")
     assert Counter(row["status"] for row in scores.values())["partial"] > 10
-    for sample in samples:
-        name = sample["sample_id"]
-        answered = found.get(name, {})
-        one, row = expected_qa(sample, job.options, answered), scores[name]
-        assert (row["status"], row["score"]) == (one.status, one.score), name
-        assert row["unjudged"] == sum(relation is None for relation in answered.values())
-        assert (row["score_low"], row["score_high"]) == (one.bounds or (None, None)), name
+    assert_partly_judged(tmp_path / "out", samples, found, lambda one, known: expected_qa(one, job.options, known))
+    for name, row in scores.items():
         whole = job.expected[name].score
         assert whole is None or row["score_low"] <= whole <= row["score_high"]
-    failed = read_table(tmp_path / "out", "failures")
-    assert {(row["stage"], row["error_type"]) for row in failed} == {(PAIRS, "unparsable")}
-    partial = {name for name, row in scores.items() if row["status"] == "partial"}
-    assert {row["sample_id"] for row in failed} == partial
+    assert_pairs_failed(tmp_path / "out", PAIRS)
 
 
 @pytest.mark.slow
 def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     options = replace(job.options, questions="contexts")
     with ModelServer(answer="world_noisy") as server:
@@ -266,7 +221,7 @@ def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["resolve", "none"])
-def test_quantities_are_resolved_or_left_to_the_model(run_here: RunHere, job: Job, tool: str, tmp_path: Path) -> None:
+def test_quantities_are_resolved_or_left_to_the_model(run_here: RunHere, job: QaJob, tool: str, tmp_path: Path) -> None:
     options = replace(job.options, quantity_tool=tool)
     expected = expect(job.samples, options)
     with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_tools"}]) as server:
@@ -290,7 +245,7 @@ def test_other_judges(run_here: RunHere, judge: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(run_here: RunHere, job: Job, tmp_path: Path) -> None:
+def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(run_here: RunHere, job: QaJob, tmp_path: Path) -> None:
     with ModelServer(answer="world_noisy", rules=[{"when": {}, "do": "no_tools"}]) as server:
         ended = run_here(server, job.path, tmp_path / "out", *QA)
         asked = server.count(PAIRS)
@@ -304,7 +259,7 @@ def test_an_endpoint_without_tools_ends_the_run_with_the_remedy(run_here: RunHer
 @pytest.mark.slow
 @pytest.mark.parametrize("deed", [{"tool_garbage": "arguments"}, {"tool_garbage": "name"}, {"tool_loop": "obedient"}])
 def test_a_model_that_misuses_the_tool_answers_all_the_same(
-    run_here: RunHere, job: Job, deed: Row, tmp_path: Path
+    run_here: RunHere, job: QaJob, deed: Row, tmp_path: Path
 ) -> None:
     samples = job.samples[:40]
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -317,7 +272,7 @@ def test_a_model_that_misuses_the_tool_answers_all_the_same(
 
 @pytest.mark.slow
 def test_a_model_that_never_stops_calling_the_tool_fails_the_comparison_and_nothing_hangs(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -335,29 +290,20 @@ def test_a_model_that_never_stops_calling_the_tool_fails_the_comparison_and_noth
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["mine_questions", "answer_questions"])
 def test_a_text_that_was_not_read_fails_the_sample_and_no_other(
-    run_here: RunHere, job: Job, stage: str, tmp_path: Path
+    run_here: RunHere, job: QaJob, stage: str, tmp_path: Path
 ) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     victim = next(s for s in samples if job.expected[s["sample_id"]].relations and s["response"])
-    rules = [{"when": {"stage": stage, "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}]
-    with ModelServer(answer="world_noisy", rules=rules) as server:
+    with ModelServer(answer="world_noisy", rules=refuse(stage, victim)) as server:
         ended = run_here(server, path, tmp_path / "out", *QA)
     assert ended.code == 4, ended.err
-    scores = scores_of(tmp_path / "out")
-    failed = {name for name, row in scores.items() if row["status"] == "failed"}
-    assert victim["sample_id"] in failed
-    for name, row in scores.items():
-        if name in failed:
-            assert (row["score"], row["score_low"], row["score_high"]) == (None, 0.0, 1.0)
-        else:
-            assert figures_of(row) == figures(job.expected[name])
-    assert {row["sample_id"] for row in read_table(tmp_path / "out", "failures")} == failed
+    assert_failed_alone(tmp_path / "out", victim, job.expected)
 
 
 @pytest.mark.slow
 def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:60], replace(job.options, top=None)
     path = write_samples(tmp_path / "samples.jsonl", samples)
@@ -371,7 +317,7 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
 
 @pytest.mark.slow
 def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
-    run_here: RunHere, job: Job, tmp_path: Path
+    run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples, in_flight = job.samples[:80], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"

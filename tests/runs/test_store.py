@@ -12,7 +12,9 @@ from time import sleep
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.asking.snapshots import list_folder
 from tests.fakes.model_server import ModelServer
+from tests.jobs.asking.completions import break_column
 from tests.runs.harness import (
     PROMPTS,
     Ended,
@@ -125,6 +127,20 @@ def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged
     assert shared.server.count() == before
     assert canonical(shared.output) == results
     assert "2 damaged files" in ended.err
+
+
+def test_answers_that_turn_out_to_be_damaged_as_they_are_read_are_asked_again(
+    run_here: RunHere, shared: Shared
+) -> None:
+    """What the store has is looked up by ids and errors alone; the texts are read once all is answered."""
+    (folder,) = (Path(shared.settings["store"]) / "v1").glob("evaluate_coverage-*")
+    damaged = folder / list_folder(str(folder)).live()[0]
+    before, lost = shared.server.count(), break_column(damaged, "text")
+    ended = run_here(shared.server, shared.samples, shared.second_output, "--overwrite", settings=shared.settings)
+    assert ended.code == 0, ended.err
+    assert damaged.name in ended.err
+    assert shared.server.count() == before + lost
+    assert canonical(shared.second_output) == canonical(shared.output)
 
 
 def test_a_changed_template_reuses_nothing_and_a_budget_ends_the_run(

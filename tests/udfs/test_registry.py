@@ -25,12 +25,15 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Thing]
         "from tests.udfs.test_registry import Thing\nTHING = Thing('theirs')\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    return Registry([Thing("ours")], "things")
+    (tmp_path / "our_things.py").write_text(
+        "from tests.udfs.test_registry import Thing\nTHING = Thing('later')\n", encoding="utf-8"
+    )
+    return Registry([Thing("ours")], "things", places={"later": "our_things:THING"})
 
 
 def test_ours_come_first_and_are_not_replaced(registry: Registry[Thing]) -> None:
-    assert list(registry) == ["ours", "theirs"]
-    assert len(registry) == 2
+    assert list(registry) == ["ours", "later", "theirs"]
+    assert len(registry) == 3
     assert registry["ours"] == Thing("ours")
 
 
@@ -39,6 +42,12 @@ def test_what_others_give_is_loaded_when_it_is_looked_up(registry: Registry[Thin
     assert "others_things" not in sys.modules
     assert registry["theirs"] == Thing("theirs")
     assert registry["theirs"] is sys.modules["others_things"].THING
+
+
+def test_what_is_ours_at_a_place_is_loaded_when_it_is_looked_up(registry: Registry[Thing]) -> None:
+    assert "later" in registry
+    assert "our_things" not in sys.modules
+    assert registry["later"] == Thing("later")
 
 
 def test_an_unknown_name_is_no_key(registry: Registry[Thing]) -> None:

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from udfs.llm.asking import Asker
 from udfs.llm.calls import Progress, Work
 from udfs.llm.client import Endpoint
-from udfs.llm.limiter import Lease, Limiter, Report
+from udfs.llm.limiter import Lease, Limiter, Report, Spent
 from udfs.llm.records import COMPLETIONS
 from udfs.llm.script import key_header_of
 from udfs.llm.segments import SegmentWriter, write_file
@@ -51,9 +51,9 @@ class LimiterActor:
         self._used = monotonic()
         return self._limiter.lease(report)
 
-    def leave(self, client: str) -> None:
+    def leave(self, client: str) -> Spent:
         """`Limiter.leave`. No use: an actor that only hears farewells may end."""
-        self._limiter.leave(client)
+        return self._limiter.leave(client)
 
     def _end_when_idle(self) -> None:
         """Looks every `IDLE_CHECK_SECONDS`; a thread, as the actor's methods run one at a time and none waits."""
@@ -143,6 +143,10 @@ class AnsweringActor:
     async def feed_rows(self, unit: str, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Takes single requests."""
         self._running().feed(unit, rows)
+
+    async def remember(self, gone: Mapping[str, Spent]) -> None:
+        """`Asker.remember`."""
+        self._running().remember(gone)
 
     async def progress(self) -> Progress:
         """`Asker.progress`. Raises what broke one of its loops."""

@@ -18,7 +18,7 @@ from udfs.llm.batches import gather, halve, may_hide_a_culprit, spend, split_ans
 from udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
 from udfs.llm.client import Endpoint
 from udfs.llm.door import Door
-from udfs.llm.limiter import Lease, Report
+from udfs.llm.limiter import Lease, Report, Spent
 from udfs.llm.pacing import CompletionSizes, Pacing
 from udfs.llm.records import completion_of
 from udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
@@ -113,6 +113,10 @@ class Asker:
         self._units.take(unit, len(fed))
         self._tally.taken += len(fed)
         self._need_lease.set()
+
+    def remember(self, gone: Mapping[str, Spent]) -> None:
+        """Takes what other askers of the stage that died had spent, by name, to tell a limiter that is restarted."""
+        self._work = replace(self._work, gone=gone)
 
     def progress(self) -> Progress:
         """How far it is. Raises what broke one of its loops."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
+from udfs.llm.prices import Prices
 from udfs.llm.tools import ToolCall
 
 if TYPE_CHECKING:
@@ -20,9 +21,8 @@ class CallSettings:
     """How the endpoint is called: everything that does not change a completion. Times in seconds.
 
     `timeout` is of one call, `deadline` of a request over all its calls and waits, `outage` how long an endpoint may be
-    away before the run ends. `flush`: between two writes of completions. Prices are of a million tokens, and of a call,
-    in any one currency. `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that
-    name the endpoint.
+    away before the run ends. `flush`: between two writes of completions. `prices` are those of the stage that is asked.
+    `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
     """
 
     base_url: str
@@ -32,11 +32,9 @@ class CallSettings:
     outage: float = 600.0
     max_attempts: int = 4
     flush: float = 1.0
-    prompt_price: float = 0.0
-    completion_price: float = 0.0
+    prices: Prices = field(default_factory=Prices)
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
-    call_price: float = 0.0
     batch: int = 1
     section: str = "llm"
 
@@ -46,15 +44,6 @@ class CallSettings:
         # A bound on cost is one on tokens too: what they cost has to be known before they are spent.
         bounds = (self.limits.tokens_per_minute, self.budget.max_tokens, self.budget.max_cost)
         return any(bound is not None for bound in bounds)
-
-    def cost(self, prompt_tokens: int, completion_tokens: int, calls: int = 0) -> float:
-        """The price of these tokens, whose prices are per million, and calls.
-
-        >>> CallSettings("http://localhost/v1", prompt_price=2.0, completion_price=8.0).cost(1_000, 500)
-        0.006
-        """
-        tokens = (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
-        return tokens + calls * self.call_price
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Work:
-    """What one asker is there for: who it is, which stage of which run, how to call, and what came before it."""
+    """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
+
+    `gone`: what askers of the same stage that died had spent, by name.
+    """
 
     name: str
     run: str
@@ -103,6 +95,7 @@ class Work:
     settings: CallSettings
     spent_before: Spent = NOTHING_SPENT
     answered_before: bool = False
+    gone: Mapping[str, Spent] = field(default_factory=dict)
 
 
 @dataclass

@@ -6,7 +6,7 @@ Ray; `limiter_actor` wraps it as the detached named actor that all runs of a Ray
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -79,7 +79,9 @@ class Report:
     other answer; `answered`: whether there was another answer, `served`: one that was no 429, `completed`: one with a
     completion. `doubts`: errors about the run rather than a row since the last completion. `retry_after`: the longest
     wait that the endpoint asked for, None without any. `ahead`: seconds from now to the latest slot that it ever got.
-    `places`: what it may have in flight by the last lease that it knows.
+    `places`: what it may have in flight by the last lease that it knows. Three more that only a limiter which was
+    restarted does not know: `gone`, what clients of the run that died had spent, by their names; `paused`, seconds
+    until anybody may send; `tokens_ahead`, seconds until the limit in tokens has room, by the last lease.
     """
 
     client: str
@@ -104,6 +106,9 @@ class Report:
     retry_after: float | None = None
     ahead: float = NEVER
     places: int = 0
+    gone: Mapping[str, Spent] = field(default_factory=dict)
+    paused: float = 0.0
+    tokens_ahead: float = NEVER
     outage_seconds: float = 600.0
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
@@ -119,7 +124,8 @@ class Lease:
     calls the client may have in flight from now on. `paused_until`: nobody sends before. `refusal`: None, `budget` or
     `outage`. `probing`: an outage is going on, and a failure now costs no attempt. `strict`: slots are spaced, one that
     is missed must not be used late. `answered_at`: when the endpoint last answered anybody. `completed`: whether a
-    completion ever came to the run, `doubts`: how many errors about the run came since the last one.
+    completion ever came to the run, `doubts`: how many errors about the run came since the last one. `tokens_until`:
+    from when on the limit in tokens has room, what was used beyond its estimate paid back.
     """
 
     now: float
@@ -132,6 +138,7 @@ class Lease:
     answered_at: float = NEVER
     completed: bool = False
     doubts: int = 0
+    tokens_until: float = NEVER
 
 
 @dataclass
@@ -168,7 +175,8 @@ class Limiter:
     """One endpoint's limits. `clock` gives seconds, and never goes back.
 
     A `restarted` one does not know what was leased before: until everybody has reported, it grants no place that the
-    client does not have, and nothing on a budget.
+    client does not have, and nothing on a budget. What it knew of clients that are dead, of pauses and of tokens used
+    beyond their estimates, the living tell it.
 
     At 600 requests a minute the next slot is a tenth of a second after the first, and so beyond the quarter that is
     leased:
@@ -209,6 +217,7 @@ class Limiter:
         """
         now = self._clock()
         client, run = self._find(report, now)
+        self._recall(report, now)
         # A report that was told and whose lease was lost is told again; successes and faults count once.
         if report.number == 0 or report.number > client.number:
             client.number = report.number
@@ -228,14 +237,15 @@ class Limiter:
         if spent_up and refusal is None:
             refusal = "budget"
         strict = self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None
-        paused, answered = self._paused_until, self._answered_at
-        return Lease(now, tuple(times), places, paused, refusal, probing, strict, answered, run.completed, run.doubts)
+        paused, answered, told = self._paused_until, self._answered_at, (run.completed, run.doubts)
+        return Lease(now, tuple(times), places, paused, refusal, probing, strict, answered, *told, self._next_token)
 
-    def leave(self, client: str) -> None:
-        """Frees the places of a client that is gone; what it spent stays spent."""
+    def leave(self, client: str) -> Spent:
+        """Frees the places of a client that is gone; what it spent, or might have, stays spent and is given."""
         if client in self._clients:
             gone = self._clients[client]
             gone.places, gone.may_hold, gone.wants = 0, 0, False
+        return next((run.committed[client] for run in self._runs.values() if client in run.committed), NOTHING_SPENT)
 
     def _find(self, report: Report, now: float) -> tuple[_Client, _Run]:
         """The client and the run of a report, brought up to date with what it may spend."""
@@ -243,8 +253,18 @@ class Limiter:
         run = self._runs.setdefault(report.run, _Run(now, now))
         client.seen = run.seen = now
         run.committed[report.client] = report.spent + report.expects(report.held, report.held_tokens)
-        run.spent_before = max(run.spent_before, report.spent_before, key=lambda spent: spent.calls)
+        run.spent_before = _more(run.spent_before, report.spent_before)
+        for name, spent in report.gone.items():
+            run.committed[name] = _more(run.committed.get(name, NOTHING_SPENT), spent)
         return client, run
+
+    def _recall(self, report: Report, now: float) -> None:
+        """Learns from a client what was forgotten with a restart."""
+        # Later it would count for more than it is: tokens are given back meanwhile, and a pause that clients hand to
+        # each other grows by the time that a report takes.
+        if now < self._settled:
+            self._paused_until = max(self._paused_until, now + report.paused)
+            self._next_token = max(self._next_token, now + min(report.tokens_ahead, FURTHEST_SLOT))
 
     def _observe_run(self, report: Report, run: _Run) -> None:
         """Takes what a client tells of its run: a completion ends the row of doubts, whoever had them."""
@@ -401,6 +421,11 @@ def _ceiling(limits: Limits) -> float | None:
 def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
     """How long so many tokens fill their limit, in seconds; 0 without a limit, negative for tokens given back."""
     return 0.0 if tokens_per_minute is None else tokens * 60.0 / (tokens_per_minute * SHARE_OF_LIMIT)
+
+
+def _more(first: Spent, second: Spent) -> Spent:
+    """The later of two accounts of the same client: calls only grow."""
+    return max(first, second, key=lambda spent: spent.calls)
 
 
 def _within(spent: Spent, budget: Budget) -> bool:

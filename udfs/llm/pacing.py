@@ -76,6 +76,7 @@ class Pacing:
         self.reserved = 0
         self._unused_tokens = 0
         self._until = float("-inf")
+        self._tokens_until = float("-inf")
         self._slots: deque[tuple[float, int]] = deque()
 
     @property
@@ -137,14 +138,14 @@ class Pacing:
     def report(self, work: Work, tally: Tally, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
         """What is told with the next lease, but for the news; unused tokens are told once.
 
-        `ahead` says how far away the latest slot is that was ever leased: it holds by whatever clock.
+        `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the room for the next
+        tokens: seconds from now hold by whatever clock.
         """
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
         tokens = tally.prompt_tokens + tally.completion_tokens
-        # The dearer of both: how the tokens of an estimate will be divided is not known.
-        price = max(settings.prompt_price, settings.completion_price) / 1e6
-        cost = settings.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls)
+        price = settings.prices.most_of_a_token
+        cost = settings.prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
         return Report(
             client=work.name,
             run=f"{work.run}/{work.stage.name}",
@@ -155,10 +156,13 @@ class Pacing:
             spent=Spent(tally.calls, tokens + self.reserved, cost + self.reserved * price),
             spent_before=work.spent_before,
             cost_per_token=price,
-            cost_per_call=settings.call_price,
+            cost_per_call=settings.prices.of_a_call,
             unused_tokens=unused if settings.counts_tokens else 0,
             ahead=self._until - now,
             places=self.places,
+            gone=work.gone,
+            paused=self.paused(now),
+            tokens_ahead=self._tokens_until - now,
             limits=settings.limits,
             budget=settings.budget,
         )
@@ -168,6 +172,7 @@ class Pacing:
         self.clock.measure(lease.now, sent, received)
         self.places, self.strict, self.refusal = lease.places, lease.strict, lease.refusal
         self.paused_until = max(self.paused_until, self.clock.local(lease.paused_until))
+        self._tokens_until = self.clock.local(lease.tokens_until)
         # Slots from before an outage would all be used as probes, at once.
         if lease.probing or lease.refusal:
             self._drop()

@@ -35,6 +35,18 @@ def write_file(uri: str, table: pa.Table) -> None:
     write_whole(uri, lambda stream: pq.write_table(table, stream, compression="zstd", write_page_checksum=True))
 
 
+def check_probe(uri: str) -> None:
+    """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
+    system, path = open_filesystem(uri)
+    try:
+        pq.read_schema(path, filesystem=system)
+        system.delete_file(path)
+    except OSError as error:
+        raise RuntimeError(
+            f"an answering actor wrote {uri}, and it cannot be read here: give the store a path that all nodes share"
+        ) from error
+
+
 class SegmentWriter:
     """Collects completions and writes them to files `<directory>/<prefix>-<number>.parquet`; for one event loop.
 

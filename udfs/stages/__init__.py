@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import udfs.stages.e2e as e2e
-import udfs.stages.generation as generation
-import udfs.stages.lookups as lookups
-import udfs.stages.nli as nli
-import udfs.stages.qa as qa
 from udfs.registry import Registry
-from udfs.stages.definitions import StageDefinition
+
+if TYPE_CHECKING:
+    from udfs.stages.definitions import StageDefinition
 
 GROUP = "untold.stages"
 """The entry points by which other packages add stages: workers and actors know a stage by its name."""
 
+# Loaded when they are looked up: settings and the command line want the names alone, and parsers, which compile some
+# hundred patterns, and pyarrow take a third of a second of CPU
 STAGES: Registry[StageDefinition] = Registry(
-    (
-        e2e.SUMMARISE_CONTEXT,
-        e2e.EVALUATE_COVERAGE,
-        nli.EXTRACT_ATOMS,
-        nli.REVISE_ATOMS,
-        nli.RATE_RELEVANCE,
-        nli.CLASSIFY_RELATION,
-        qa.MINE_QUESTIONS,
-        qa.REFINE_QUESTIONS,
-        qa.ANSWER_QUESTIONS,
-        qa.COMPARE_ANSWERS,
-        generation.GENERATE_ANSWER,
-        generation.RESTATE_ANSWER,
-    ),
+    (),
     GROUP,
+    places={
+        "summarise_context": "udfs.stages.e2e:SUMMARISE_CONTEXT",
+        "evaluate_coverage": "udfs.stages.e2e:EVALUATE_COVERAGE",
+        "extract_atoms": "udfs.stages.nli:EXTRACT_ATOMS",
+        "revise_atoms": "udfs.stages.nli:REVISE_ATOMS",
+        "rate_relevance": "udfs.stages.nli:RATE_RELEVANCE",
+        "classify_relation": "udfs.stages.nli:CLASSIFY_RELATION",
+        "mine_questions": "udfs.stages.qa:MINE_QUESTIONS",
+        "refine_questions": "udfs.stages.qa:REFINE_QUESTIONS",
+        "answer_questions": "udfs.stages.qa:ANSWER_QUESTIONS",
+        "compare_answers": "udfs.stages.qa:COMPARE_ANSWERS",
+        "generate_answer": "udfs.stages.generation:GENERATE_ANSWER",
+        "restate_answer": "udfs.stages.generation:RESTATE_ANSWER",
+    },
 )
 
-LOOKUPS: Mapping[str, StageDefinition] = {
-    one.name: one for one in (lookups.EMBED_TEXT, lookups.WEB_SEARCH, lookups.CLASSIFY_ENTAILMENT)
-}
+LOOKUPS: Registry[StageDefinition] = Registry(
+    (),
+    "untold.lookups",
+    places={
+        "embed_text": "udfs.stages.lookups:EMBED_TEXT",
+        "web_search": "udfs.stages.lookups:WEB_SEARCH",
+        "classify_entailment": "udfs.stages.lookups:CLASSIFY_ENTAILMENT",
+    },
+)
 """Stages that ask no language model, and so have no template and no decoding of `stages.*`."""
 
 

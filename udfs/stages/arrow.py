@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from udfs.facts.nodes import normalise
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.ratings import weigh
 from udfs.retrieval.embedding import embedding_inputs, normalised
-from udfs.stages import LOOKUPS, definition_of
+from udfs.stages import LOOKUPS, STAGES, definition_of
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.figures import Thing
 
-UNASKED = "unasked"
+UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
 
 def add_request_ids(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
@@ -85,6 +88,7 @@ def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple
 
 
 def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, Any]:
+    """The row of a completion: its stage's output, ratings weighed by the alternatives, or error_type and error."""
     completion, error_type = row["text_of_completion"], row["error_type"]
     if error_type is not None:
         return {"error_type": error_type, "error": row["error"]}
@@ -99,7 +103,39 @@ def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, 
     except Unparsable as error:
         return {"error_type": "unparsable", "error": str(error)}
     except Exception as error:
+        # A parser of another package may fail in any way; one bad row never stops a run, and its text is not shown
         return {"error_type": "unparsable", "error": f"the parser failed ({type(error).__name__})"}
+
+
+def read_things(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns that a batch has, with `ratings` and `texts` in place of `text`: the things of the completion.
+
+    Columns stage and text are read. `texts` are hashes of the things' texts, equal where these are one node
+    (`udfs.facts.nodes.normalise`). Both are null where a stage has no reader, or that cannot read the completion.
+    """
+    for batch in batches:
+        kept = [name for name in batch.schema.names if name != "text"]
+        rows = [_read_things(row["stage"], row["text"]) for row in batch.select(["stage", "text"]).to_pylist()]
+        ratings = [None if row is None else [thing.rating for thing in row] for row in rows]
+        texts = [None if row is None else [_hash(thing.text) for thing in row] for row in rows]
+        read = [pa.array(ratings, pa.list_(pa.float64())), pa.array(texts, pa.list_(pa.int64()))]
+        yield pa.RecordBatch.from_arrays([*map(batch.column, kept), *read], [*kept, "ratings", "texts"])
+
+
+def _read_things(stage: str, text: str | None) -> Sequence[Thing] | None:
+    read = STAGES[stage].things
+    try:
+        return None if read is None or text is None else read(text)
+    except Exception:
+        # A reader may trip over what a parser, which knows the variables, can read
+        return None
+
+
+def _hash(text: str) -> int:
+    # Python's own differs from worker to worker
+    return int.from_bytes(
+        blake2b(normalise(text).encode("utf-8", "replace"), digest_size=8).digest(), "big", signed=True
+    )
 
 
 def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
@@ -122,7 +158,9 @@ def _measure_lookups(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterato
 
 
 def _measure(characters: Any, row: Mapping[str, Any]) -> int:
+    """The estimated prompt tokens of one request."""
     try:
         return estimate_tokens(characters(row))
     except Exception:
+        # A template that fails on a row costs nothing: the row fails when it is asked
         return 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from udfs.facts.nodes import normalise
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import whole
 from udfs.stages.rated import matching_key
 from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
@@ -16,7 +17,7 @@ from udfs.stages.records import Record, read_records
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 
-_DECORATION = 60
+_DECORATION = 60  # characters by which a side may be longer than its answer: quotation marks, emphasis, a label
 _NAMES = {
     "equivalent": r"equivalent|equivalence",
     "first_implies_second": r"first(?: answer)? (?:implies|entails)(?: the)? second(?: answer)?",
@@ -29,6 +30,7 @@ _RELATION_NAME = re.compile(
     + "|".join(f"(?P<{relation}>{names})" for relation, names in _NAMES.items())
     + ")"
 )
+# `\boxed{\text{neutral}}`: how models trained on mathematics end
 _BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _LABELLED = re.compile(
@@ -47,12 +49,13 @@ _SIDE_LABEL = re.compile(
 _BETWEEN_SIDES = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|]|vs\.?)(?=\s)", re.I)
 _SPLIT = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|/;&→⇒↔]|vs\.?|and|to)(?=\s)", re.I)
 _AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
-_MOST_SPLITS = 64
+_MOST_SPLITS = 64  # of one line: an answer may be a list of dashes, and each split is compared in three forms
 _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
 _RELATION_FIELDS = ("relation", "relationship", "classification", "label", "verdict", "result", "answer")
 _BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
 
 
+@past_echoes
 def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`relation`: one of `RELATIONS`, of the variable `first` to `second`, whichever the completion names first.
 
@@ -126,6 +129,7 @@ def _classified(line: str, is_last: bool, variables: Mapping[str, Any]) -> tuple
 
 
 def _bracketed(line: str, brackets: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
+    """The brackets of one kind on a line that hold a relation and nothing else."""
     return [(found, relation) for found in brackets.finditer(line) if (relation := _relation(found[1]))]
 
 
@@ -161,6 +165,7 @@ def _splits(sides: str, lengths: tuple[int, int]) -> Iterator[tuple[str, str]]:
 
 
 def _plain_side(text: str) -> str:
+    """An answer as a side of `first - second` gives it, without label, bullet and quotation marks."""
     bare = split_marker(whole(text)).text.strip(_AROUND_SIDE)
     label = _SIDE_LABEL.match(bare)
     return normalise(bare[label.end() if label else 0 :].strip(_AROUND_SIDE))

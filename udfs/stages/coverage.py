@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import AFTERWORDS, is_heading
 from udfs.stages.reading import (
     Line,
@@ -24,6 +25,7 @@ from udfs.stages.records import Cell, Record, Value, read_records, read_tables, 
 from udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
+# The headings that models write for the two lists, alone (`_SHORT`) or with the word for what is listed (`_LONG`)
 _SHORT = {
     _COVERED: ("covered",),
     _UNCOVERED: ("uncovered", "not covered", "missing", "omitted", "left out", "missed"),
@@ -39,7 +41,7 @@ _LONG = {
 _HEADINGS = {**_LONG, **{name: kind for kind, names in _SHORT.items() for name in names}}
 _ENDS_OF_HEADING = (" by the response", " in the response", " from the contexts")
 _NOTHING_BESIDE = (" none", " nothing", " n a")
-_LONGEST_HEADING = 120
+_LONGEST_HEADING = 120  # characters: a longer line is a sentence that speaks of covered statements
 _BRACKETED_HEADING = re.compile(
     r"[\[【［][\s*_]*(uncovered|covered|partially covered)\s+statements[\s*_:]*[\]】］]", re.IGNORECASE
 )
@@ -58,6 +60,7 @@ _OTHER_HEADINGS = AFTERWORDS | {
     *("summary", "justification", "comments", "conclusion", "conclusions", "analysis", "total", "overview", "remarks"),
     *("final answer", "score", "assessment", "overall", "observations", "final summary", "coverage summary"),
 }
+# Headings within a list: `Statements from context 2`
 _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
 )
@@ -75,6 +78,7 @@ _SOURCE_FIELDS: tuple[str, ...] = (
     *("sources", "source", "contexts", "context", "contextnumbers", "contextids", "contextnumber"),
     *("numbers", "ids", "sourcecontexts", "supportingcontexts"),
 )
+# Fields of an object that say which list it is of
 _KIND_FIELDS = ("covered", "status", "coverage", "iscovered", "label", "classification")
 _BEGINS_JSON = re.compile(r"^[ \t]{0,40}(?:\[\s{0,40})?\{\s{0,40}\"", re.MULTILINE)
 
@@ -97,6 +101,7 @@ class _List:
 
     @property
     def readable(self) -> bool:
+        """Whether it has a statement, says that it has none, or is empty: else all of its items lack a source."""
         return bool(self.items) or self.says_none or not self.dropped
 
 
@@ -111,9 +116,11 @@ class _Sourced:
 
     @property
     def closed(self) -> bool:
+        """Whether its sources end it, so that no further line belongs to it."""
         return self.sources is not None and self.at_end
 
 
+@past_echoes
 def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`statements`: each distinct text once, covered ones first, in order of appearance; `sources` count from 1.
 
@@ -130,6 +137,7 @@ def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, A
 
 
 def _written_lists(completion: str, contexts: int) -> list[_List]:
+    """The two lists under their headings."""
     sections = _sections(strip_thinking(completion).split("\n"))
     return [_read_section(sections[kind], contexts) for kind in (_COVERED, _UNCOVERED)]
 
@@ -179,6 +187,7 @@ def _without_remark(line: str) -> str:
 
 
 def _named_heading(line: str) -> tuple[str, str] | None:
+    """The kind of a heading by its words, and `None` where it says beside it that the list is empty."""
     words, rest = letters(line), ""
     for end in _NOTHING_BESIDE:
         if words.endswith(end) and words != "n a":
@@ -192,6 +201,7 @@ def _named_heading(line: str) -> tuple[str, str] | None:
 
 
 def _stands_out(line: str) -> bool:
+    """Whether a line is more of a heading than the item `- Covered`."""
     row = split_marker(line)
     return not row.marked or is_heading([Line(row.text, False, 0)], 0)
 
@@ -291,6 +301,7 @@ def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:
 
 
 def _sourced(line: str, contexts: int) -> _Sourced:
+    """A line with its marker and its sources told apart."""
     parts = split_marker(line)
     text, sources, at_end = split_sources(without_ticks(parts.text), contexts)
     return _Sourced(parts, text, sources, at_end)
@@ -309,6 +320,7 @@ def _is_nothing(row: _Sourced) -> bool:
 
 
 def _says_none(text: str) -> bool:
+    """`None`, with or without a reason, or a sentence that says that there are no such statements."""
     return _BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
 
 
@@ -341,6 +353,7 @@ def _end_of_item(rows: list[_Sourced], place: int) -> int:
 
 
 def _joined(rows: Sequence[_Sourced], contexts: int) -> _Item:
+    """The item that one line or several make: sources are those of the last bracket, labels and emphasis go."""
     if len(rows) == 1:
         text, sources = rows[0].text, rows[0].sources
     else:
@@ -399,6 +412,7 @@ def _read_values(values: Sequence[Value], contexts: int) -> _List:
 
 
 def _recorded_item(value: Value, contexts: int) -> tuple[str, frozenset[int]]:
+    """The text and the sources of an object, a row or a text; the field of sources counts before a bracket."""
     cell = value.cell(_STATEMENT_FIELDS) if isinstance(value, Record) else value
     if not isinstance(cell, Cell):
         raise Unparsable("an element of a list is no statement")
@@ -411,6 +425,7 @@ def _recorded_item(value: Value, contexts: int) -> tuple[str, frozenset[int]]:
 
 
 def _texts_of(value: Value) -> Iterator[str]:
+    """The numbers of contexts that a field gives, one by one: texts, numbers or objects with an id."""
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, Cell):
             yield each.text

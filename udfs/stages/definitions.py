@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+from udfs.stages.figures import Figures, Reader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 # What a stage's template is named after its own name, by the API whose form it has
@@ -23,7 +26,8 @@ class StageDefinition:
 
     `parse(completion, variables)` gives a row of `output` or raises `Unparsable`. `rated` stages ask for
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
-    the model may call, where settings and endpoint let it.
+    the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
+    to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
     """
 
     name: str
@@ -32,8 +36,13 @@ class StageDefinition:
     output: pa.Schema
     rated: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
+    figures: Figures | None = None
+    things: Reader | None = None
 
     @property
     def results(self) -> pa.Schema:
         """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings."""
+        # Not at the top: what only wants the names of templates is spared an import of 0.2 s
+        import pyarrow as pa
+
         return self.output.append(pa.field("weighted", pa.bool_())) if self.rated else self.output

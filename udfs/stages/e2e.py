@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from udfs.stages.coverage import parse_coverage
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
+from udfs.stages.figures import RECORDED, Figures, Line, Thing
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
     is_fence,
@@ -31,10 +33,12 @@ COVERAGE_SCHEMA = pa.schema([pa.field("statements", pa.list_(STATEMENT_TYPE)), p
 _SUMMARY_NAMES = (
     r"(?:summary|relevant (?:summary|text|sentences|information|parts)|condensed (?:text|context)|answer|output)"
 )
+# `Summary: text`, and `## Summary` above it
 _SUMMARY_PREFIX = re.compile(
     rf"(?:\*\*{_SUMMARY_NAMES}(?::\*\*|\*\* ?:)|(?:#{{1,6}} ?)?{_SUMMARY_NAMES} ?:)", re.IGNORECASE
 )
 _SUMMARY_HEADING = re.compile(rf"(?:#{{1,6}} *|\*\*)(?:{_SUMMARY_NAMES}|result):?(?:\*\*)?", re.IGNORECASE)
+# `None. The text deals with cheese.`, but not `None of the ships sank.`
 _NONE_FIRST = re.compile(
     r"[*_`\"'“\[(]{0,3}None[*_`\"'”\])]{0,3}"
     r"(?:[.:;]|\s[-–—]\s|\s?\((?!of\b)|,\s(?:since|as|because|the|it|nothing|there)\b|\s*\n|[^\S\n]*\Z)",
@@ -50,6 +54,7 @@ _SUMMARY_PREAMBLE = re.compile(
 _NOTHING = {"n/a", "null", "nothing", "nothing relevant", "not applicable"}
 _SUMMARY_FIELDS = ("summary", "relevantsummary", "condensedtext", "condensed", "relevanttext", "text")
 _GREETING = re.compile(r"(?:sure|certainly|of course|okay|ok)(?: thing)?[,.!]*\s*\n", re.IGNORECASE)
+# Tags that models set around a summary, as the template sets some around its texts
 _SUMMARY_TAGS = {"summary", "text", "context", "answer", "output"}
 _BULLET = re.compile(r"[-*+•>] +(?=\S)")
 # What speaks of the query speaks of this task, where the source itself does not: no sentence that was to be kept.
@@ -63,6 +68,7 @@ _IRRELEVANT = re.compile(
 )
 
 
+@past_echoes
 def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
     """`summary`: the condensed context, null for a lone `None`. Raises `Unparsable` where nothing was answered."""
     text = unframed(strip_thinking(completion), str(variables.get("text") or ""))
@@ -97,6 +103,7 @@ def _is_irrelevant(text: str, variables: Mapping[str, Any]) -> bool:
 
 
 def _without_label(text: str) -> str:
+    """The text without a greeting and without what introduces a summary, on a line above it or before it."""
     greeting = _GREETING.match(text)
     text = text[greeting.end() :].strip() if greeting else text
     first, _, rest = text.partition("\n")
@@ -109,7 +116,25 @@ def _without_label(text: str) -> str:
     return text[prefix.end() :].strip() if prefix else text
 
 
-SUMMARISE_CONTEXT = StageDefinition("summarise_context", ("query", "text"), parse_summary, SUMMARY_SCHEMA)
+def summaries_in(completion: str) -> list[Thing]:
+    """One thing where a text has a summary; none for `None`. Raises `Unparsable`."""
+    summary = parse_summary(completion, {})["summary"]
+    return [] if summary is None else [Thing(summary)]
+
+
+SUMMARISE_CONTEXT = StageDefinition(
+    "summarise_context",
+    ("query", "text"),
+    parse_summary,
+    SUMMARY_SCHEMA,
+    figures=Figures(RECORDED, completion=Line(slope=0.44), things=Line(0.99)),
+    things=summaries_in,
+)
 EVALUATE_COVERAGE = StageDefinition(
-    "evaluate_coverage", ("query", "contexts", "response"), parse_coverage, COVERAGE_SCHEMA
+    "evaluate_coverage",
+    ("query", "contexts", "response"),
+    parse_coverage,
+    COVERAGE_SCHEMA,
+    # Lists of 0.64 tokens a token were recorded; the reasoning, which was not, names each statement once before
+    figures=Figures(RECORDED, completion=Line(slope=1.28)),
 )

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
+from udfs.stages.figures import WRITTEN, Figures, Line
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
     collapsed,
@@ -32,6 +34,7 @@ _HEADING = re.compile(
 _STATEMENT_FIELDS = ("statement", "restatedstatement", "sentence", "text")
 _NUMBER = re.compile(r"\d{1,2}[.)]\s{1,9}(?=(?P<word>[^\W\d_]{1,60}))")
 _GREETING = r"(?:(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?(?:[,.!]+\s*|\s*\n))"
+# What ends in a full stop without ending a sentence; a single capital letter is an initial
 _ABBREVIATION = re.compile(
     r"(?:\b(?:dr|mr|mrs|ms|prof|st|jr|sr|vs|etc|e\.g|i\.e|cf|approx|ca|fig|vol|inc|ltd|corp|gen|col|capt|lt|sgt|rev"
     r"|hon|dept|univ|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mt|ft|u\.s|u\.k|a\.m|p\.m)|(?-i:\b[A-Z]))\.\Z",
@@ -44,7 +47,7 @@ _INTRODUCTION = re.compile(
     re.IGNORECASE,
 )
 _ONLY_GREETING = re.compile(_GREETING, re.IGNORECASE)
-_LONGEST_ABBREVIATION = 12
+_LONGEST_ABBREVIATION = 12  # characters at a line's end that hold any of them
 _BULLETS = "-*+•●○◦▪■‣·–—"
 _ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
 _QUOTES = {'""', "“”", "«»", "„“"}
@@ -61,6 +64,7 @@ def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str
     return {"answer": text}
 
 
+@past_echoes
 def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`statement`: the first sentence or line, on one line, without label, bullet and quotes.
 
@@ -79,6 +83,7 @@ def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, s
 
 def _without_introduction(text: str) -> str:
     """The text without a greeting on a line of its own, `Here is the statement:` and `Statement:`."""
+    # In the order in which models write them; below a heading there may be an introduction and a label again
     for opening in (_INTRODUCTION, _ONLY_GREETING, _LABEL, _HEADING, _INTRODUCTION, _LABEL):
         found = opening.match(text)
         text = text[found.end() :] if found else text
@@ -108,11 +113,24 @@ def _unnumbered(text: str, variables: Mapping[str, Any]) -> str:
 
 
 def _undecorated(text: str) -> str:
+    """The sentence without the mark of a quotation, a bullet, emphasis and quotation marks around all of it."""
     text = text.removeprefix("> ")
     text = split_marker(text).text if text[:1] in _BULLETS else text
     text = without_emphasis(text)
     return text[1:-1].strip() if text[:1] + text[-1:] in _QUOTES and text[0] not in text[1:-1] else text
 
 
-GENERATE_ANSWER = StageDefinition("generate_answer", ("query", "contexts"), parse_answer, ANSWER_SCHEMA)
-RESTATE_ANSWER = StageDefinition("restate_answer", ("question", "answer"), parse_restated, RESTATED_SCHEMA)
+GENERATE_ANSWER = StageDefinition(
+    "generate_answer",
+    ("query", "contexts"),
+    parse_answer,
+    ANSWER_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=0.81)),
+)
+RESTATE_ANSWER = StageDefinition(
+    "restate_answer",
+    ("question", "answer"),
+    parse_restated,
+    RESTATED_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=1.22)),
+)

@@ -22,18 +22,22 @@ from udfs.stages.reading import (
     without_ticks,
 )
 
+# What a line between items introduces is a note, not the rest of the list: `I made these changes:`
 _BEGINS_NOTE = re.compile(
     r"\b(?:I|we|notes?|changes?|changed|explanations?|reasoning|rationale|comments?|removed|merged|dropped|kept)\b",
     re.I,
 )
+# Headings that end a list: what stands below them speaks of it
 AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
 
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
 _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
+# `-word`: who writes bullets so writes `-5 km` as an item too
 _TIGHT = re.compile(r"\s{0,40}[-–—](?=[^\W\d_])")
 _TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
 _NESTED = 2  # spaces: what Markdown needs for a list within a list; one is a slip
+# `Statement 3: ...`, `**Atom:** ...` and `[3] ...`
 _LABEL = re.compile(
     r"(?:\*{0,2}(?:statement|atom|unit)(?:\s\d{1,3})?\s?(?:[:：]\*{0,2}|\*{1,2}[:：])|\[\d{1,3}\])\s{1,9}(?=\S)",
     re.IGNORECASE,

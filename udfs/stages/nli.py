@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
+from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
 from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
 from udfs.stages.reading import answer_span, split_marker
 from udfs.stages.records import (
@@ -37,10 +39,15 @@ REVISED_SCHEMA = pa.schema([pa.field("atoms", pa.list_(pa.string()))])
 RATINGS_SCHEMA = pa.schema([pa.field("ratings", pa.list_(pa.float64()))])
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 
+# The types of units that go on by default (methods, section 2)
+STATING = ("Fact", "Claim")
+
 _RATING = rating_pattern("relevance|relevancy")
+# `statement (4)`, `statement: 4/5`: a digit that ends a line, and is part of no larger number
 _LAST_NUMBER = re.compile(rf"(?<![\w.,/+-])(?P<number>[{SCALE}])(?:\s?/\s?{SCALE[-1]})?[\W_]{{0,8}}\Z")
+# `Statement 3` in place of the statement
 _NUMBERED = re.compile(r"[\W_]*(?:(?:statement|atom|item|no)[\W_]{1,3})?(\d{1,6})[\W_]*", re.IGNORECASE)
-_LONGEST_END = 24
+_LONGEST_END = 24  # characters in which that digit is looked for
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class _Rated:
     digit: Digit | None
 
 
+@past_echoes
 def parse_relevance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
     """`ratings`: a `Digit` for each of `statements`, in their order.
 
@@ -168,7 +176,57 @@ def _rated_text(text: str, begun: Sequence[str], known: set[str]) -> str:
     return next((each for each in meant if is_known(each, known)), text if matching_key(text) else joined)
 
 
-EXTRACT_ATOMS = StageDefinition("extract_atoms", ("text",), parse_atoms, ATOMS_SCHEMA)
-REVISE_ATOMS = StageDefinition("revise_atoms", ("text", "statements"), parse_revised, REVISED_SCHEMA)
-RATE_RELEVANCE = StageDefinition("rate_relevance", ("query", "statements"), parse_relevance, RATINGS_SCHEMA, rated=True)
-CLASSIFY_RELATION = StageDefinition("classify_relation", RELATION_VARIABLES, parse_relation, RELATION_SCHEMA)
+def atoms_in(completion: str) -> list[Thing]:
+    """The units that state something: Facts and Claims. Raises `Unparsable`."""
+    return [Thing(unit["text"]) for unit in parse_atoms(completion, {})["atoms"] if unit["unit_type"] in STATING]
+
+
+def revised_in(completion: str) -> list[Thing]:
+    """The statements. Raises `Unparsable`."""
+    return list(map(Thing, parse_revised(completion, {})["atoms"]))
+
+
+def relevances_in(completion: str) -> list[Thing]:
+    """What is rated, whatever statements were given. Raises `Unparsable` where nothing is."""
+    rated = _rated_records(completion, set()) or list(_rated_lines(completion, set()))
+    things = [Thing(line.text, line.digit.value) for line in rated if line.digit]
+    if not things:
+        raise Unparsable("no rating from 1 to 5")
+    return things
+
+
+EXTRACT_ATOMS = StageDefinition(
+    "extract_atoms",
+    ("text",),
+    parse_atoms,
+    ATOMS_SCHEMA,
+    figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
+    things=atoms_in,
+)
+REVISE_ATOMS = StageDefinition(
+    "revise_atoms",
+    ("text", "statements"),
+    parse_revised,
+    REVISED_SCHEMA,
+    # The same facts as if revised: as many, beside the text and themselves
+    figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
+    things=revised_in,
+)
+RATE_RELEVANCE = StageDefinition(
+    "rate_relevance",
+    ("query", "statements"),
+    parse_relevance,
+    RATINGS_SCHEMA,
+    rated=True,
+    figures=Figures(
+        WRITTEN, completion=Line(slope=1.21), things=Line(slope=0.09), ratings=(0.34, 0.08, 0.03, 0.11, 0.44)
+    ),
+    things=relevances_in,
+)
+CLASSIFY_RELATION = StageDefinition(
+    "classify_relation",
+    RELATION_VARIABLES,
+    parse_relation,
+    RELATION_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(12.0)),
+)

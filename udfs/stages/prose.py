@@ -53,6 +53,7 @@ def unframed(text: str, source: str = "") -> str:
 
 
 def _is_afterword(lines: Sequence[str], place: int, source: str) -> bool:
+    """Whether a paragraph offers more help or adds a note, which the source does not itself."""
     found = None if lines[place - 1].strip() else _AFTERWORD.match(lines[place])
     return found is not None and letters(found[0]) not in letters(source)
 

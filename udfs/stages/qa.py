@@ -16,6 +16,8 @@ from udfs.ratings import Digit
 from udfs.stages.comparison import RELATIONS as RELATIONS
 from udfs.stages.comparison import parse_comparison
 from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.echoes import past_echoes
+from udfs.stages.figures import WRITTEN, Figures, Line, Thing
 from udfs.stages.lists import whole
 from udfs.stages.questions import (
     BEFORE_RATING,
@@ -57,12 +59,15 @@ _CONFIDENCE = rating_pattern("confidence|certainty")
 _BULLET = r"(?:[•●○◦▪■‣·*+–—-]\s{1,9}|\(?\d{1,3}[.)]\s{1,9})?"
 _ANSWER_WORD = r"[*_]{0,2}(?:a|answers?)(?:\s?\d{1,2})?[*_]{0,2}\s?[:：](?:[*_]{1,2}(?=\s))?"
 _ANSWER_LABEL = re.compile(rf"\s{{0,40}}{_BULLET}{_ANSWER_WORD}", re.I)
+# Where the next answer begins: on a line of its own or behind a bar, with `A:`
 _NEXT_ANSWER = re.compile(rf"[\n|](?=[^\S\n]{{0,40}}{_BULLET}{_ANSWER_WORD})", re.I)
 _LABEL_WITHIN = re.compile(rf"(?<![^\W_]){_ANSWER_WORD}", re.I)
 _AFTER_QUESTION = re.compile(r"[?？][\s*_`\"'”’»):：→]{0,12}(?:[-–—]\s{1,3})?")
 _DASHED = re.compile(r"\s[-–—:]{1,3}\s{1,3}|[:：]\s{1,3}")
 _NUMBER = re.compile(r"\s{0,40}[*_]{0,2}\(?\d{1,3}[.)][*_]{0,2}\s")
+# A line is cut behind a question at so many places, and a question may be so many characters longer than the given one
 _MOST_CUTS, _DECORATION = 8, 60
+# Between two rated answers: a line, a bar, a comma, `and`
 _SEPARATOR = re.compile(
     rf"[*_`]{{0,3}}\s{{0,40}}(?:\n\s{{0,40}}{_BULLET}|[|;,/]\s{{0,9}})(?:(?:and|or)\s)?(?:{_ANSWER_WORD})?"
     rf"|[*_`]{{0,3}}\s{{1,9}}(?:(?:and|or)\s(?:{_ANSWER_WORD})?|{_ANSWER_WORD})",
@@ -84,6 +89,7 @@ _NO_ANSWER = (
     r"(?: [^|\n.;,\[\]()]{1,80})?)" + _WHERE
 )
 _UNKNOWN = re.compile(rf"[\W_]{{0,9}}{_NO_ANSWER}(?:[\W_]{{0,9}}|[\W_]{{0,3}}\([^()]{{0,300}}\)[\W_]{{0,3}})", re.I)
+# The same at the beginning, with a reason behind it
 _UNKNOWN_REMARK = re.compile(
     rf"[\W_]{{0,9}}{_NO_ANSWER}" r"[*_\"'”’`]{0,3}(?:\s*\Z|[^\S\n]*[\n(\[]|[.:;][*_\"'”’`]{0,3}\s|\s[-–—]\s)", re.I
 )
@@ -107,9 +113,11 @@ class _Answer:
 
     @property
     def unknown(self) -> bool:
+        """Whether it says no more than that the text does not say."""
         return _UNKNOWN.fullmatch(self.text) is not None
 
 
+@past_echoes
 def parse_answers(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """`answers`, each text once, and `confidences`, a `Digit` for each: a list for each of `questions`, in their order.
 
@@ -153,6 +161,7 @@ def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[s
 
 
 def _written_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
+    """The questions of a completion in lines, each with its answers."""
     return [(block.question, _answers(completion, block)) for block in _blocks(completion, questions)]
 
 
@@ -162,6 +171,7 @@ def _recorded_answer(value: Record) -> Iterator[_Answer]:
 
 
 def _answers_of(said: Value | None, confidence: Value | None) -> Iterator[_Answer]:
+    """The answers of a field: a text, a list, or objects, whose own confidence counts before the outer one."""
     if said == []:
         yield _Answer("unknown", None)
     for each in said if isinstance(said, list) else [said]:
@@ -263,6 +273,7 @@ def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rati
 
 
 def _unrated(text: str) -> _Answer:
+    """An answer without a confidence, which only `unknown` may be."""
     return _Answer("unknown" if _UNKNOWN_REMARK.match(text) else _answer_text(text), None)
 
 
@@ -274,6 +285,7 @@ def _answer_text(written: str) -> str:
 
 
 def _check_answers(said: Sequence[Sequence[_Answer]], any_strange: bool) -> None:
+    """Raises `Unparsable` where a question has no answer, or an answer has no confidence or no question."""
     missing = sum(not answers for answers in said)
     if missing:
         raise Unparsable(f"no answer to {missing} of {len(said)} questions")
@@ -285,6 +297,7 @@ def _check_answers(said: Sequence[Sequence[_Answer]], any_strange: bool) -> None
 
 
 def _distinct(answers: Iterable[_Answer]) -> list[_Answer]:
+    """The answers but for `unknown`, equal ones once as the first is written: nodes are made by the same form."""
     distinct: dict[str, _Answer] = {}
     for answer in answers:
         if not answer.unknown:
@@ -292,15 +305,65 @@ def _distinct(answers: Iterable[_Answer]) -> list[_Answer]:
     return list(distinct.values())
 
 
-MINE_QUESTIONS = StageDefinition("mine_questions", ("query", "text"), parse_questions, QUESTIONS_SCHEMA)
-REFINE_QUESTIONS = StageDefinition(
-    "refine_questions", ("query", "questions"), parse_refined, REFINED_SCHEMA, rated=True
+def questions_in(completion: str) -> list[Thing]:
+    """The questions. Raises `Unparsable`."""
+    return list(map(Thing, parse_questions(completion, {})["questions"]))
+
+
+def refined_in(completion: str) -> list[Thing]:
+    """The questions with their relevance. Raises `Unparsable`."""
+    refined = parse_refined(completion, {})
+    return [Thing(text, digit.value) for text, digit in zip(refined["questions"], refined["ratings"], strict=True)]
+
+
+def answers_in(completion: str) -> list[Thing]:
+    """The answers with their confidence, each told apart by its question. Raises `Unparsable` where none is asked."""
+    blocks = _recorded_answers(completion, ()) or _written_answers(completion, ())
+    if not blocks:
+        raise Unparsable("no question that is answered")
+    return [
+        Thing(f"{matching_key(question)}: {answer.text}", answer.digit.value)
+        for question, answers in blocks
+        for answer in answers
+        if answer.digit and not answer.unknown
+    ]
+
+
+MINE_QUESTIONS = StageDefinition(
+    "mine_questions",
+    ("query", "text"),
+    parse_questions,
+    QUESTIONS_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
+    things=questions_in,
 )
-ANSWER_QUESTIONS = StageDefinition("answer_questions", ("text", "questions"), parse_answers, ANSWERS_SCHEMA, rated=True)
+REFINE_QUESTIONS = StageDefinition(
+    "refine_questions",
+    ("query", "questions"),
+    parse_refined,
+    REFINED_SCHEMA,
+    rated=True,
+    figures=Figures(
+        WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
+    ),
+    things=refined_in,
+)
+ANSWER_QUESTIONS = StageDefinition(
+    "answer_questions",
+    ("text", "questions"),
+    parse_answers,
+    ANSWERS_SCHEMA,
+    rated=True,
+    figures=Figures(
+        WRITTEN, completion=Line(slope=0.94), things=Line(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)
+    ),
+    things=answers_in,
+)
 COMPARE_ANSWERS = StageDefinition(
     "compare_answers",
     ("question", "first", "second"),
     parse_comparison,
     RELATION_SCHEMA,
     tools=(COMPARE_QUANTITIES,),
+    figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from udfs.facts.nodes import normalise
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
 from udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
 from udfs.stages.reading import (
@@ -34,9 +35,11 @@ from udfs.stages.records import (
     unwrapped,
 )
 
+# `Q1:`, `**Question:**`
 _QUESTION_LABEL = re.compile(r"[*_]{0,2}(?:question|q)\s?\d{0,3}[*_]{0,2}\s?[:：.)](?:[*_]{1,2}(?=\s))?\s*", re.I)
 NOTE = re.compile(r"[\W_]{0,9}(?:notes?|nb|explanation|reasoning|rationale)[*_ ]{0,5}[:：]", re.I)
 _AROUND_QUESTION = " \t\r*_`\"'”’»):："
+# `Who built it? (from the second text)`: a remark in brackets behind the question mark
 _ASKED = re.compile(r"[?？][\W_]{0,6}[\[(][^\[\]()]{1,60}[\])][\W_]{0,4}\Z")
 _LONGEST_REMARK = 80
 _RELEVANCE = rating_pattern("relevance|relevancy")
@@ -46,12 +49,14 @@ BEFORE_RATING = re.compile(r"(?:\s(?:[-–—|:→⇒➔]{1,3}|[*_`]{1,3})){1,3}
 _BARE_RATING = re.compile(
     rf"(?:[?？][\W_]{{0,8}}|[\[【［])(?P<digit>[{SCALE}])(?:\s?(?:/|of|out of)\s?{SCALE[-1]})?[\W_]{{0,6}}\Z"
 )
-_LONGEST_BARE = 40
+_LONGEST_BARE = 40  # characters at a line's end in which a digit without a word is looked for
+# `**Who built it?** - asks for a name`: bold type says where the question ends
 _REMARKED = re.compile(r"\*\*([^*\n]{1,400}[?？])\*\*\s{0,3}(?:[-–—:：]\s|[(（])[^?？]*\Z")
 _SEVERAL_ON_LINE = re.compile(r"(?<=[?？])\s{1,9}[*•]\s{1,9}(?=\S)")
 _OPENERS = " \t([【［（"
 
 
+@past_echoes
 def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`questions`: the questions in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
     records = read_records(completion)
@@ -71,6 +76,7 @@ def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     return {"questions": questions}
 
 
+@past_echoes
 def parse_refined(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Any]]:
     """`questions`, each text once, and `ratings`, a `Digit` for each; none for a lone `None`.
 

@@ -13,6 +13,7 @@ from udfs.ratings import SCALE, Digit
 from udfs.stages.reading import collapsed, split_marker
 
 _SPACE = r"[^\S\n]"
+# `4 out of 10` is of another scale, `1-5` and `4 or 5` are no single rating
 _OUT_OF = re.compile(rf"{_SPACE}{{0,3}}(?:/|out of\b|of\b){_SPACE}{{0,3}}([0-9]{{1,9}})")
 _RANGE = re.compile(rf"{_SPACE}?(?:[-–—]|to\b|or\b){_SPACE}?[{SCALE}](?!\w)")
 _IN_SCALE = re.compile(rf"[{SCALE}](?:[.,]0{{1,9}})?")
@@ -22,7 +23,7 @@ _NOT_WORDS = re.compile(r"[\W_]+")
 _CLOSERS = {"[": "]", "【": "】", "［": "］", "(": ")", "（": "）"}
 _SQUARE = "[【［"
 _BEFORE_WORD = " \t*_"
-_FARTHEST_OPENER, _FARTHEST_CLOSER = 6, 300
+_FARTHEST_OPENER, _FARTHEST_CLOSER = 6, 300  # characters: emphasis before the word, a remark behind the number
 _AFTER_NUMBER = rf"(?:{_SPACE}?(?:/|out of|of){_SPACE}?{SCALE[-1]})?"
 _CLOSES = re.compile(rf"{_AFTER_NUMBER}[^\w\n]{{0,4}}")
 _ENDS_LINE = re.compile(rf"{_AFTER_NUMBER}(?:[^\w\n|]{{0,12}}(?=\n|\||\Z)|{_SPACE}[-–—(])")
@@ -39,6 +40,7 @@ class Rating:
 
 def rating_pattern(words: str) -> re.Pattern[str]:
     """Matches `Relevance: 4` for one of `words`, an alternation; groups mark and number, which may be missing."""
+    # `rating` and `score` say too little outside of brackets: texts speak of scores themselves
     return re.compile(
         rf"(?<![^\W_])(?:{words}|(?<=[(\[【])(?:rating|score))(?: (?:score|rating|level))?(?: (?:is|of))?"
         rf"(?P<mark>(?:{_SPACE}|[*_:：=\"'`(\[]|[-–—](?=\s)){{0,6}})(?P<number>[+-]?[0-9][0-9.,]{{0,9}})?",
@@ -96,6 +98,7 @@ def _opener(text: str, place: int, start: int) -> int | None:
 
 
 def _closes(text: str, found: re.Match[str]) -> bool:
+    """Whether a bracket closes right behind the number: `[relevance 4]` needs no colon."""
     after = _CLOSES.match(text, found.end())
     return bool(found["number"] and after and any(closer in after[0] for closer in _CLOSERS.values()))
 
@@ -147,6 +150,7 @@ def match_lines(inputs: Sequence[str], lines: Sequence[str]) -> dict[int, list[i
 def _match_texts(
     inputs: Sequence[str], rest: Mapping[int, str], lines: Mapping[int, str], form: Callable[[str], str]
 ) -> dict[int, list[int]]:
+    """The numbers of `lines` for the places in `rest`, where both are equal under one form."""
     places, said = defaultdict(list), defaultdict(list)
     for place, key in rest.items():
         places[key].append(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+# Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
 _THINK_OPEN = re.compile(r"\s*<(think|thinking|reasoning)>", re.IGNORECASE)
 _THINK_CLOSE = re.compile(r"</(think|thinking|reasoning)>", re.IGNORECASE)
 _ORPHAN_CLOSE = re.compile(r"</think>[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
@@ -13,16 +14,20 @@ _ORPHAN_CLOSE = re.compile(r"</think>[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
 _TOKEN = r"<[|｜][^<>|｜\s]{1,40}[|｜]>"
 _FINAL = re.compile(r"<\|channel\|>\s{0,9}final\s{0,9}(?:<\|constrain\|>\s{0,9}\w{0,20}\s{0,9})?<\|message\|>")
 _CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>")
+# What is left of the final channel where a server took its tokens out: on a line of its own, or glued to the answer
 _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
 _TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|{_TOKEN}(?:assistant(?=\s*[<\n]))?))+")
 _TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>)\Z")  # the latter is Gemma's
-_LONGEST_TOKEN = 44
+_LONGEST_TOKEN = 44  # characters: 40 of a name, and two at each end
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
+# Three digits at most: a year and a full stop end a sentence
 _NUMBER_MARKER = r"(?:\d{1,3}[.)]|\(\d{1,3}\)|[a-z]\))"
 _LABEL_MARKER = r"(?i:statement|unit|atom|item)\s\d{1,3}\s?[:：.)]"
 _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?|\\d\ufe0f?\u20e3"
+# A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
+# only where no second one makes it emphasis
 _MARKER = re.compile(
     r"[•●○◦▪■‣·]\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
@@ -90,6 +95,7 @@ def _start_of_tokens(completion: str) -> int:
 
 
 def _end_of_thinking(completion: str) -> int:
+    """Behind the leading thoughts, one block after another; the end of a completion whose last one never closes."""
     start, thought = 0, False
     while opening := _THINK_OPEN.match(completion, start):
         closing = _THINK_CLOSE.search(completion, opening.end())
@@ -117,6 +123,7 @@ def is_rule(line: str) -> bool:
 def is_drawing(line: Line) -> bool:
     """Whether a line says nothing: blank, a fence or a rule, one of spaced dashes included."""
     if line.marked:
+        # The marker took a dash of a spaced rule: what is left of `- - -` is long enough again when tripled
         return line.text == "" or is_rule(line.text * 3)
     return line.text == "" or is_fence(line.text) or is_rule(line.text)
 

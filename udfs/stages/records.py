@@ -16,12 +16,14 @@ from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
 from udfs.stages.reading import answer_span, is_fence, letters, without_emphasis
 
+# How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
 QUESTION_NAMES = ("question", "q", "query", "text", "item")
 RATING_NAMES = ("relevance", "relevancescore", "relevancerating", "rating", "score", "relevancy")
 CONFIDENCE_NAMES = ("confidence", "confidencescore", "confidencelevel", "certainty", "rating", "score")
-NUMBER_NAMES = ("number", "id", "no", "index", "statementid", "")
+NUMBER_NAMES = ("number", "id", "no", "index", "statementid", "")  # the last is a column `#`
 
+# JSON begins with a line, and with an object or a text: `[1, 3]` behind a statement is none
 _STARTS = re.compile(r'^[ \t]{0,40}(?:\[\s{0,40}(?=[{"])|\[\s?\](?=[ \t\r]*$)|\{\s{0,40}(?=["}]))', re.MULTILINE)
 _NEXT = re.compile(r"[\s,;]{0,40}(?=[\[{])")
 _SPACE = re.compile(r"\s*")
@@ -30,8 +32,10 @@ _RATING = re.compile(
     rf"[^\w+-]{{0,4}}(?P<digit>[{SCALE}])(?:[.,]0{{1,9}})?(?:\s?(?:/|out of|of)\s?{SCALE[-1]})?[\W_]{{0,9}}"
 )
 _SEPARATOR_ROW = re.compile(r"\s{0,40}\|?(?:\s{0,40}:?-{1,200}:?\s{0,40}\|){1,40}(?:\s{0,40}:?-{1,200}:?\s{0,40})?")
+# A bar behind a backslash belongs to its cell
 _CELL = re.compile(r"(?:\\[^\n]|[^|\n])*")
 _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of one
+# Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -44,6 +48,7 @@ class Cell:
 
     @property
     def bare(self) -> str:
+        """The text without the emphasis around all of it."""
         return without_emphasis(self.text.strip())
 
 
@@ -123,6 +128,7 @@ def read_rating(value: Value | None) -> Digit | None:
 
 
 def _read_json(completion: str, start: int, end: int) -> Records | None:
+    """The JSON values of a completion, one list or objects below each other, and what stands around them."""
     text = completion[:end]
     values: list[Value] = []
     rest: list[str] = []
@@ -140,6 +146,7 @@ def _read_json(completion: str, start: int, end: int) -> Records | None:
 
 
 def _whole_value(text: str, begin: int) -> tuple[Value, int]:
+    """The value that begins at a place; one that breaks off or is no JSON makes the completion `Unparsable`."""
     try:
         return _value(text, begin, 0)
     except (ValueError, IndexError) as error:
@@ -181,6 +188,7 @@ def _elements(text: str, place: int, depth: int) -> tuple[Value, int]:
 
 
 def _key(text: str, place: int) -> tuple[str, int]:
+    """The name of a field, and where its value begins."""
     if text[place] != '"':
         raise ValueError
     key, place = _DECODER.raw_decode(text, place)
@@ -191,6 +199,7 @@ def _key(text: str, place: int) -> tuple[str, int]:
 
 
 def _skip(text: str, place: int) -> int:
+    """The next place that is no white space."""
     space = _SPACE.match(text, place)
     return space.end() if space else place
 
@@ -216,6 +225,7 @@ def read_tables(completion: str, start: int, end: int) -> Records | None:
 
 
 def _row(header: Sequence[Cell], cells: Sequence[Cell]) -> Record:
+    """A row of a table under its header's names. Raises `Unparsable` where a bar within a text makes it longer."""
     if len(cells) != len(header):
         raise Unparsable("a row of a table has other columns than its header")
     return Record(tuple((name.bare, cell) for name, cell in zip(header, cells, strict=True)))
@@ -238,6 +248,7 @@ def _cells(line: str, offset: int) -> list[Cell]:
 
 
 def _lines(completion: str, start: int, end: int) -> Iterator[tuple[int, str]]:
+    """The lines that are no fences, each with its offset in the completion."""
     for line in completion[start:end].split("\n"):
         if not is_fence(line):
             yield start, line

@@ -12,6 +12,7 @@ from udfs.stages.reading import split_marker, strip_thinking
 RELATIONS = ("entailment", "contradiction", "neutral")
 VARIABLES = ("premise", "hypothesis")
 
+# The beginnings of the labels and of the words by which prompts explain them
 _STARTS = {
     "entail": "entailment",
     "certain": "entailment",
@@ -44,10 +45,12 @@ _STATED = re.compile(
     rf"(?: between [\w ,]{{1,60}}?)?[\W_]{{0,6}}(?:is|would be)?[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})",
     re.IGNORECASE,
 )
+# A label that leads a line and is followed by a sign or the end, but not by `: no`
 _LEADING = re.compile(
     rf"[\W_]{{0,8}}(?P<label>{_LABEL})(?!{_OTHER_LABEL})(?![\W_]{{1,5}}(?:no|not|false)\b)(?:\s{{0,3}}[^\w\s]|\s*\Z)",
     re.IGNORECASE,
 )
+# A plain completion repeats its pair, or goes on with an example of its own
 _PAIR_LINE = re.compile(r"[\W_]{0,8}(?:premise|hypothesis)(?:[\s*_]{0,4}[:：]|>)", re.IGNORECASE)
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]+")
@@ -61,7 +64,7 @@ _DENIED_BEHIND = re.compile(
     r"|ruled|unlikely|require|need|impossible|false|wrong))\b)",
     re.IGNORECASE,
 )
-_NEGATION_REACH, _CHARACTERS_BEFORE = 3, 60
+_NEGATION_REACH, _CHARACTERS_BEFORE = 3, 60  # words that a negation reaches over; of the clause so much is read
 
 
 def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -100,6 +103,7 @@ def _stated_labels(lines: Iterable[str]) -> set[str]:
 
 
 def _leading_labels(lines: Iterable[str]) -> set[str]:
+    """The relations with which lines begin, `**Neutral.** The premise ...`."""
     found = [_LEADING.match(split_marker(line).text) for line in lines]
     return {_relation(match["label"]) for match in found if match}
 
@@ -123,10 +127,12 @@ def _says_neither(text: str) -> bool:
 
 
 def _relation(word: str) -> str:
+    """The relation that a word of `_WORDS` or `_EXPLAINS` stands for."""
     return next(relation for start, relation in _STARTS.items() if word.lower().startswith(start))
 
 
 def _is_negated(text: str, mention: re.Match[str]) -> bool:
+    """Whether the clause around a mention denies or doubts it: `not entailed`, `a contradiction is excluded`."""
     place = mention.start()
     if _DENIED_BEHIND.match(text, mention.end()):
         return True

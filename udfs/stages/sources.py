@@ -13,7 +13,9 @@ _AFTER_SOURCES = " \t\r.,;:。"
 EMPHASIS = "*_`"
 _MARKS = ("**", "__", "*", "_", "`")
 _ENDS_OF_SENTENCE = (".", "!", "?", "。", "…")
+# Behind a whole sentence and its bracket: `It rose. [1] (left out by the response)`
 _ASIDE = re.compile(r"\s{0,9}(?:\([^()]{1,300}\)|(?:[-–—]|→|->)\s.{1,300})[\s.]{0,9}")
+# What stands beside the numbers in a bracket: `[Context 1 and Context 3]`, `[ctx_2]`, `[1†L3]`
 _SOURCE_WORDS = re.compile(
     r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?|ids?)(?![^\W\d_])[:_]?|†\w{0,20}",
     re.IGNORECASE,
@@ -22,7 +24,8 @@ _SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，]+")
 _RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
 _NUMBER = re.compile(r"-?\d+(?:-\d+)?")
 _WORDED_SOURCES = re.compile(r"\(\s*contexts?\b([^()]{1,200})\)\Z", re.IGNORECASE)
-_MOST_DIGITS = 9
+_MOST_DIGITS = 9  # of a context's number; `int` refuses a text of more than 4,300
+# `It rose. Sources: [1]` and `It rose - [1]`: belongs to the bracket
 _LEADS_TO_SOURCES = re.compile(
     r"(?:(?:(?<=[.!?\s])|\A)[*_]{0,2}(?:contexts?|sources?)[*_]{0,2}\s?[:：][*_]{0,2}|(?<=\s)[-–—|→])\Z", re.IGNORECASE
 )
@@ -60,6 +63,7 @@ def _without_marks(before: str, behind: str) -> tuple[str, str]:
 
 
 def _rejoined(before: str, behind: str) -> str:
+    """The text around its bracket, without what leads to it alone."""
     before = before.rstrip()
     lead = None if behind else _LEADS_TO_SOURCES.search(before, max(0, len(before) - _LONGEST_LEAD))
     before = before[: lead.start()].rstrip() if lead else before
@@ -67,6 +71,7 @@ def _rejoined(before: str, behind: str) -> str:
 
 
 def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
+    """The same for `(Context 1)` at the end of a text without square brackets."""
     trimmed = text.rstrip(_AFTER_SOURCES)
     opening = trimmed.rfind("(")
     found = _WORDED_SOURCES.match(trimmed, opening) if opening >= 0 else None
@@ -75,6 +80,7 @@ def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None,
 
 
 def last_bracket(text: str) -> tuple[int, int] | None:
+    """Where the last square bracket opens and closes; None where there is none."""
     end = max(map(text.rfind, _CLOSERS))
     start = max(text.rfind(opener, 0, end) for opener in OPENERS) if end > 0 else -1
     return (start, end) if start >= 0 else None
@@ -98,6 +104,7 @@ def numbers_of(inside: str, contexts: int) -> frozenset[int] | None:
 
 
 def _range(part: str, contexts: int) -> Iterator[int]:
+    """The numbers of `2` or `1-3` that are contexts'; a number below zero is none."""
     if part.startswith("-"):
         return iter(())
     ends = sorted(_bounded(digits, contexts) for digits in part.split("-"))

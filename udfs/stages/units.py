@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
 from udfs.stages.rated import matching_key
 from udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
@@ -15,6 +16,7 @@ from udfs.stages.records import STATEMENT_NAMES, Cell, Record, Records, Value, i
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 
 _TYPE_NAMES = {name.casefold().replace(" ", "") + end: name for name in UNIT_TYPES for end in ("", "s")}
+# `unit (Type: Fact)` and `unit. **Type:** Fact`: what introduces the type, not the unit's own last words
 _TYPE_LABEL = re.compile(
     r"(?:[:：(\[]\s{0,9}|(?<=[.!?。])\s{1,9}|\s[-–—|]\s|\s(?=[*_]))[*_]{0,2}(?:unit )?type[*_]{0,2}\Z", re.IGNORECASE
 )
@@ -22,6 +24,7 @@ _BRACKETED_TYPE = re.compile(r"[(\[【][^()\[\]]{1,30}[)\]】][\W_]{0,8}\Z")
 _REMARK = re.compile(r"\s\([^()]{1,40}\)[\W_]{0,4}\Z")
 _SEPARATED = re.compile(r"\s(?:[-–—|→]|->|=>)\s")
 _NAMES = "|".join(name.replace(" ", r"[\s_-]?") for name in UNIT_TYPES)
+# `Fact: unit`, `Fact 3 (verifiable): unit`, `**[Fact]** unit`
 _LEADING_TYPE = re.compile(
     rf"[*_`]{{0,3}}(?:[\[(【](?P<bracketed>{_NAMES})[)\]】][*_`]{{0,3}}\s{{0,3}}[:：]?"
     rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
@@ -32,7 +35,9 @@ _EXPLAINED_TYPE = re.compile(
     rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)|\.\s)[^:：]{{1,200}}\Z",
     re.I,
 )
+# `unit: Fact; unit: Claim`: several on one line would be one unit of the last type
 _TYPE_WITHIN = re.compile(rf"(?:[:：]\s?(?:{_NAMES})|[(\[](?:{_NAMES})[)\]])\s?[;,|.]\s|\A\|\s")
+# Models set the old statements beside the new ones, under a heading or on one line, which would double them
 _OLD_HEADING = re.compile(r"(?:the )?(?:original|input|given|before)(?: (?:statements?|atoms|list|version))?\Z")
 _OLD_OR_NEW = re.compile(
     r"(?:\A|\s)[*_]{0,3}(?:original|revised|rewritten)(?: statement)?[*_]{0,3}\s?[:：]", re.IGNORECASE
@@ -40,6 +45,7 @@ _OLD_OR_NEW = re.compile(
 _NOTE = re.compile(r"[*_]{0,3}notes?[*_]{0,3}\s?[:：]", re.IGNORECASE)
 _STRUCK = re.compile(r"~~[^~]{1,2000}~~\s?")
 _REVISED_NAMES = ("revised", "revisedstatement", "revisedatom", "revision", "rewritten", *STATEMENT_NAMES)
+# `statement (unchanged)`: said of the revision, not by the text
 _REVISED_REMARK = re.compile(
     r"\s[*_]{0,2}[(\[](?:unchanged|no changes?(?: needed| made)?|kept as is|(?:pronouns?|references?) resolved)[)\]]"
     r"[*_]{0,2}(?P<stop>\.?)\Z",
@@ -49,12 +55,13 @@ _UNCHANGED = re.compile(r"\s?[:–—-]\s(?:unchanged|no changes?(?: needed| mad
 _ARROW = re.compile(r"\s(?:→|->|=>|➜|➡)\s")
 _LABEL_WORDS = {"type", "unit type", "category", "label"}
 _TYPE_FIELDS = ("type", "unittype", "category", "label", "class", "classification")
-_LONGEST_TYPE = 60
+_LONGEST_TYPE = 60  # characters at a line's end in which its type, or a remark, is looked for
 _COLONS = ":："
 
 Unit = tuple[str, str]
 
 
+@past_echoes
 def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
     """`atoms`: the units in order, each with one of `UNIT_TYPES`; none for a lone `None`.
 
@@ -72,6 +79,7 @@ def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list
     return {"atoms": atoms}
 
 
+@past_echoes
 def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`atoms`: the statements in order; none for a lone `None`.
 
@@ -154,6 +162,7 @@ def _recorded_units(value: Value) -> Iterator[Unit]:
 
 
 def _units_by_type(record: Record) -> Iterator[Unit]:
+    """The units of `{"Fact": [...], "Claim": [...]}`."""
     for key, value in record.pairs:
         name = _type_name(key)
         for text in value if isinstance(value, list) else [value]:
@@ -197,6 +206,7 @@ def _group_type(rows: Sequence[Line], place: int) -> str | None:
 
 
 def _units_of_type(rows: Sequence[Line], kind: str) -> Iterator[Unit]:
+    """The units in the lines under a heading that is a type; one with a type of its own keeps that."""
     items = [" ".join(item) for item in list_items(rows)]
     said = [row for row in rows if not is_drawing(row) and not is_none(row.text)]
     if said and not items:

@@ -49,6 +49,18 @@ def break_pages(path: Path) -> None:
     path.write_bytes(content[:4] + b"\xff" * (len(content) - 4 - footer) + content[-footer:])
 
 
+def break_column(path: Path, name: str) -> int:
+    """Leaves nothing of one column's values; gives the rows of the file, whose other columns can be read."""
+    footer, content = pq.read_metadata(path), bytearray(path.read_bytes())
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(footer.schema.names.index(name))
+        first = chunk.dictionary_page_offset or chunk.data_page_offset
+        content[first : first + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(content)
+    rows: int = footer.num_rows
+    return rows
+
+
 def read_rows(folder: Path, whole: Whole | None = None) -> list[Row]:
     """The rows of the live files, by request id."""
     names = (whole or find_whole(str(folder), move=False)).names

@@ -150,6 +150,18 @@ def test_leftovers_of_killed_writers_and_compactions_are_removed(tmp_path: Path)
     assert names_in(tmp_path) == sorted([*kept, young.name])
 
 
+def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compaction_left(tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 7)
+    assert not compaction.is_due(str(tmp_path))
+    segments_of(tmp_path, "run2", 1)
+    assert compaction.is_due(str(tmp_path))
+    compact_folder(str(tmp_path))
+    assert not compaction.is_due(str(tmp_path))
+    (tmp_path / ".base-killed.parquet.tmp").write_bytes(b"part of it")
+    assert compaction.is_due(str(tmp_path))
+    assert not compaction.is_due(str(tmp_path / "nowhere"))
+
+
 def note(folder: Path, segments: list[str], files: list[str], at: float = 0.0) -> None:
     """What the version before snapshots wrote of a compaction."""
     content = {"at": at, "segments": segments, "files": files}

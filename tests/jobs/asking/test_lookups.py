@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.asking.calling import call_settings, cost_of, count_actors
+from jobs.asking.calling import call_settings, count_actors
 from jobs.asking.endpoint import RunEndpoint
 from jobs.asking.lookups import bind_lookup
 from jobs.asking.prompts import bind_stage
@@ -109,7 +109,8 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
         },
         search={"base_url": "http://s", "api_key_env": "SEARCH", "price_per_thousand_requests": 5.0},
     )
-    embed, search = (call_settings(settings, "", "/store", api) for api in ("embeddings", "search"))
+    stages = [bind_lookup(name, settings) for name in ("embed_text", "web_search")]
+    embed, search = (call_settings(settings, stage, "", "/store") for stage in stages)
     assert (embed.section, embed.batch, embed.api_key_env, embed.limits) == (
         "embeddings",
         7,
@@ -122,10 +123,7 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
         "SEARCH",
         Limits(60.0, None, 8),
     )
-    used = {"prompt_tokens": 500_000, "completion_tokens": 0, "calls": 200}
-    assert cost_of(settings, used) is None
-    assert cost_of(settings, used, "embeddings") == embed.cost(500_000, 0, 200) == pytest.approx(1.0)
-    assert cost_of(settings, used, "search") == search.cost(0, 0, 200) == pytest.approx(1.0)
+    assert embed.prices.cost(500_000, 0, 200) == search.prices.cost(500_000, 0, 200) == pytest.approx(1.0)
     assert [count_actors(settings, api) for api in ("chat", "embeddings", "search")] == [2, 1, 1]
     notes: list[str] = []
     endpoint = RunEndpoint(settings, embedded=False, wait=True, notify=notes.append)

@@ -245,6 +245,7 @@ SETTINGS_READERS = ("pydantic", "yaml")
         ("schema", (*ENGINES, *SETTINGS_READERS)),
         ("schema scores", (*ENGINES, *SETTINGS_READERS)),
         ("prompts", (*ENGINES, *SETTINGS_READERS)),
+        ("prompts evaluate_coverage", (*ENGINES, "pyarrow", "numpy")),
         ("score --inputt a", (*ENGINES, *SETTINGS_READERS, "pyarrow", "numpy")),
     ],
 )

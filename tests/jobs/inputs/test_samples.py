@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
-from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
+from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
 
 
 def by_query(samples: DataFrame) -> dict[str, dict[str, Any]]:
@@ -316,17 +316,6 @@ def test_the_human_evaluation_has_1200_labelled_samples(spark: SparkSession, dat
     labels = {row["label"]: row["count"] for row in read.samples.groupBy("label").count().collect()}
     assert labels == {"Partially correct": 924, "Incorrect": 207, "Correct": 69}
     assert (read.row_count, read.invalid_count, read.duplicates) == (1200, 0, 0)
-
-
-CONFLICTBANK_ROW = {
-    "question": "q",
-    "default_evidence": "d",
-    "misinformation_conflict_evidence": "c1",
-    "temporal_conflict_evidence": "c2",
-    "semantic_conflict_evidence": "c3",
-    "default_claim": "It is d.",
-    "misinformation_conflict_claim": "It is c.",
-}
 
 
 def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(

@@ -8,9 +8,10 @@ import pytest
 from jobs.run import progress
 from jobs.run.progress import Display, describe
 from udfs.llm.calls import CallSettings
+from udfs.llm.prices import Prices
 
 SETTINGS = CallSettings(base_url="http://127.0.0.1:9/v1")
-PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prompt_price=2.0, completion_price=8.0)
+PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prices=Prices(2.0, 8.0))
 
 
 class Terminal(StringIO):

@@ -1,10 +1,10 @@
+"""How settings are read: defaults, layers, files, variables and `--set`, and what each error says."""
+
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 from jobs.settings.layers import KNOWN, read_yaml
 from jobs.settings.loading import describe
 from jobs.settings.model import (
-    STAGE_NAMES,
-    LlmSettings,
     Settings,
     SettingsError,
     StageSettings,
-    decoding_for,
-    merge_patch,
-    result_settings,
-    spark_defaults,
 )
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
 
@@ -315,134 +309,6 @@ def test_api_key_as_name_of_its_variable_is_refused_by_name() -> None:
     assert line == "llm.api_key_env (--set): must be the name of an environment variable, not the key itself"
 
 
-def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
-    settings = load(
-        *SERVER,
-        "llm.extra_body={a: 1, b: {c: 1, d: 2}}",
-        "stages.evaluate_coverage.temperature=null",
-        "stages.evaluate_coverage.model=big",
-        "stages.evaluate_coverage.extra_body={a: null, b: {c: 3}}",
-        "stages.mine_questions.extra_body=null",
-    ).settings
-    own = decoding_for(settings, "evaluate_coverage")
-    assert (own.model, own.temperature, own.top_p, own.max_tokens) == ("big", None, 1.0, 16_384)
-    assert own.extra_body == {"b": {"c": 3, "d": 2}}
-    assert decoding_for(settings, "mine_questions").extra_body == {}
-    assert decoding_for(settings, "refine_questions").temperature == 0
-
-
-def test_what_is_set_for_all_stages_replaces_the_shipped_defaults_of_single_ones() -> None:
-    settings = load(*SERVER, "llm.max_tokens=300", "stages.mine_questions.max_tokens=500").settings
-    limits = {name: decoding_for(settings, name).max_tokens for name in STAGE_NAMES}
-    assert limits.pop("mine_questions") == 500
-    assert set(limits.values()) == {300}
-
-
-@pytest.mark.parametrize(
-    ("stage", "tokens"), [("evaluate_coverage", 16_384), ("rate_relevance", 8_192), ("classify_relation", 4_096)]
-)
-def test_stages_that_write_much_may_write_more_unless_said_otherwise(stage: str, tokens: int) -> None:
-    assert decoding_for(load(*SERVER).settings, stage).max_tokens == tokens
-    assert decoding_for(load(*SERVER, f"stages.{stage}.max_tokens=7").settings, stage).max_tokens == 7
-
-
-def test_decoding_of_an_unknown_stage_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"stages\.nope"):
-        decoding_for(Settings(), "nope")
-
-
-stage_overrides = st.dictionaries(
-    st.sampled_from(STAGE_NAMES),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "model": st.text(min_size=1),
-            "api": st.sampled_from(["chat", "completions"]),
-            "temperature": st.none() | st.floats(0, 2),
-            "max_tokens": st.none() | st.integers(1, 10**6),
-            "extra_body": st.none() | st.dictionaries(st.text("xyz"), st.none() | st.integers(), max_size=3),
-        },
-    ),
-    max_size=3,
-)
-
-
-@given(stage_overrides)
-def test_settings_survive_json(stages: dict[str, Any]) -> None:
-    settings = Settings.model_validate({"stages": stages})
-    again = Settings.model_validate_json(settings.model_dump_json())
-    assert again == settings
-    assert [decoding_for(again, name) for name in STAGE_NAMES] == [decoding_for(settings, name) for name in STAGE_NAMES]
-
-
-json_patches = st.recursive(
-    st.none() | st.integers(),
-    lambda below: st.dictionaries(st.text("ab", min_size=1, max_size=1), below, max_size=2),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.text("ab", min_size=1, max_size=1), json_patches, max_size=2))
-def test_merge_patch_is_idempotent(patch: dict[str, Any]) -> None:
-    once = merge_patch({"a": 1}, patch)
-    assert merge_patch(once, patch) == once
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        {"llm": LlmSettings(requests_per_minute=5, price_per_million_prompt_tokens=1, max_attempts=9)},
-        {"llm": LlmSettings(base_url="http://h/v1", api_key_env="MINE", timeout_seconds=1, endpoint="vllm")},
-        {"store": "s", "fail_on_error": False},
-        {"spark": {"conf": {"a": "b"}}, "ray": {"address": "auto"}, "budget": {"max_calls": 1}},
-        {"embeddings": {"base_url": "http://h/v1", "batch": 1, "tokens_per_minute": 5, "max_in_flight": 2}},
-        {"search": {"base_url": "http://h", "api_key_env": None, "requests_per_minute": None}},
-    ],
-)
-def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]) -> None:
-    assert result_settings(Settings.model_validate(update)) == result_settings(Settings())
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        {"llm": {"model": "m"}},
-        {"llm": {"temperature": None}},
-        {"llm": {"extra_body": {"a": 1}}},
-        {"stages": {"evaluate_coverage": {"max_tokens": None}}},
-        {"thresholds": {"relevance": 3}},
-        {"summarise_contexts": False},
-        {"nli": {"skip_implied": True}},
-        {"qa": {"questions": "contexts"}},
-        {"statistics": {"seed": 1}},
-        {"embeddings": {"model": "m"}},
-        {"embeddings": {"extra_body": {"dimensions": 8}}},
-        {"embeddings": {"query_prefix": "query: "}},
-        {"embeddings": {"max_tokens": 128}},
-        {"search": {"edition": "2026-11"}},
-        {"grounding": {"verifier": "folder"}},
-    ],
-)
-def test_result_settings_hold_what_changes_results(update: dict[str, Any]) -> None:
-    changed = result_settings(Settings.model_validate(update))
-    assert changed != result_settings(Settings())
-    assert json.loads(json.dumps(changed)) == changed
-
-
-def test_result_settings_of_some_stages() -> None:
-    settings = Settings(stages={"mine_questions": StageSettings(max_tokens=3)})
-    assert result_settings(settings, ["evaluate_coverage"]) == result_settings(
-        Settings(stages={}), ["evaluate_coverage"]
-    )
-
-
-def test_settings_are_frozen_and_refuse_unknown_keys() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Settings().llm.model = "m"
-    with pytest.raises(ValueError, match="Extra inputs"):
-        Settings.model_validate({"llm": {"modle": "m"}})
-
-
 def test_every_setting_is_described() -> None:
     rows = describe()
     assert all(key and kind and default and text for key, kind, default, text in rows)
@@ -450,12 +316,6 @@ def test_every_setting_is_described() -> None:
     assert [key for key, *_ in rows if key.startswith("stages.")] == [
         f"stages.<stage>.{name}" for name in StageSettings.model_fields
     ]
-
-
-def test_spark_defaults_are_key_and_value() -> None:
-    defaults = spark_defaults()
-    assert defaults["spark.sql.session.timeZone"] == "UTC"
-    assert all(name.startswith("spark.") and value for name, value in defaults.items())
 
 
 awkward = ["null", "true", "1", "-1", "1.5", "1e999", "[", "{a: 1}", "{a: {b: null}}", "- x", "*a"]

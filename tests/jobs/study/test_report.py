@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.study.report import draw, find_published
+from jobs.study.report import draw, find_published, render
 
 
 def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:
@@ -40,3 +40,15 @@ def test_published_figures_are_found_however_a_provider_writes_the_model(model: 
     assert found.value == 0.7558
     assert find_published("wikicontradict", "qa", model) is None
     assert find_published("conflictbank", "e2e", model) is None
+
+
+def test_every_cell_of_the_report_stands_under_its_heading() -> None:
+    shared = {"left_out": 3, "published": None}
+    rows = [lmr_row("e2e", "m", "zero", 0.5) | shared, lmr_row("e2e", "m", "zero", 0.25) | shared]
+    rows[1]["measure"] = "floor_constant"
+
+    lines = [line for line in render(rows, [], {}, {}, clustered=True).split("\n") if line.startswith("| ")]
+    heads, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], lines[2]))
+
+    expected = {"n": "20", "left out": "3", "LMR": "0.500", "constant label": "0.250", "calls": "-"}
+    assert expected.items() <= dict(zip(heads, cells, strict=True)).items()

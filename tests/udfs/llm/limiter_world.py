@@ -54,6 +54,7 @@ class Client:
     calls: int = 0
     tokens: int = 0
     until: float = float("-inf")
+    tokens_until: float = float("-inf")
     awake: bool = True
     refusal: str | None = None
 
@@ -120,7 +121,7 @@ class World:
         self._at(self._between(client.behaviour.delay), lambda: self._receive(client, report, lease))
 
     def _receive(self, client: Client, report: Report, lease: Lease) -> None:
-        client.places, client.refusal = lease.places, lease.refusal
+        client.places, client.refusal, client.tokens_until = lease.places, lease.refusal, lease.tokens_until
         for at, estimate in zip(lease.times, report.estimates, strict=False):
             client.slots.append((at, estimate))
             client.until = max(client.until, at)
@@ -145,6 +146,7 @@ class World:
             cost_per_token=self.price,
             unused_tokens=client.unused,
             ahead=client.until - self.clock.now,
+            tokens_ahead=client.tokens_until - self.clock.now,
             limits=self.limits,
             budget=self.budget,
         )

@@ -14,6 +14,7 @@ from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, requests, rows_in
 from udfs.llm.calls import CallSettings, Progress
 from udfs.llm.limiter import Budget, Lease, Limits, Report
+from udfs.llm.prices import Prices
 from udfs.llm.tokens import estimate_tokens
 
 NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
@@ -141,7 +142,7 @@ def test_a_long_wait_is_shown(server: ModelServer, tmp_path: Path) -> None:
 
 def test_calls_that_time_out_are_booked_as_estimated(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": "hang"}])
-    settings = replace(SETTINGS, timeout=0.2, max_attempts=2, prompt_price=1e6)
+    settings = replace(SETTINGS, timeout=0.2, max_attempts=2, prices=Prices(prompt=1e6))
     progress = ask_until(server, tmp_path, 4, lambda progress: False, settings)
     rows = rows_in(tmp_path).values()
     assert {(row["error_type"], row["tokens_estimated"]) for row in rows} == {("timeout", True)}
@@ -152,7 +153,7 @@ def test_calls_that_time_out_are_booked_as_estimated(server: ModelServer, tmp_pa
 def test_calls_that_time_out_use_up_the_budget(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": "hang"}])
     limits = Limits(max_in_flight=4)
-    settings = replace(SETTINGS, timeout=0.2, max_attempts=9, prompt_price=1e6, budget=Budget(max_cost=2000.0))
+    settings = replace(SETTINGS, timeout=0.2, max_attempts=9, prices=Prices(prompt=1e6), budget=Budget(max_cost=2000.0))
     progress = ask_until(
         server, tmp_path, 8, lambda progress: progress.refusal == "budget", replace(settings, limits=limits)
     )

@@ -16,6 +16,7 @@ from udfs.llm.calls import CallSettings, Progress
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Budget, Limits
+from udfs.llm.prices import Prices
 from udfs.retrieval.search import hits_of
 
 STAGE = Stage("web_search", ("query", "count"), "brave", "", api="search")
@@ -72,11 +73,13 @@ def test_html_that_stays_is_a_bad_body_and_a_slow_answer_a_timeout(server: Model
 
 
 def test_a_price_a_call_is_held_against_the_budget() -> None:
-    assert CallSettings("http://h", call_price=0.005).cost(0, 0, calls=3) == pytest.approx(0.015)
+    assert Prices(thousand_calls=5.0).cost(0, 0, calls=3) == pytest.approx(0.015)
 
 
 def test_a_bounded_cost_ends_the_searching_at_the_last_call_that_it_pays(server: ModelServer, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, call_price=0.01, budget=Budget(max_cost=0.055), limits=Limits(max_in_flight=2))
+    settings = replace(
+        SETTINGS, prices=Prices(thousand_calls=10.0), budget=Budget(max_cost=0.055), limits=Limits(max_in_flight=2)
+    )
 
     async def search_until_spent() -> Progress:
         run = Run(server, tmp_path, settings, stage=STAGE)

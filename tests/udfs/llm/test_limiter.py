@@ -70,24 +70,6 @@ def test_without_limits_everything_may_go_at_once() -> None:
     assert not lease.strict
 
 
-@pytest.mark.parametrize("clients", [1, 4])
-@pytest.mark.parametrize("limit", [600, 6000])
-def test_a_restart_of_the_limiter_grants_no_burst(clients: int, limit: int) -> None:
-    world = World([Behaviour(jitter=0.01)] * clients, Limits(requests_per_minute=limit, max_in_flight=64)).run(70)
-    for _ in range(5):
-        world.restart_limiter()
-        world.run(7)
-    assert_requests_within(world, limit)
-
-
-def test_restarts_grant_no_burst_at_low_rates_either() -> None:
-    world = World([Behaviour(poll=(0.1, 0.2))] * 4, Limits(requests_per_minute=6, max_in_flight=64)).run(70)
-    for _ in range(10):
-        world.restart_limiter()
-        world.run(3)
-    assert_requests_within(world, 6)
-
-
 @pytest.mark.parametrize("clients", [1, 4, 16])
 def test_tokens_stay_within_the_limit_and_the_error_of_what_is_in_flight(clients: int) -> None:
     limit, places = 60_000, 16
@@ -226,17 +208,6 @@ def test_places_hold_while_leases_are_on_their_way() -> None:
     assert limiter.lease(report("b", 8, limits=limits)).places == 4
 
 
-def test_places_hold_over_a_restart_of_the_limiter() -> None:
-    clock, limits = Clock(), Limits(max_in_flight=8)
-    limiter = Limiter(clock)
-    limiter.lease(report("a", 4, limits=limits))
-    limiter.lease(report("b", 4, limits=limits))
-    for client in ("a", "b", "a", "b"):
-        limiter.lease(report(client, 4, in_flight=4, limits=limits))
-    limiter = Limiter(clock, restarted=True)
-    assert limiter.lease(report("a", 4, in_flight=4, places=4, limits=limits)).places <= 4
-
-
 def test_a_second_client_gets_places_as_the_first_gives_them_up() -> None:
     limiter, limits = Limiter(Clock()), Limits(max_in_flight=8)
     assert limiter.lease(report("a", 8, limits=limits)).places == 8
@@ -350,15 +321,6 @@ def test_calls_stay_within_the_budget_with_slots_too() -> None:
     limits = Limits(requests_per_minute=6000, max_in_flight=64)
     world = World([Behaviour(jitter=LATE)] * 4, limits, budget=Budget(max_calls=333)).run(60)
     assert len(world.sent) == 333
-
-
-def test_the_budget_holds_over_a_restart_of_the_limiter() -> None:
-    limiter, budget = Limiter(Clock()), Budget(max_calls=100)
-    for client in ("a", "b"):
-        limiter.lease(report(client, 0, spent=Spent(calls=50), budget=budget))
-    limiter = Limiter(Clock(), restarted=True)
-    lease = limiter.lease(report("a", 10, spent=Spent(calls=50), budget=budget))
-    assert (lease.times, lease.refusal) == ((), None)
 
 
 @pytest.mark.parametrize(("budget", "price"), [(Budget(max_tokens=50_000), 0.0), (Budget(max_cost=50.0), 0.001)])

@@ -1,8 +1,11 @@
+"""What is read as atoms, revised atoms and ratings of them."""
+
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
+from tests.udfs.stages.nli_read import NLI, Units, ratings, revised, units
 from udfs.ratings import Digit, weigh
 from udfs.stages import STAGES
 from udfs.stages.definitions import Unparsable
@@ -10,34 +13,8 @@ from udfs.stages.nli import (
     CLASSIFY_RELATION,
     EXTRACT_ATOMS,
     RATE_RELEVANCE,
-    RELATIONS,
     REVISE_ATOMS,
 )
-
-NLI = (EXTRACT_ATOMS, REVISE_ATOMS, RATE_RELEVANCE, CLASSIFY_RELATION)
-Units = list[tuple[str, str]]
-
-
-def units(completion: str) -> Units:
-    row = EXTRACT_ATOMS.parse(completion, {"text": "t"})
-    return [(atom["text"], atom["unit_type"]) for atom in row["atoms"]]
-
-
-def revised(completion: str) -> list[str]:
-    atoms: list[str] = REVISE_ATOMS.parse(completion, {"text": "t", "statements": ["a"]})["atoms"]
-    return atoms
-
-
-def ratings(completion: str, statements: list[str]) -> list[int]:
-    """The ratings, each digit checked to stand at its offset in the completion."""
-    digits: list[Digit] = RATE_RELEVANCE.parse(completion, {"query": "?", "statements": statements})["ratings"]
-    assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
-    return [digit.value for digit in digits]
-
-
-def relation(completion: str, premise: str = "It rains.", hypothesis: str = "It is wet.") -> str:
-    found: str = CLASSIFY_RELATION.parse(completion, {"premise": premise, "hypothesis": hypothesis})["relation"]
-    return found
 
 
 def test_the_stages_are_registered_with_their_variables() -> None:
@@ -354,114 +331,6 @@ def test_offsets_count_from_the_start_of_the_completion() -> None:
     completion = "  <think>é 4 🙂</think>\r\n\n * A [Relevance: 3]"
     [digit] = RATE_RELEVANCE.parse(completion, {"query": "?", "statements": ["A"]})["ratings"]
     assert digit == Digit(3, completion.rindex("3"))
-
-
-@pytest.mark.parametrize("label", RELATIONS)
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{}",
-        " {}\n",
-        "{}.",
-        "**{}**",
-        '"{}"',
-        "`{}`",
-        "[{}]",
-        "- {}",
-        "1. {}",
-        "Answer: {}",
-        "Relation: {}.",
-        "**Label:** {}",
-        "Label: **{}**",
-        "Relationship:\n{}",
-        "The answer is {}.",
-        "So the relation between the premise and the hypothesis is **{}**.",
-        "{}. The premise speaks of the same thing.",
-        "{} - the premise says enough.",
-        "{}\n\nExplanation: no entailment would be without doubt, and no contradiction either; not neutral.",
-        "{}\n\nPremise: It snows.\nHypothesis: It is cold.\nRelation: neutral\n\nPremise: It",
-        "{}\nPremise: It snows.\nHypothesis: It is summer.\nRelation: contradiction",
-        "Premise: It rains.\nHypothesis: It is wet.\nRelation: {}",
-        "Entailment, contradiction or neutral? Final answer: {}",
-        "It is not clear. If it were wet, entailment.\n\nAnswer: {}",
-        "Answer: neutral? No.\nFinal answer: {}",
-        "<think>entailment? contradiction? neutral?</think>\n{}",
-        "```\n{}\n```",
-        "I would say that it is {}",
-    ],
-)
-def test_the_answer_is_found(form: str, label: str) -> None:
-    assert relation(form.format(label)) == label
-    assert relation(form.format(label.capitalize())) == label
-    assert relation(form.format(label.upper())) == label
-
-
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        ("The premise entails the hypothesis.", "entailment"),
-        ("Entails", "entailment"),
-        ("The hypothesis is entailed by the premise", "entailment"),
-        ("The hypothesis contradicts the premise.", "contradiction"),
-        ("They are contradictory.", "contradiction"),
-        ("contradictory", "contradiction"),
-        ("The premise is not neutral but contradicts the hypothesis.", "contradiction"),
-        ("The premise does not contradict the hypothesis; it entails it.", "entailment"),
-        ("Neutral, because the premise neither entails nor contradicts the hypothesis.", "neutral"),
-        ("Neutral: the premise doesn't entail the hypothesis.", "neutral"),
-        ("This is neutral rather than a contradiction.", "neutral"),
-        ("Contradiction: yes\nEntailment: no", "contradiction"),
-        ("The premise neither entails nor contradicts the hypothesis.", "neutral"),
-        ("It is neither contradicted nor entailed.", "neutral"),
-        ("certain", "entailment"),
-        ("**Impossible**: the years differ.", "contradiction"),
-        ("Open.", "neutral"),
-        ("The hypothesis is impossible.", "contradiction"),
-        ("Answer: open", "neutral"),
-        ('{"relation": "neutral", "reason": "It adds something."}', "neutral"),
-        ("<|channel|>analysis<|message|>entailment?<|end|><|channel|>final<|message|>neutral<|return|>", "neutral"),
-    ],
-)
-def test_verbs_are_labels_and_negated_ones_are_not(completion: str, expected: str) -> None:
-    assert relation(completion) == expected
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "Yes.",
-        "not entailed",
-        "No contradiction.",
-        "There is no clear contradiction here.",
-        "The hypothesis isn't entailed by the premise.",
-        "I cannot tell whether the premise entails it.",
-        "Non-contradictory",
-        "entailment or neutral",
-        "Entailment/Neutral",
-        "entailment, contradiction, neutral",
-        "The answer is entailment or neutral.",
-        "neutral\ncontradiction",
-        "Entailment: it says so.\nContradiction: it says otherwise.",
-        "It may be entailment. It may be a contradiction.",
-        "entailmentneutral",
-        "Entailment? No, neutral.",
-        "Entailment?",
-        "**Neutral**? Hard to say.",
-        "Premise: Its label is neutral.\nHypothesis: It is grey.",
-        "<think>neutral",
-    ],
-)
-def test_without_one_clear_answer_a_relation_is_unparsable(completion: str) -> None:
-    with pytest.raises(Unparsable, match=r"is the answer|no clear answer"):
-        relation(completion)
-
-
-def test_words_that_are_premise_or_hypothesis_own_are_no_answer() -> None:
-    with pytest.raises(Unparsable):
-        relation("The premise says that Sweden was neutral.", "Sweden was neutral.", "Sweden took no side.")
-    assert relation("Neutral.", "Sweden was neutral.", "Sweden took no side.") == "neutral"
-    assert relation("Sweden was neutral: it entails that.", "Sweden was neutral.", "No side.") == "entailment"
 
 
 def test_rows_fit_the_output_schemas() -> None:

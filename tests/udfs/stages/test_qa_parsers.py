@@ -1,8 +1,11 @@
+"""What is read as questions, rated questions, and answers with their confidence."""
+
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
+from tests.udfs.stages.qa_read import QA, answered, mined, refined
 from udfs.ratings import Digit, weigh
 from udfs.stages import STAGES
 from udfs.stages.definitions import Unparsable
@@ -11,38 +14,7 @@ from udfs.stages.qa import (
     COMPARE_ANSWERS,
     MINE_QUESTIONS,
     REFINE_QUESTIONS,
-    RELATIONS,
 )
-
-QA = (MINE_QUESTIONS, REFINE_QUESTIONS, ANSWER_QUESTIONS, COMPARE_ANSWERS)
-
-
-def mined(completion: str) -> list[str]:
-    questions: list[str] = MINE_QUESTIONS.parse(completion, {"query": "?", "text": "t"})["questions"]
-    return questions
-
-
-def values(completion: str, digits: list[Digit]) -> list[int]:
-    """The values of digits, each checked to stand at its offset in the completion."""
-    assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
-    return [digit.value for digit in digits]
-
-
-def refined(completion: str) -> list[tuple[str, int]]:
-    row = REFINE_QUESTIONS.parse(completion, {"query": "?", "questions": ["a"]})
-    return list(zip(row["questions"], values(completion, row["ratings"]), strict=True))
-
-
-def answered(completion: str, questions: list[str]) -> list[list[tuple[str, int]]]:
-    row = ANSWER_QUESTIONS.parse(completion, {"text": "t", "questions": questions})
-    rated = zip(row["answers"], row["confidences"], strict=True)
-    return [list(zip(answers, values(completion, digits), strict=True)) for answers, digits in rated]
-
-
-def relation(completion: str, first: str = "5 km", second: str = "5,000 m") -> str:
-    variables = {"question": "?", "first": first, "second": second}
-    found: str = COMPARE_ANSWERS.parse(completion, variables)["relation"]
-    return found
 
 
 def test_the_stages_are_registered_with_their_variables() -> None:
@@ -364,130 +336,6 @@ def test_offsets_count_from_the_start_of_the_completion() -> None:
     completion = "  <think>é 4 🙂</think>\r\n\n * A?\nA: 3 [Confidence: 3]"
     row = ANSWER_QUESTIONS.parse(completion, {"text": "t", "questions": ["A?"]})
     assert row["confidences"] == [[Digit(3, completion.rindex("3"))]]
-
-
-@pytest.mark.parametrize("expected", RELATIONS)
-@pytest.mark.parametrize(
-    "form",
-    [
-        "5 km - 5,000 m [{}]",
-        "They are lengths.\n\n5 km - 5,000 m [{}]\n",
-        "* 5 km - 5,000 m [{}].",
-        "**5 km - 5,000 m [{}]**",
-        "**5 km** – **5,000 m** **[{}]**",
-        "`5 km - 5,000 m [{}]`",
-        '"5 km" - "5,000 m" [{}]',
-        "[5 km] - [5,000 m] [{}]",
-        "First: 5 km - Second: 5,000 m [{}]",
-        "Final answer: 5 km - 5,000 m [{}]",
-        "5 km — 5,000 m [Classification: {}]",
-        "5 km | 5,000 m [{}]",
-        "5 km. - 5,000 M [**{}**]",
-        "5 km - 5,000 m ({})",
-        "5 km - 5,000 m\n[{}]",
-        "first - second [{}]",
-        "[{}]",
-        "So:\n**{}**",
-        "Classification: {}",
-        "**Classification:** {}",
-        "The first is the second.\n\\boxed{{{}}}",
-        "5 km - 5,000 m $\\boxed{{\\text{{{}}}}}$",
-        "5 km - 5,000 m **{}**",
-        '{{"reason": "lengths",\n"classification": "{}"}}',
-        "```\n5 km - 5,000 m [{}]\n```",
-        "5 km - 5,000 m [{}]\n\n---",
-        "5 km - 5,000 m [{}] (both are lengths)",
-        "5 km - 5,000 m [{}]\n\nNote: 1 km is 1,000 m.",
-        "Is it [neutral]? No: [contradictory]? No.\n5 km - 5,000 m [{}]",
-        "<think>5 km - 5,000 m [neutral]</think>5 km - 5,000 m [{}]",
-    ],
-)
-def test_the_classification_on_the_last_line_is_read(form: str, expected: str) -> None:
-    for name in (expected, expected.replace("_", " "), expected.replace("_", "-"), expected.upper()):
-        assert relation(form.format(name)) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("contradiction", "contradictory"),
-        ("Equivalence", "equivalent"),
-        ("first implies the second", "first_implies_second"),
-        ("the second answer implies the first answer", "second_implies_first"),
-        ("Second Entails First.", "second_implies_first"),
-    ],
-)
-def test_a_classification_has_several_names(name: str, expected: str) -> None:
-    assert relation(f"5 km - 5,000 m [{name}]") == expected
-
-
-@pytest.mark.parametrize(
-    ("line", "first", "second"),
-    [
-        ("Paris - France", "France", "Paris"),
-        ("**Paris** – **France.**", "france", "paris"),
-        ("“Paris” - 'France'", "France", "Paris"),
-        ("6 - 5", "5", "6"),
-        ("-5 - 5", "5", "-5"),
-        ("- 6 - 5", "5", "6"),
-        ("a - b - c - d", "c - d", "a - b"),
-        ("a - b - a", "a", "a - b"),
-        ("Paris, in France - Paris", "Paris", "Paris, in France"),
-        ("C++ - C", "C", "C++"),
-        ("pH [neutral] - acid", "acid", "pH [neutral]"),
-        ("acid - pH [neutral]", "pH [neutral]", "acid"),
-        ("pH (neutral) - acid", "acid", "pH (neutral)"),
-        ("Second: Paris - First: France", "France", "Paris"),
-        ("1. FC Köln - 1. FC Bonn", "1. FC Bonn", "1. FC Köln"),
-        ("Paris\t-\tFrance", "France", "Paris"),
-        ("(Paris) - (France)", "France", "Paris"),
-        ('"Paris." - "France."', "France", "Paris"),
-        ("Second answer (Paris) - First answer (France)", "France", "Paris"),
-    ],
-)
-def test_the_order_on_the_line_says_which_is_first(line: str, first: str, second: str) -> None:
-    assert relation(f"{line} [first implies second]", first, second) == "second_implies_first"
-    assert relation(f"{line} [first implies second]", second, first) == "first_implies_second"
-    assert relation(f"{line}\n[second implies first]", first, second) == "first_implies_second"
-    assert relation(f"{line} [contradictory]", first, second) == "contradictory"
-
-
-@pytest.mark.parametrize("line", ["Lyon - France", "Paris", "first - second", "a - a - a", "They differ:"])
-def test_else_the_order_of_the_variables_does(line: str) -> None:
-    for first, second in (("France", "Paris"), ("Paris", "France"), ("a", "a - a")):
-        assert relation(f"{line} [first implies second]", first, second) == "first_implies_second"
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "They are equivalent.",
-        "equivalent or neutral",
-        "5 km - 5,000 m",
-        "5 km - 5,000 m [same]",
-        "5 km - 5,000 m [not equivalent]",
-        "5 km - 5,000 m [implies]",
-        "5 km - 5,000 m [equivalent/neutral]",
-        "5 km - 5,000 m [equivalent or neutral]",
-        "5 km - 5,000 m [equivalent] [neutral]",
-        "5 km - 5,000 m: equivalent",
-        "It is [neutral] at best, I would say",
-        "Both say the same [equivalent]\nNote: that is my view.",
-        "5 km - 5,000 m [equivalent]\nNote: one.\nNote: two.",
-        "I first thought\n5 km - 5,000 m [equivalent]\nbut it is\n5 km - 5,000 m [unclear]",
-        "5 km - 5,000 m [equivalent]\n5 km - 5,000 m [unclear]",
-        "<think>5 km - 5,000 m [equivalent]",
-    ],
-)
-def test_without_one_classification_on_the_last_line_a_comparison_is_unparsable(completion: str) -> None:
-    with pytest.raises(Unparsable, match=r"no classification|several classifications"):
-        relation(completion)
-
-
-def test_a_bracket_of_an_answer_is_no_classification() -> None:
-    with pytest.raises(Unparsable):
-        relation("acid - pH [neutral]", "acid", "pH [neutral]")
 
 
 def test_rows_fit_the_output_schemas() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.udfs.stages.qa_read import QA, answered, mined, refined, relation, values
 from tests.udfs.stages.test_nli_properties import plain
-from tests.udfs.stages.test_qa_parsers import QA, answered, mined, refined, relation, values
 from udfs.facts.nodes import normalise
 from udfs.stages import STAGES
 from udfs.stages.definitions import Unparsable

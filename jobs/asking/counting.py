@@ -1,0 +1,252 @@
+"""What stages would ask, counted without asking: lookups in the store whose sums are computed all together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial, reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.asking import store
+from jobs.asking.requests import Requests, result_schema, without_requests
+from udfs.llm.keys import Stage
+from udfs.llm.templates import compile_prompt
+from udfs.llm.tokens import estimate_tokens
+from udfs.stages import LOOKUPS
+from udfs.stages.arrow import measure_prompts, reading_of
+
+# The outputs of unanswered requests, by stage and name, as columns over the stage's variables
+Outputs = Mapping[str, Mapping[str, Column]]
+# Distinct requests; those that the store has no answer of; those of them that no metric before asks; the tokens of
+# their prompts; the bytes of their variables, where only these are known
+TALLIED = ("total", "missing", "asked", "tokens", "bytes")
+
+
+def keep(frame: DataFrame) -> DataFrame:
+    """The frame, computed once where it is read at all, in memory and Spark's temporary folder.
+
+    Its plan is cut off: each stage reads the one before several times, and their plans would grow exponentially.
+    """
+    return frame.localCheckpoint(eager=False)
+
+
+@dataclass
+class Tallies:
+    """Sums of frames, computed together by one execution of Spark's as soon as one of them is looked at."""
+
+    _waiting: list[DataFrame] = field(default_factory=list)
+    _sums: list[dict[str, int]] = field(default_factory=list)
+
+    def add(self, *frames: DataFrame) -> Tally:
+        """The sums over these frames of their columns that are named in `TALLIED`."""
+        number = len(self._sums)
+        self._sums.append(defaultdict(int))
+        for frame in frames:
+            sums = [F.sum(name) if name in frame.columns else F.lit(None) for name in TALLIED]
+            values = [value.cast("long").alias(name) for name, value in zip(TALLIED, sums, strict=True)]
+            self._waiting.append(frame.agg(*values).select(F.lit(number).alias("number"), *TALLIED))
+        return Tally(self, number)
+
+    def look(self, number: int) -> Mapping[str, int]:
+        """The sums of that number."""
+        if self._waiting:
+            rows = reduce(DataFrame.unionByName, self._waiting).collect()
+            self._waiting.clear()
+            for row in rows:
+                for name in TALLIED:
+                    self._sums[row["number"]][name] += row[name] or 0
+        return self._sums[number]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The sums of one asking, by the names of `TALLIED`."""
+
+    tallies: Tallies
+    number: int
+
+    @property
+    def total(self) -> int:
+        return self.tallies.look(self.number)["total"]
+
+    @property
+    def missing(self) -> int:
+        return self.tallies.look(self.number)["missing"]
+
+    @property
+    def asked(self) -> int:
+        return self.tallies.look(self.number)["asked"]
+
+    @property
+    def tokens(self) -> int:
+        return self.tallies.look(self.number)["tokens"]
+
+    @property
+    def bytes(self) -> int:
+        return self.tallies.look(self.number)["bytes"]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A stage that is asked once: its requests, what the store has of them, and their numbers.
+
+    `known`: completions of the requests; None where the store has no file of the stage. `missing`: request_id of what a
+    run would ask, metrics before it aside. Both are None of an asking whose number is a formula's.
+    """
+
+    stage: Stage
+    requests: Requests
+    identified: DataFrame
+    tally: Tally
+    known: DataFrame | None = None
+    missing: DataFrame | None = None
+    by_formula: bool = False
+
+    @property
+    def stored(self) -> bool:
+        """Whether the store has anything of the stage."""
+        return self.known is not None
+
+    @property
+    def ids(self) -> DataFrame:
+        """Column request_id: the distinct requests."""
+        return self.rows.select("request_id").distinct()
+
+    @property
+    def rows(self) -> DataFrame:
+        """The rows that have a request."""
+        return self.identified.where(F.col("request_id").isNotNull())
+
+    @property
+    def frame_tokens(self) -> int:
+        """The tokens of a prompt whose variables are empty; lookups have none."""
+        if self.stage.name in LOOKUPS:
+            return 0
+        prompt = compile_prompt(self.stage.template, api=self.stage.api, name=self.stage.name)
+        return estimate_tokens(prompt.characters(dict.fromkeys(self.stage.variables, "")))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The estimated tokens of the prompts that would be sent; of a formula's, frames and variables together."""
+        if not self.by_formula:
+            return self.tally.tokens
+        # The template's own characters come on top of the variables' for every request
+        return self.tally.asked * self.frame_tokens + estimate_tokens(self.tally.bytes)
+
+    def results(self, outputs: Mapping[str, Column]) -> DataFrame:
+        """What `StageRunner.ask` would give, with these outputs where there is no answer; nothing of a formula's."""
+        schema = result_schema(self.stage, self.identified, self.requests.carry)
+        if self.by_formula:
+            return self.identified.sparkSession.createDataFrame([], schema)
+        results = self._answered(outputs)
+        if self.requests.all_asked:
+            return results
+        return results.unionByName(without_requests(self.identified, schema, self.requests.carry))
+
+    def _answered(self, outputs: Mapping[str, Column]) -> DataFrame:
+        """Columns of `carry`, request_id, the stage's output, error_type, error: parsed where known, assumed else."""
+        carry, rows = self.requests.carry, self.rows
+        schema = result_schema(self.stage, rows, carry)
+        assumed = [
+            outputs.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name)
+            for one in schema.fields[len(carry) + 1 :]
+        ]
+        if self.known is None or self.missing is None:
+            return rows.select(*carry, "request_id", *assumed)
+        # The model as returned is no column of results
+        best = store.one_a_request(self.known).drop("model")
+        answered = (
+            rows.join(self.missing, on="request_id", how="left_anti")
+            .join(best, on="request_id", how="left")
+            .mapInArrow(reading_of(self.stage.name, carry), schema)
+        )
+        unknown = rows.join(self.missing, on="request_id", how="left_semi").select(*carry, "request_id", *assumed)
+        return keep(answered.unionByName(unknown))
+
+
+@dataclass
+class Counted:
+    """By stage the requests that metrics before would ask: the store has their answers by the time of a later one."""
+
+    askings: dict[str, list[Asking]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, asking: Asking) -> None:
+        """Adds what an asking would ask. Requests of a formula's are not known one by one."""
+        if not asking.by_formula:
+            self.askings[asking.stage.name].append(asking)
+
+    def ids(self, stage: Stage) -> DataFrame | None:
+        """Column request_id, distinct; None where there is none."""
+        found = [asking.ids for asking in self.askings[stage.name]]
+        return reduce(DataFrame.unionByName, found).distinct() if found else None
+
+
+@dataclass
+class Lookup:
+    """How requests are looked up: in the store, and among those counted before."""
+
+    spark: SparkSession
+    tallies: Tallies
+    place: str | None
+    retry_failed: bool
+    before: Counted
+
+    def find(self, stage: Stage, requests: Requests, *, measured: bool) -> Asking:
+        """The requests, told apart and looked up; `measured`: their prompts too."""
+        identified = keep(requests.identify(stage))
+        ids = identified.where(F.col("request_id").isNotNull()).select("request_id").distinct()
+        known = self._known(stage, ids)
+        flags = self._flags(stage, ids, known)
+        counts = flags.select(
+            F.lit(1).alias("total"),
+            F.col("missing").cast("int").alias("missing"),
+            F.col("asked").cast("int").alias("asked"),
+        )
+        frames = [counts]
+        if measured:
+            texts = requests.texts_of(stage, identified, flags.where("asked").select("request_id"))
+            measure = partial(measure_prompts, stage=stage)
+            frames.append(texts.select(*stage.variables).mapInArrow(measure, "tokens long"))
+        missing = None if known is None else flags.where("missing").select("request_id")
+        return Asking(stage, requests, identified, self.tallies.add(*frames), known, missing)
+
+    def by_formula(self, stage: Stage, requests: Requests, sizes: DataFrame) -> Asking:
+        """Requests that are counted where texts to count are not known.
+
+        sizes: requests, bytes: so many requests, the variables of each together so long.
+        """
+        count = F.col("requests").cast("long")
+        numbers = [count.alias(name) for name in ("total", "missing", "asked")]
+        tally = self.tallies.add(sizes.select(*numbers, (count * F.col("bytes")).alias("bytes")))
+        # Only its columns are of use, for the schema of results
+        return Asking(stage, requests, requests.identify(stage), tally, by_formula=True)
+
+    def _known(self, stage: Stage, ids: DataFrame) -> DataFrame | None:
+        """The completions that the store has of the requests; None where it has no file of the stage."""
+        if self.place is None:
+            return None
+        reading = store.open_reading(self.spark, store.stage_folder(self.place, stage))
+        return reading.completions.join(ids, on="request_id", how="left_semi") if reading.whole.uris else None
+
+    def _flags(self, stage: Stage, ids: DataFrame, known: DataFrame | None) -> DataFrame:
+        """Columns request_id, missing, asked: whether a run of the metric alone would ask it, and whether this would.
+
+        By the rule of `StageRunner`. Kept where it is a join.
+        """
+        before = self.before.ids(stage)
+        missing = F.lit(True)
+        if known is not None:
+            ids = ids.join(store.states_of_requests(known), on="request_id", how="left")
+            missing = store.is_needed(retry_failed=self.retry_failed)
+        flags = ids.select("request_id", missing.alias("missing"))
+        if before is None:
+            flags = flags.withColumn("asked", F.col("missing"))
+        else:
+            marked = before.withColumn("earlier", F.lit(True))
+            flags = flags.join(marked, on="request_id", how="left").select(
+                "request_id", "missing", (F.col("missing") & F.col("earlier").isNull()).alias("asked")
+            )
+        return flags if known is None and before is None else keep(flags)

@@ -1,0 +1,109 @@
+"""What the model server was told: its configuration, and the rules by which it misbehaves.
+
+A rule is `{"when": {...}, "do": {...}}`, the first that matches wins; `_CONDITIONS` and `_DEEDS` list what may stand
+there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from hashlib import blake2b
+from typing import Any
+
+from tests.fakes.answers import find_answer
+
+_CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
+_DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
+_DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the server does; all of it can change while it runs.
+
+    `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
+    seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
+    """
+
+    answer: str = "e2e"
+    rules: Sequence[Mapping[str, Any]] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    latency: float = 0.0
+    down: bool = False
+    api_key: str | None = None
+    model: str = "fake-model"
+
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            _check_names("rule", rule, {"when", "do"})
+            _check_names("condition", rule.get("when", {}), _CONDITIONS)
+            _check_names("deed", deeds_of(rule), _DEEDS)
+        _check_names("limit", self.limits, {"requests_per_minute", "tokens_per_minute", "retry_after"})
+        find_answer(self.answer)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request for a completion, as rules see it.
+
+    `key` is a hash of its messages; `index` (among all) and `attempt` (of this key) count from 1.
+    """
+
+    chat: bool
+    body: dict[str, Any]
+    raw: bytes
+    prompt: str
+    payload: dict[str, Any]
+    key: int
+    index: int
+    attempt: int
+    elapsed: float
+
+
+def condition(when: Mapping[str, Any], rule_index: int) -> Callable[[Request], bool]:
+    """Whether all of `when` holds for a request. Shares of rules without a seed are independent of each other."""
+    tests = [make(when[name]) for name, make in _TESTS.items() if name in when]
+    if "share" in when:
+        salt, share = str(when.get("seed", rule_index)).encode(), when["share"] * 2**64
+        tests.append(lambda request: hash_of(salt + request.key.to_bytes(8, "big")) < share)
+    return lambda request: all(test(request) for test in tests)
+
+
+def _contains(request: Request, text: str) -> bool:
+    if text in request.raw.decode("utf-8", "replace") or text in request.prompt:
+        return True
+    return text in json.dumps(request.payload, ensure_ascii=False)
+
+
+_TESTS: dict[str, Callable[[Any], Callable[[Request], bool]]] = {
+    "every": lambda n: lambda request: request.index % n == 0,
+    "first": lambda n: lambda request: request.index <= n,
+    "after": lambda n: lambda request: request.index > n,
+    "stage": lambda name: lambda request: request.payload.get("stage") == name,
+    "contains": lambda text: lambda request: _contains(request, text),
+    "attempt_below": lambda k: lambda request: request.attempt < k,
+    "between": lambda span: lambda request: span[0] <= request.elapsed < span[1],
+}
+
+
+def deeds_of(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rule does; a bare name is a deed without a value."""
+    deeds = rule.get("do", {})
+    return {deeds: True} if isinstance(deeds, str) else dict(deeds)
+
+
+def _check_names(kind: str, names: Mapping[str, Any], known: set[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=2)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}{hint}")
+
+
+def hash_of(data: bytes) -> int:
+    """A hash of 64 bits."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")

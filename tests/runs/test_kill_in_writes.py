@@ -1,0 +1,225 @@
+"""`kill -9` while something is being written: a segment, a compacted file, the tables.
+
+Nothing is lost or wrong, and only what was on no disk is paid for again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.asking.snapshots import find_whole, list_folder
+from jobs.tables import ORDER
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    WAIT_SECONDS,
+    Ended,
+    Row,
+    Run,
+    expected_statements,
+    find_actor,
+    kill_processes,
+    read_manifest,
+    read_statements,
+    read_table,
+    times,
+    write_samples,
+)
+from tests.runs.here import RunHere
+
+IN_FLIGHT = 4
+FLUSH_SECONDS = 0.2
+# At 0.2 s a call some 20 a second, so that a stage leaves more segments than a store keeps apart
+LATENCY = 0.2
+SETTINGS = {
+    "summarise_contexts": "false",
+    "llm.max_in_flight": IN_FLIGHT,
+    "llm.flush_seconds": FLUSH_SECONDS,
+}
+SAMPLES: list[Row] = [
+    {
+        "sample_id": f"s{number:03d}",
+        "query": f"What of {number}?",
+        "response": f"Fact A{number}.",
+        "contexts": [f"Fact A{number}. Fact B{number}.", f"Fact B{number}. Fact C{number}."],
+    }
+    for number in range(50)
+]
+# Names of files that are on their way: an actor's third segment, a merged file, the first snapshot that names one
+SEGMENT = r"^\.[^_].*-000003\.parquet\.tmp$"
+MERGED = r"^\.base-.*\.tmp$"
+SNAPSHOT = r"^\._snapshot-0*2\.json\.tmp$"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job in a folder of its own, started as often as it takes."""
+
+    server: ModelServer
+    folder: Path
+
+    @property
+    def samples(self) -> Path:
+        return self.folder / "samples.jsonl"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def stage(self) -> Path:
+        """The folder of its one stage's completions."""
+        (found,) = (self.output / "completions" / "v1").iterdir()
+        return found
+
+    def start(self, stop_at: str | None = None) -> Run:
+        """Starts it; the process that is about to sync a file of that name goes no further."""
+        path = write_samples(self.samples, SAMPLES)
+        here = Path(__file__).parent / "stopping"
+        stopping = {"PYTHONPATH": str(here), "STOP_AT": stop_at, "STOP_NOTE": str(self.note)} if stop_at else {}
+        self.note.unlink(missing_ok=True)
+        return Run(self.server, path, self.output, settings=SETTINGS, environment=stopping)
+
+    @property
+    def note(self) -> Path:
+        return self.folder / "stopped"
+
+    def stored(self) -> set[str]:
+        """The requests whose completions are on the disk."""
+        names = find_whole(str(self.stage), move=False).names
+        return {one for name in names for one in pq.read_table(self.stage / name)["request_id"].to_pylist()}
+
+    def leftovers(self) -> set[Path]:
+        """What somebody was about to write: hidden files of the store, Spark's folders of parts, steps of the run."""
+        store = [path for path in self.stage.iterdir() if path.name.startswith((".", "base-"))]
+        named = list_folder(str(self.stage)).named
+        tables = self.output.glob("*/_temporary")
+        return {path for path in store if path.name not in named} | {*tables, *self.output.glob("_work")}
+
+
+def wait_for(run: Run, holds: Callable[[], bool]) -> None:
+    """Waits until this holds. Raises TimeoutError where the run ends before, with what it wrote."""
+    end = monotonic() + WAIT_SECONDS
+    while not holds():
+        if not run.is_running or monotonic() > end:
+            raise TimeoutError(f"it did not come to that; the run wrote: {run.errors[-2000:]}")
+        sleep(0.005)
+
+
+def kill_all(run: Run, job: Job) -> None:
+    run.kill()
+    assert read_manifest(job.output)["status"] == "running"
+
+
+def unwritten_at_a_stop(job: Job) -> int:
+    """What had arrived by then and is on no disk: what was in flight, or came since the last segment was begun."""
+    stored, stopped_at = len(job.stored()), job.note.stat().st_mtime
+    unwritten = job.server.count() - stored
+    # Two intervals: so short a one may begin late by half of it
+    at_risk = sum(moment >= stopped_at - 2 * FLUSH_SECONDS for moment in times(job.server.arrivals()))
+    assert stored > 0
+    assert 0 < unwritten <= at_risk + IN_FLIGHT
+    return unwritten
+
+
+def check_whole(job: Job, ended: Ended, paid_twice: int) -> None:
+    """Everything is there, as brute force has it, and no more was paid for than has to be."""
+    assert ended.code == 0, ended.err
+    assert read_statements(job.output) == {sample["sample_id"]: expected_statements(sample) for sample in SAMPLES}
+    assert [(row["status"], row["score"]) for row in read_table(job.output, "scores")] == [("ok", 1 / 3)] * len(SAMPLES)
+    assert read_manifest(job.output)["status"] == "finished"
+    assert not job.leftovers()
+    assert len(SAMPLES) <= job.server.count() <= len(SAMPLES) + paid_twice
+    assert len(job.stored()) == len(SAMPLES)
+
+
+@pytest.fixture
+def job(server: ModelServer, tmp_path: Path) -> Job:
+    server.configure(latency=LATENCY)
+    return Job(server, tmp_path)
+
+
+def test_a_job_that_is_killed_as_it_writes_segments_compacts_and_writes_tables_loses_nothing(
+    run_here: RunHere, job: Job
+) -> None:
+    run = job.start(stop_at=SEGMENT)
+    wait_for(run, job.note.exists)
+    kill_all(run, job)
+    (part,) = job.leftovers() - {job.output / "_work"}
+    # One that is younger than an hour might still be written
+    os.utime(part, (0, 0))
+    paid_twice = unwritten_at_a_stop(job)
+
+    run = job.start(stop_at=MERGED)
+    wait_for(run, job.note.exists)
+    calls = job.server.count()
+    kill_all(run, job)
+    assert calls <= len(SAMPLES) + paid_twice
+    assert len(job.stored()) == len(SAMPLES)
+    assert [path.name[:6] for path in job.leftovers() - {job.output / "_work"}] == [".base-"]
+    assert not part.exists()
+
+    run = job.start()
+    tables = [job.output / name / "_temporary" for name in ORDER if name != "samples"]
+    wait_for(run, lambda: any(table.exists() for table in tables))
+    # The driver and its JVM at once: finding all that is to be killed takes longer than the writing of a small table
+    os.killpg(run.pid, signal.SIGSTOP)
+    kill_all(run, job)
+    assert any(table.exists() for table in tables)
+
+    ended = run_here(job.server, job.samples, job.output, settings=SETTINGS)
+    check_whole(job, ended, paid_twice)
+    assert job.server.count() == calls
+    assert len(list_folder(str(job.stage)).live()) == 1
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_as_it_writes_a_segment_is_replaced(job: Job) -> None:
+    run = job.start(stop_at=SEGMENT)
+    wait_for(run, job.note.exists)
+    actor = find_actor(run, "AnsweringActor")
+    assert actor.pid == int(job.note.read_text())
+    kill_processes([actor])
+    paid_twice = unwritten_at_a_stop(job)
+    ended = run.wait()
+    (part,) = job.leftovers()
+    part.unlink()
+    check_whole(job, ended, paid_twice)
+
+
+@pytest.mark.slow
+def test_an_answering_process_that_is_killed_as_a_segment_is_written_ends_the_run(run_here: RunHere, job: Job) -> None:
+    run = job.start(stop_at=SEGMENT)
+    wait_for(run, job.note.exists)
+    below = run.tree()[1:]
+    kill_processes([process for process in below if "jobs.answer" in process.cmdline()])
+    ended = run.wait()
+    kill_processes(below)
+    paid_twice = unwritten_at_a_stop(job)
+    assert ended.code == 1
+    assert "the answering process ended with code -9" in ended.err.splitlines()[-1]
+    assert "what was written is kept" in ended.err.splitlines()[-1]
+    for part in job.leftovers():
+        os.utime(part, (0, 0))
+    check_whole(job, run_here(job.server, job.samples, job.output, settings=SETTINGS), paid_twice)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_before_a_snapshot_names_what_was_merged_doubles_nothing(
+    run_here: RunHere, job: Job
+) -> None:
+    run = job.start(stop_at=SNAPSHOT)
+    wait_for(run, job.note.exists)
+    kill_all(run, job)
+    assert job.leftovers() > {job.output / "_work"}
+    ended = run_here(job.server, job.samples, job.output, settings=SETTINGS)
+    check_whole(job, ended, 0)
+    (live,) = list_folder(str(job.stage)).live()
+    assert pq.read_metadata(job.stage / live).num_rows == len(SAMPLES)

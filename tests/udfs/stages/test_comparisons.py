@@ -1,0 +1,135 @@
+"""What is read as the relation of two answers to one question."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.udfs.stages.qa_read import relation
+from udfs.stages.definitions import Unparsable
+from udfs.stages.qa import (
+    RELATIONS,
+)
+
+
+@pytest.mark.parametrize("expected", RELATIONS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "5 km - 5,000 m [{}]",
+        "They are lengths.\n\n5 km - 5,000 m [{}]\n",
+        "* 5 km - 5,000 m [{}].",
+        "**5 km - 5,000 m [{}]**",
+        "**5 km** – **5,000 m** **[{}]**",
+        "`5 km - 5,000 m [{}]`",
+        '"5 km" - "5,000 m" [{}]',
+        "[5 km] - [5,000 m] [{}]",
+        "First: 5 km - Second: 5,000 m [{}]",
+        "Final answer: 5 km - 5,000 m [{}]",
+        "5 km — 5,000 m [Classification: {}]",
+        "5 km | 5,000 m [{}]",
+        "5 km. - 5,000 M [**{}**]",
+        "5 km - 5,000 m ({})",
+        "5 km - 5,000 m\n[{}]",
+        "first - second [{}]",
+        "[{}]",
+        "So:\n**{}**",
+        "Classification: {}",
+        "**Classification:** {}",
+        "The first is the second.\n\\boxed{{{}}}",
+        "5 km - 5,000 m $\\boxed{{\\text{{{}}}}}$",
+        "5 km - 5,000 m **{}**",
+        '{{"reason": "lengths",\n"classification": "{}"}}',
+        "```\n5 km - 5,000 m [{}]\n```",
+        "5 km - 5,000 m [{}]\n\n---",
+        "5 km - 5,000 m [{}] (both are lengths)",
+        "5 km - 5,000 m [{}]\n\nNote: 1 km is 1,000 m.",
+        "Is it [neutral]? No: [contradictory]? No.\n5 km - 5,000 m [{}]",
+        "<think>5 km - 5,000 m [neutral]</think>5 km - 5,000 m [{}]",
+    ],
+)
+def test_the_classification_on_the_last_line_is_read(form: str, expected: str) -> None:
+    for name in (expected, expected.replace("_", " "), expected.replace("_", "-"), expected.upper()):
+        assert relation(form.format(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("contradiction", "contradictory"),
+        ("Equivalence", "equivalent"),
+        ("first implies the second", "first_implies_second"),
+        ("the second answer implies the first answer", "second_implies_first"),
+        ("Second Entails First.", "second_implies_first"),
+    ],
+)
+def test_a_classification_has_several_names(name: str, expected: str) -> None:
+    assert relation(f"5 km - 5,000 m [{name}]") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "second"),
+    [
+        ("Paris - France", "France", "Paris"),
+        ("**Paris** – **France.**", "france", "paris"),
+        ("“Paris” - 'France'", "France", "Paris"),
+        ("6 - 5", "5", "6"),
+        ("-5 - 5", "5", "-5"),
+        ("- 6 - 5", "5", "6"),
+        ("a - b - c - d", "c - d", "a - b"),
+        ("a - b - a", "a", "a - b"),
+        ("Paris, in France - Paris", "Paris", "Paris, in France"),
+        ("C++ - C", "C", "C++"),
+        ("pH [neutral] - acid", "acid", "pH [neutral]"),
+        ("acid - pH [neutral]", "pH [neutral]", "acid"),
+        ("pH (neutral) - acid", "acid", "pH (neutral)"),
+        ("Second: Paris - First: France", "France", "Paris"),
+        ("1. FC Köln - 1. FC Bonn", "1. FC Bonn", "1. FC Köln"),
+        ("Paris\t-\tFrance", "France", "Paris"),
+        ("(Paris) - (France)", "France", "Paris"),
+        ('"Paris." - "France."', "France", "Paris"),
+        ("Second answer (Paris) - First answer (France)", "France", "Paris"),
+    ],
+)
+def test_the_order_on_the_line_says_which_is_first(line: str, first: str, second: str) -> None:
+    assert relation(f"{line} [first implies second]", first, second) == "second_implies_first"
+    assert relation(f"{line} [first implies second]", second, first) == "first_implies_second"
+    assert relation(f"{line}\n[second implies first]", first, second) == "first_implies_second"
+    assert relation(f"{line} [contradictory]", first, second) == "contradictory"
+
+
+@pytest.mark.parametrize("line", ["Lyon - France", "Paris", "first - second", "a - a - a", "They differ:"])
+def test_else_the_order_of_the_variables_does(line: str) -> None:
+    for first, second in (("France", "Paris"), ("Paris", "France"), ("a", "a - a")):
+        assert relation(f"{line} [first implies second]", first, second) == "first_implies_second"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "They are equivalent.",
+        "equivalent or neutral",
+        "5 km - 5,000 m",
+        "5 km - 5,000 m [same]",
+        "5 km - 5,000 m [not equivalent]",
+        "5 km - 5,000 m [implies]",
+        "5 km - 5,000 m [equivalent/neutral]",
+        "5 km - 5,000 m [equivalent or neutral]",
+        "5 km - 5,000 m [equivalent] [neutral]",
+        "5 km - 5,000 m: equivalent",
+        "It is [neutral] at best, I would say",
+        "Both say the same [equivalent]\nNote: that is my view.",
+        "5 km - 5,000 m [equivalent]\nNote: one.\nNote: two.",
+        "I first thought\n5 km - 5,000 m [equivalent]\nbut it is\n5 km - 5,000 m [unclear]",
+        "5 km - 5,000 m [equivalent]\n5 km - 5,000 m [unclear]",
+        "<think>5 km - 5,000 m [equivalent]",
+    ],
+)
+def test_without_one_classification_on_the_last_line_a_comparison_is_unparsable(completion: str) -> None:
+    with pytest.raises(Unparsable, match=r"no classification|several classifications"):
+        relation(completion)
+
+
+def test_a_bracket_of_an_answer_is_no_classification() -> None:
+    with pytest.raises(Unparsable):
+        relation("acid - pH [neutral]", "acid", "pH [neutral]")

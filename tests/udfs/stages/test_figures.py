@@ -1,0 +1,90 @@
+"""What stages ship for a plan: names, figures, and readers of what a completion yields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from udfs.stages import STAGES
+from udfs.stages.definitions import Unparsable
+from udfs.stages.figures import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, Line
+
+FOLDER = Path(__file__).parents[1] / "completions"
+HIGHEST = RATINGS[-1]
+# By stage the things of what its parser gives, which knows the variables
+THINGS: Mapping[str, Callable[[Mapping[str, Any]], list[float]]] = {
+    "summarise_context": lambda row: [HIGHEST] * (row["summary"] is not None),
+    "extract_atoms": lambda row: [HIGHEST for atom in row["atoms"] if atom["unit_type"] in ("Fact", "Claim")],
+    "revise_atoms": lambda row: [HIGHEST] * len(row["atoms"]),
+    "rate_relevance": lambda row: [digit.value for digit in row["ratings"]],
+    "mine_questions": lambda row: [HIGHEST] * len(row["questions"]),
+    "refine_questions": lambda row: [digit.value for digit in row["ratings"]],
+    "answer_questions": lambda row: [digit.value for digits in row["confidences"] for digit in digits],
+}
+
+
+def test_every_stage_is_registered_under_its_own_name() -> None:
+    assert {name: stage.name for name, stage in STAGES.items()} == {name: name for name in STAGES}
+
+
+def test_every_stage_has_figures_with_a_source() -> None:
+    for stage in STAGES.values():
+        assert stage.figures is not None
+        assert stage.figures.source in (RECORDED, FACTSCORE, WRITTEN)
+        assert sum(stage.figures.ratings) == pytest.approx(1.0)
+
+
+def written(stage: str) -> list[tuple[str, list[float], int, int]]:
+    """Of the completions written by hand that can be read: text, things, tokens of the variables, of the completion."""
+    found = []
+    for line in (FOLDER / f"{stage}.jsonl").read_text(encoding="utf-8").split("\n"):
+        row = json.loads(line) if line.strip() else {"expected": None}
+        if row["expected"] is None:
+            continue
+        try:
+            things = THINGS[stage](STAGES[stage].parse(row["completion"], row["variables"]))
+        except Unparsable:
+            continue
+        found.append(
+            (row["completion"], things, sum(map(tokens, row["variables"].values())), tokens(row["completion"]))
+        )
+    return found
+
+
+def tokens(value: Any) -> int:
+    return sum(map(tokens, value)) if isinstance(value, list) else len(str(value).encode()) // 4 + 1
+
+
+@pytest.mark.parametrize("stage", THINGS)
+def test_things_are_counted_without_the_variables(stage: str) -> None:
+    """As the parser counts them, of nearly all completions: what names no rating cannot be told without its input."""
+    read, rows = STAGES[stage].things, written(stage)
+    assert read is not None
+    counts = []
+    for completion, things, *_ in rows:
+        try:
+            counts.append(sorted(thing.rating for thing in read(completion)) == sorted(things))
+        except Unparsable:
+            counts.append(False)
+    assert sum(counts) >= 0.85 * len(rows) >= 50
+
+
+@pytest.mark.parametrize("stage", [name for name in THINGS if (one := STAGES[name].figures) and one.source == WRITTEN])
+def test_shipped_figures_are_those_of_the_completions_written_by_hand(stage: str) -> None:
+    figures, rows = STAGES[stage].figures, written(stage)
+    assert figures is not None
+    of_variables, of_completions = (sum(row[place] for row in rows) for place in (2, 3))
+    assert figures.completion.slope == pytest.approx(of_completions / of_variables, rel=0.05)
+    assert figures.things.slope == pytest.approx(sum(len(row[1]) for row in rows) / of_variables, rel=0.1)
+    rated = [rating for row in rows for rating in row[1]]
+    shares = [rated.count(rating) / len(rated) for rating in RATINGS]
+    assert figures.ratings == pytest.approx(shares, abs=0.02)
+
+
+def test_a_share_passes_a_threshold() -> None:
+    figures = Figures("", Line(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4))
+    assert [figures.passing(threshold) for threshold in (1, 3, 3.5, 5)] == [1.0, 0.7, 0.6, 0.4]

@@ -1,0 +1,119 @@
+"""What is read as the relation of a premise to a hypothesis."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.udfs.stages.nli_read import relation
+from udfs.stages.definitions import Unparsable
+from udfs.stages.nli import (
+    RELATIONS,
+)
+
+
+@pytest.mark.parametrize("label", RELATIONS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}",
+        " {}\n",
+        "{}.",
+        "**{}**",
+        '"{}"',
+        "`{}`",
+        "[{}]",
+        "- {}",
+        "1. {}",
+        "Answer: {}",
+        "Relation: {}.",
+        "**Label:** {}",
+        "Label: **{}**",
+        "Relationship:\n{}",
+        "The answer is {}.",
+        "So the relation between the premise and the hypothesis is **{}**.",
+        "{}. The premise speaks of the same thing.",
+        "{} - the premise says enough.",
+        "{}\n\nExplanation: no entailment would be without doubt, and no contradiction either; not neutral.",
+        "{}\n\nPremise: It snows.\nHypothesis: It is cold.\nRelation: neutral\n\nPremise: It",
+        "{}\nPremise: It snows.\nHypothesis: It is summer.\nRelation: contradiction",
+        "Premise: It rains.\nHypothesis: It is wet.\nRelation: {}",
+        "Entailment, contradiction or neutral? Final answer: {}",
+        "It is not clear. If it were wet, entailment.\n\nAnswer: {}",
+        "Answer: neutral? No.\nFinal answer: {}",
+        "<think>entailment? contradiction? neutral?</think>\n{}",
+        "```\n{}\n```",
+        "I would say that it is {}",
+    ],
+)
+def test_the_answer_is_found(form: str, label: str) -> None:
+    assert relation(form.format(label)) == label
+    assert relation(form.format(label.capitalize())) == label
+    assert relation(form.format(label.upper())) == label
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("The premise entails the hypothesis.", "entailment"),
+        ("Entails", "entailment"),
+        ("The hypothesis is entailed by the premise", "entailment"),
+        ("The hypothesis contradicts the premise.", "contradiction"),
+        ("They are contradictory.", "contradiction"),
+        ("contradictory", "contradiction"),
+        ("The premise is not neutral but contradicts the hypothesis.", "contradiction"),
+        ("The premise does not contradict the hypothesis; it entails it.", "entailment"),
+        ("Neutral, because the premise neither entails nor contradicts the hypothesis.", "neutral"),
+        ("Neutral: the premise doesn't entail the hypothesis.", "neutral"),
+        ("This is neutral rather than a contradiction.", "neutral"),
+        ("Contradiction: yes\nEntailment: no", "contradiction"),
+        ("The premise neither entails nor contradicts the hypothesis.", "neutral"),
+        ("It is neither contradicted nor entailed.", "neutral"),
+        ("certain", "entailment"),
+        ("**Impossible**: the years differ.", "contradiction"),
+        ("Open.", "neutral"),
+        ("The hypothesis is impossible.", "contradiction"),
+        ("Answer: open", "neutral"),
+        ('{"relation": "neutral", "reason": "It adds something."}', "neutral"),
+        ("<|channel|>analysis<|message|>entailment?<|end|><|channel|>final<|message|>neutral<|return|>", "neutral"),
+    ],
+)
+def test_verbs_are_labels_and_negated_ones_are_not(completion: str, expected: str) -> None:
+    assert relation(completion) == expected
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "Yes.",
+        "not entailed",
+        "No contradiction.",
+        "There is no clear contradiction here.",
+        "The hypothesis isn't entailed by the premise.",
+        "I cannot tell whether the premise entails it.",
+        "Non-contradictory",
+        "entailment or neutral",
+        "Entailment/Neutral",
+        "entailment, contradiction, neutral",
+        "The answer is entailment or neutral.",
+        "neutral\ncontradiction",
+        "Entailment: it says so.\nContradiction: it says otherwise.",
+        "It may be entailment. It may be a contradiction.",
+        "entailmentneutral",
+        "Entailment? No, neutral.",
+        "Entailment?",
+        "**Neutral**? Hard to say.",
+        "Premise: Its label is neutral.\nHypothesis: It is grey.",
+        "<think>neutral",
+    ],
+)
+def test_without_one_clear_answer_a_relation_is_unparsable(completion: str) -> None:
+    with pytest.raises(Unparsable, match=r"is the answer|no clear answer"):
+        relation(completion)
+
+
+def test_words_that_are_premise_or_hypothesis_own_are_no_answer() -> None:
+    with pytest.raises(Unparsable):
+        relation("The premise says that Sweden was neutral.", "Sweden was neutral.", "Sweden took no side.")
+    assert relation("Neutral.", "Sweden was neutral.", "Sweden took no side.") == "neutral"
+    assert relation("Sweden was neutral: it entails that.", "Sweden was neutral.", "No side.") == "entailment"
