@@ -11,24 +11,21 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from time import monotonic, sleep
 from typing import Any
 
-import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayError
 
 from jobs.asking.control import Control
-from jobs.asking.deaths import Deaths
+from jobs.asking.crew import Crew
 from jobs.asking.job import Job, job_from_json
 from jobs.asking.local_ray import start_ray
 from jobs.asking.settled import hold_folder, settled_ids
 from jobs.run.locks import LockedError
 from udfs.files import make_folder
-from udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
-from udfs.llm.calls import Progress, Tally, Work
-from udfs.llm.limiter import NOTHING_SPENT, Spent
+from udfs.llm.calls import Tally
 from udfs.llm.records import Completion, completions_table
 from udfs.llm.segments import check_probe, read_ids, write_file
 from udfs.llm.units import count_unit, ids_among, list_units, read_requests
@@ -45,25 +42,6 @@ DEATHS_OF_A_CULPRIT = 2
 # What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
 STOP_GRACE_SECONDS = 3.0
 ORPHAN_GRACE_SECONDS = 0.5
-# An actor says how far it is in milliseconds, unless its node is gone or starved
-ANSWER_SECONDS = 60.0
-# An actor starts in seconds; on a machine that is short of memory or processors in minutes.
-START_SECONDS = 300.0
-# A farewell takes the limiter milliseconds; a limiter that is lost too must not hold up what the living ask
-LEAVE_SECONDS = 5.0
-# Waits before an actor that could not write its first file tries again, doubled each time
-FIRST_WAIT = 0.5
-LONGEST_WAIT = 30.0
-
-
-@dataclass
-class _Worker:
-    assignment: Assignment
-    handle: Any
-    probe: str = ""
-    units: list[str] = field(default_factory=list)
-    feeds: list[Any] = field(default_factory=list)
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +60,7 @@ class Outcome:
 
 
 class Answering:
-    """Hands the units of a job to actors, replaces actors that die, and says how the job ended.
+    """Hands the units of a job to actors, takes back what those that die had not stored, and says how the job ended.
 
     `settled`: requests of the units that need no asking.
     """
@@ -96,19 +74,13 @@ class Answering:
         idle: list[Any] | None = None,
         settled: frozenset[str] = frozenset(),
     ) -> None:
+        self.crew = Crew(job, [] if idle is None else idle, self._wait_on)
         self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
-        self._idle = [] if idle is None else idle
         self._waiting = list_units(job.requests)
         self._total = sum(count_unit(unit) for unit in self._waiting)
         self._settled = set(settled)
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
-        self._workers: list[_Worker] = []
-        self._past = Tally()
-        self._models: set[str] = set()
-        self._born = 0
-        self._dead = Deaths()
-        self._gone: dict[str, Spent] = {}
         self._began = monotonic()
         self._told = 0.0
 
@@ -118,20 +90,18 @@ class Answering:
         Whatever happens, every actor is dismissed: what it has answered is paid for, and is written before it goes.
         """
         try:
-            self._hire(min(self._job.actors, max(len(self._waiting), 1)))
-            reason = self._confirm_probes() or self._loop()
-            if reason is None and self._suspects:
-                reason = self._ask_suspects()
+            self.crew.hire(min(self._job.actors, max(len(self._waiting), 1)))
+            reason = self._confirm_probes() or self._loop() or self._ask_suspects()
         finally:
-            self._dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
+            self.crew.dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
         reason, error, lost = self._verdict(reason or "finished")
-        tally = self._tally()
-        self._report(tally, force=True)
-        return Outcome(reason, error, tally, tuple(sorted(self._models)), monotonic() - self._began, lost)
+        self._report(force=True)
+        models = tuple(sorted(self.crew.models))
+        return Outcome(reason, error, self.crew.tally, models, monotonic() - self._began, lost)
 
     def _verdict(self, reason: str) -> tuple[str, str | None, int]:
         """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
-        states = [worker.progress for worker in self._workers if worker.progress]
+        states = self.crew.states
         unwritten = sum(state.unwritten for state in states)
         trouble = next((state.trouble for state in states if state.trouble), None)
         if unwritten and trouble:
@@ -140,7 +110,7 @@ class Answering:
 
     def _confirm_probes(self) -> str | None:
         """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
-        probes = [worker.probe for worker in self._workers]
+        probes = [worker.probe for worker in self.crew.workers]
         if self._job.confirm_probes:
             self._tell({"event": "probes", "uris": probes})
             while not self._confirmed():
@@ -152,74 +122,36 @@ class Answering:
         return None
 
     def _loop(self) -> str | None:
+        """Hands out units until all are answered; the reason where it ends before."""
         wait = FIRST_LOOK_SECONDS
         while True:
             self._look()
             self._hand_out()
-            self._report(self._tally())
+            self._report()
             reason = self._reason_to_end()
-            if reason or not (self._waiting or any(worker.units for worker in self._workers)):
+            if reason or not (self._waiting or any(worker.units for worker in self.crew.workers)):
                 return reason
             sleep(wait)
             wait = min(LOOK_SECONDS, 1.5 * wait)
 
     def _look(self) -> None:
-        """Asks every actor how far it is; replaces those that died or do not say."""
-        asked = {worker.handle.progress.remote(): worker for worker in self._workers}
-        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
-        for reference, worker in asked.items():
-            try:
-                worker.progress = ray.get(reference, timeout=0)
-                worker.feeds = _unfinished(worker.feeds)
-            except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
-                self._replace(worker, error)
-                continue
-            worker.units = [unit for unit in worker.units if unit not in worker.progress.finished_units]
-            self._models.update(worker.progress.models)
+        """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
+        for dead in self.crew.look():
+            self._settled |= read_ids(self._job.directory, dead.name)
+            for unit in dead.units:
+                self._deaths[unit] = self._deaths.get(unit, 0) + 1
+                (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
+            self.crew.replace(dead)
 
     def _hand_out(self) -> None:
-        for worker in self._workers:
+        """A unit to each actor that soon has nothing left, less what of it is settled."""
+        for worker in self.crew.workers:
             if not self._waiting:
                 return
             if worker.progress is None or worker.progress.queued < LOW_WATER:
                 unit = self._waiting.pop(0)
                 worker.units.append(unit)
                 worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._settled)))
-
-    def _replace(self, worker: _Worker, cause: Exception) -> None:
-        """Takes back what a dead actor had not stored, and hires another in its place."""
-        self._dead.count(cause)
-        if worker.progress is not None:
-            self._past += worker.progress.tally
-        ray.kill(worker.handle, no_restart=True)
-        self._note_spending(worker)
-        self._settled |= read_ids(self._job.directory, worker.assignment.work.name)
-        for unit in worker.units:
-            self._deaths[unit] = self._deaths.get(unit, 0) + 1
-            (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-        place = self._workers.index(worker)
-        self._workers.remove(worker)
-        (new,) = self._hire(1)
-        check_probe(new.probe)
-        self._workers.remove(new)
-        self._workers.insert(place, new)
-
-    def _note_spending(self, worker: _Worker) -> None:
-        """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
-        name, tally = worker.assignment.work.name, worker.progress.tally if worker.progress else Tally()
-        try:
-            # By its leases, so never too little
-            spent = ray.get(open_limiter(worker.assignment.limiter).leave.remote(name), timeout=LEAVE_SECONDS)
-        except (RayError, GetTimeoutError):
-            spent = NOTHING_SPENT
-        prices = self._job.settings.prices
-        cost = prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
-        seen = Spent(tally.calls, tally.prompt_tokens + tally.completion_tokens, cost)
-        self._gone[name] = max(spent, seen, key=lambda known: known.calls)
-        for other in self._workers:
-            if other is not worker:
-                # Before a new actor is hired: until that takes its first lease, only these can tell
-                other.handle.remember.remote(self._gone)
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
@@ -233,18 +165,19 @@ class Answering:
         return None
 
     def _ask_suspect(self, row: tuple[str, dict[str, Any]]) -> str | None:
+        """Asks one request until it is answered, or has killed so many actors that it is recorded as the culprit."""
         deaths = 0
         while deaths < DEATHS_OF_A_CULPRIT:
-            worker = self._workers[0]
+            worker = self.crew.workers[0]
             name = f"{row[0]}-{deaths}"
             worker.units = []
             worker.handle.feed_rows.remote(name, [row])
             while True:
                 self._look()
-                if self._workers[0] is not worker:
+                if self.crew.workers[0] is not worker:
                     deaths += 1
                     break
-                self._report(self._tally())
+                self._report()
                 reason = self._reason_to_end()
                 if reason or (worker.progress and name in worker.progress.finished_units):
                     return reason
@@ -253,6 +186,7 @@ class Answering:
         return None
 
     def _record_crash(self, request_id: str) -> None:
+        """Writes the failure of a request that kills actors; its deaths speak neither of the machine nor of the job."""
         deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT
         row = Completion(
             request_id,
@@ -264,73 +198,13 @@ class Answering:
         )
         path = f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet"
         write_file(path, completions_table([row]))
-        self._dead.forgive(deaths)
-        self._past += Tally(done=1, failed=1)
-
-    def _hire(self, count: int) -> list[_Worker]:
-        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
-        workers = [_Worker(self._assign(), self._idle.pop() if self._idle else _new_actor()) for _ in range(count)]
-        self._workers += workers
-        starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
-        for worker, probe in zip(workers, starting, strict=True):
-            self._await_start(worker, probe)
-        return workers
-
-    def _await_start(self, worker: _Worker, probe: Any) -> None:
-        """Waits until the worker is ready: with another actor where its own dies or does not start.
-
-        Where it cannot write, it tries again for as long as an endpoint may be away.
-        """
-        began, wait = monotonic(), FIRST_WAIT
-        while True:
-            try:
-                worker.probe = ray.get(probe, timeout=START_SECONDS)
-                return
-            except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
-                self._dead.count(error)
-                ray.kill(worker.handle, no_restart=True)
-                worker.handle = _new_actor()
-            except OSError:
-                if self._stopped() or monotonic() - began >= self._job.settings.outage:
-                    raise
-                self._report(self._tally())
-                sleep(wait)
-                wait = min(LONGEST_WAIT, 2 * wait)
-            probe = worker.handle.start.remote(worker.assignment)
-
-    def _assign(self) -> Assignment:
-        job = self._job
-        self._born += 1
-        work = Work(
-            name=f"{job.run}-{job.stage.name}-{self._born}",
-            run=job.run,
-            stage=job.stage,
-            settings=job.settings,
-            spent_before=job.spent,
-            answered_before=job.answered_before,
-            gone=dict(self._gone),
-        )
-        return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
-
-    def _dismiss(self, grace: float) -> None:
-        """Ends every worker in order; its actor is kept for the next stage, or ended where it does not answer."""
-        stopping = {worker.handle.stop.remote(grace): worker for worker in self._workers}
-        if stopping:
-            ray.wait(list(stopping), num_returns=len(stopping), timeout=grace + ANSWER_SECONDS)
-        for reference, worker in stopping.items():
-            try:
-                worker.progress = ray.get(reference, timeout=0)
-                self._models.update(worker.progress.models)
-            except (RayError, RuntimeError, OSError, GetTimeoutError):
-                ray.kill(worker.handle, no_restart=True)
-            else:
-                self._idle.append(worker.handle)
+        self.crew.acquit(deaths)
 
     def _reason_to_end(self) -> str | None:
-        stopped = self._stopped()
-        if stopped:
+        """Why the job has to end now, the most lasting reason first; None while it may go on."""
+        if self._stopped():
             return "interrupted"
-        states = [worker.progress for worker in self._workers if worker.progress]
+        states = self.crew.states
         if any(state.refused for state in states):
             return "refused"
         if any(state.unwritable for state in states):
@@ -338,44 +212,30 @@ class Answering:
         if any(state.refusal == "outage" for state in states):
             return "outage"
         busy = [state for state in states if state.queued or state.in_flight]
+        # A budget that is used up refuses new calls; those in flight may still be answered
         if busy and all(state.refusal == "budget" and not state.in_flight for state in busy):
             return "budget"
         return None
 
-    def _tally(self) -> Tally:
-        total = self._past
-        for worker in self._workers:
-            if worker.progress is not None:
-                total += worker.progress.tally
-        return total
+    def _wait_on(self) -> bool:
+        """Whether an actor that cannot write is to be waited for; says meanwhile how far the others are."""
+        self._report()
+        return not self._stopped()
 
-    def _report(self, tally: Tally, *, force: bool = False) -> None:
+    def _report(self, *, force: bool = False) -> None:
+        """Tells how far the job is, at most every second look unless forced. Times are seconds."""
         if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
             return
         self._told = monotonic()
-        seconds = monotonic() - self._began
-        known = {"stage": self._job.stage.name, "total": self._total, "seconds": seconds, "tally": asdict(tally)}
-        states = [worker.progress for worker in self._workers if worker.progress]
+        seconds, tally = monotonic() - self._began, asdict(self.crew.tally)
+        known = {"stage": self._job.stage.name, "total": self._total, "seconds": seconds, "tally": tally}
+        states = self.crew.states
         waits = {
             "paused": max((state.paused for state in states), default=0.0),
             "unwritten": sum(state.unwritten for state in states),
             "trouble": next((state.trouble for state in states if state.trouble), None),
         }
         self._tell({"event": "progress", **known, **waits})
-
-
-def _new_actor() -> Any:
-    options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
-    return ray.remote(AnsweringActor).options(**options).remote()
-
-
-def _unfinished(feeds: list[Any]) -> list[Any]:
-    """The calls that go on; raises what went wrong in one that ended."""
-    if not feeds:
-        return feeds
-    ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
-    ray.get(ended)
-    return list(going_on)
 
 
 def _tell(event: Mapping[str, Any]) -> None:

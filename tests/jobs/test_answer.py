@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from jobs import answer
 from jobs.answer import Answering, Outcome
+from jobs.asking import crew
 from jobs.asking.job import Job
 from jobs.asking.local_ray import start_ray
 from tests.fakes.disks import SmallDisk
@@ -111,13 +111,13 @@ def test_an_actor_that_does_not_start_is_replaced(
             sleep(600)
 
     def actors_of() -> Iterator[Any]:
-        monkeypatch.setattr(answer, "START_SECONDS", 0.5)
+        monkeypatch.setattr(crew, "START_SECONDS", 0.5)
         yield ray.remote(Sleeper).options(num_cpus=0).remote()
-        monkeypatch.setattr(answer, "START_SECONDS", 300.0)
+        monkeypatch.setattr(crew, "START_SECONDS", 300.0)
         yield make()
 
-    make, found = answer._new_actor, actors_of()
-    monkeypatch.setattr(answer, "_new_actor", lambda: next(found))
+    make, found = crew.new_actor, actors_of()
+    monkeypatch.setattr(crew, "new_actor", lambda: next(found))
     assert answered(job_of(server, tmp_path, 5)).tally.done == 5
 
 
@@ -133,11 +133,11 @@ def test_an_actor_that_does_not_answer_is_replaced(
 
     def stop_the_first(event: Event) -> None:
         if not stopped and event["tally"]["done"] >= 10:
-            monkeypatch.setattr(answer, "ANSWER_SECONDS", 3.0)
-            stopped.append(driver._workers[0].handle._ray_actor_id)
-            os.kill(pid_of(driver._workers[0].handle), signal.SIGSTOP)
-        elif stopped and driver._workers and driver._workers[0].handle._ray_actor_id != stopped[0]:
-            monkeypatch.setattr(answer, "ANSWER_SECONDS", 60.0)
+            monkeypatch.setattr(crew, "ANSWER_SECONDS", 3.0)
+            stopped.append(driver.crew.workers[0].handle._ray_actor_id)
+            os.kill(pid_of(driver.crew.workers[0].handle), signal.SIGSTOP)
+        elif stopped and driver.crew.workers and driver.crew.workers[0].handle._ray_actor_id != stopped[0]:
+            monkeypatch.setattr(crew, "ANSWER_SECONDS", 60.0)
 
     driver = Answering(job, lambda: None, stop_the_first, idle=idle)
     outcome = driver.run()
@@ -160,7 +160,7 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
 
     def kill(event: Event) -> None:
         limiter = ray.get_actor(limiter_name(server.base_url, STAGE.model), namespace=NAMESPACE)
-        due = [driver._workers[0].handle, limiter][len(killed) :]
+        due = [driver.crew.workers[0].handle, limiter][len(killed) :]
         if due and event["tally"]["done"] >= 30 * (len(killed) + 1):
             killed.append(pid_of(due[0]))
             os.kill(killed[-1], signal.SIGKILL)
@@ -180,7 +180,7 @@ def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
     driver = driver_of(tmp_path)
     for number in range(40):
         for _ in range(5):
-            driver._dead.count(RuntimeError("out of memory"))
+            driver.crew.deaths.count(RuntimeError("out of memory"))
         driver._record_crash(f"r{number}")
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"crashed"}
 

@@ -1,0 +1,222 @@
+"""The actors that answer a job: hired, watched, replaced when they die, and dismissed in order.
+
+What they work on is `jobs.answer`'s; here they are only alive, dead or idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+
+from jobs.asking.deaths import Deaths
+from jobs.asking.job import Job
+from udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
+from udfs.llm.calls import Progress, Tally, Work
+from udfs.llm.limiter import NOTHING_SPENT, Spent
+from udfs.llm.segments import check_probe
+
+# An actor says how far it is in milliseconds, unless its node is gone or starved
+ANSWER_SECONDS = 60.0
+# An actor starts in seconds; on a machine that is short of memory or processors in minutes.
+START_SECONDS = 300.0
+# A farewell takes the limiter milliseconds; a limiter that is lost too must not hold up what the living ask
+LEAVE_SECONDS = 5.0
+# Waits before an actor that could not write its first file tries again, doubled each time
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
+# What a call of an actor raises whose process or node is gone, or which does not answer in time
+GONE = (RayActorError, ActorUnavailableError, GetTimeoutError)
+
+
+@dataclass
+class Worker:
+    """An actor at work: what it was told, the units that it has not finished, and what it said last of itself.
+
+    `probe` is the file that it wrote at its start; `feeds` are calls that hand it units and go on.
+    """
+
+    assignment: Assignment
+    handle: Any
+    probe: str = ""
+    units: list[str] = field(default_factory=list)
+    feeds: list[Any] = field(default_factory=list)
+    progress: Progress | None = None
+
+    @property
+    def name(self) -> str:
+        """The name under which it asks and writes; no two workers of a job have one."""
+        return self.assignment.work.name
+
+
+class Crew:
+    """The workers of a job.
+
+    `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
+    `wait_on` says, while one cannot write, whether to wait on.
+    """
+
+    def __init__(self, job: Job, idle: list[Any], wait_on: Callable[[], bool]) -> None:
+        self.workers: list[Worker] = []
+        self.models: set[str] = set()
+        self.deaths = Deaths()
+        self._job, self._idle, self._wait_on = job, idle, wait_on
+        self._tally_of_the_dead = Tally()
+        self._spent_by_the_dead: dict[str, Spent] = {}
+        self._born = 0
+
+    @property
+    def states(self) -> list[Progress]:
+        """What the workers said last of themselves; one that has not spoken yet has none."""
+        return [worker.progress for worker in self.workers if worker.progress]
+
+    @property
+    def tally(self) -> Tally:
+        """What all of them did so far, the dead included."""
+        total = self._tally_of_the_dead
+        for state in self.states:
+            total += state.tally
+        return total
+
+    def hire(self, count: int) -> list[Worker]:
+        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
+        workers = [Worker(self._assign(), self._idle.pop() if self._idle else new_actor()) for _ in range(count)]
+        self.workers += workers
+        starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
+        for worker, probe in zip(workers, starting, strict=True):
+            self._await_start(worker, probe)
+        return workers
+
+    def _assign(self) -> Assignment:
+        """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
+        job = self._job
+        self._born += 1
+        work = Work(
+            name=f"{job.run}-{job.stage.name}-{self._born}",
+            run=job.run,
+            stage=job.stage,
+            settings=job.settings,
+            spent_before=job.spent,
+            answered_before=job.answered_before,
+            gone=dict(self._spent_by_the_dead),
+        )
+        return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
+
+    def _await_start(self, worker: Worker, probe: Any) -> None:
+        """Waits until the worker is ready: with another actor where its own dies or does not start.
+
+        Where it cannot write, it tries again for as long as an endpoint may be away.
+        """
+        began, wait = monotonic(), FIRST_WAIT
+        while True:
+            try:
+                worker.probe = ray.get(probe, timeout=START_SECONDS)
+                return
+            except GONE as error:
+                self.deaths.count(error)
+                ray.kill(worker.handle, no_restart=True)
+                worker.handle = new_actor()
+            except OSError:
+                if not self._wait_on() or monotonic() - began >= self._job.settings.outage:
+                    raise
+                sleep(wait)
+                wait = min(LONGEST_WAIT, 2 * wait)
+            probe = worker.handle.start.remote(worker.assignment)
+
+    def look(self) -> list[Worker]:
+        """Asks every worker how far it is. Those that died or do not say are buried, and given back to be replaced.
+
+        Raises what went wrong in a call that handed out a unit, and RuntimeError where too many died.
+        """
+        asked = {worker.handle.progress.remote(): worker for worker in self.workers}
+        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+        dead = []
+        for reference, worker in asked.items():
+            try:
+                worker.progress = ray.get(reference, timeout=0)
+                worker.feeds = _unfinished(worker.feeds)
+            except GONE as error:
+                self._bury(worker, error)
+                dead.append(worker)
+                continue
+            worker.units = [unit for unit in worker.units if unit not in worker.progress.finished_units]
+            self.models.update(worker.progress.models)
+        return dead
+
+    def _bury(self, worker: Worker, cause: Exception) -> None:
+        """Counts a death, and ends what may be left of the actor before anything that it had is handed out anew."""
+        self.deaths.count(cause)
+        if worker.progress is not None:
+            self._tally_of_the_dead += worker.progress.tally
+        ray.kill(worker.handle, no_restart=True)
+        self._note_spending(worker)
+        # From here on it counts among the dead alone
+        worker.progress = None
+
+    def _note_spending(self, worker: Worker) -> None:
+        """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
+        tally = worker.progress.tally if worker.progress else Tally()
+        try:
+            # By its leases, so never too little
+            limiter = open_limiter(worker.assignment.limiter)
+            spent = ray.get(limiter.leave.remote(worker.name), timeout=LEAVE_SECONDS)
+        except (RayError, GetTimeoutError):
+            spent = NOTHING_SPENT
+        prices = self._job.settings.prices
+        cost = prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
+        seen = Spent(tally.calls, tally.prompt_tokens + tally.completion_tokens, cost)
+        self._spent_by_the_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
+        for other in self.workers:
+            if other is not worker:
+                # Before a new actor is hired: until that takes its first lease, only these can tell
+                other.handle.remember.remote(self._spent_by_the_dead)
+
+    def replace(self, worker: Worker) -> None:
+        """Hires another in the place of a dead worker."""
+        place = self.workers.index(worker)
+        self.workers.remove(worker)
+        (new,) = self.hire(1)
+        check_probe(new.probe)
+        self.workers.remove(new)
+        self.workers.insert(place, new)
+
+    def acquit(self, deaths: int) -> None:
+        """Takes back deaths that one request was guilty of; it is recorded as one that failed."""
+        self.deaths.forgive(deaths)
+        self._tally_of_the_dead += Tally(done=1, failed=1)
+
+    def dismiss(self, grace: float) -> None:
+        """Ends every worker in order; its actor is kept for the next stage, or ended where it does not answer.
+
+        grace: seconds that what is in flight gets to arrive.
+        """
+        stopping = {worker.handle.stop.remote(grace): worker for worker in self.workers}
+        if stopping:
+            ray.wait(list(stopping), num_returns=len(stopping), timeout=grace + ANSWER_SECONDS)
+        for reference, worker in stopping.items():
+            try:
+                worker.progress = ray.get(reference, timeout=0)
+                self.models.update(worker.progress.models)
+            except (RayError, RuntimeError, OSError, GetTimeoutError):
+                ray.kill(worker.handle, no_restart=True)
+            else:
+                self._idle.append(worker.handle)
+
+
+def new_actor() -> Any:
+    """An actor that takes no core from anybody. It is never restarted by Ray, which would ask its unit again unseen."""
+    options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+    return ray.remote(AnsweringActor).options(**options).remote()
+
+
+def _unfinished(feeds: list[Any]) -> list[Any]:
+    """The calls that go on; raises what went wrong in one that ended."""
+    if not feeds:
+        return feeds
+    ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
+    ray.get(ended)
+    return list(going_on)
