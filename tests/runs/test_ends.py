@@ -21,7 +21,6 @@ from tests.runs.harness import (
     make_samples,
     read_manifest,
     read_table,
-    score,
     sum_usage,
     write_samples,
 )
@@ -37,38 +36,40 @@ def places(folder: Path) -> tuple[Path, Path]:
     return write_samples(folder / "samples.jsonl", SAMPLES), folder / "out"
 
 
-def check_mended(server: ModelServer, path: Path, output: Path, paid: int) -> None:
+def check_mended(run_here: RunHere, server: ModelServer, path: Path, output: Path, paid: int) -> None:
     """A start against an endpoint that is well again asks what is missing, and everything is judged."""
     server.configure(rules=[], latency=0.0)
     server.reset()
-    ended = score(server, path, output, settings=SETTINGS)
+    ended = run_here(server, path, output, settings=SETTINGS)
     assert ended.code == 0, ended.err
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
     assert count_distinct(SAMPLES) - paid <= server.count() <= count_distinct(SAMPLES) - paid + IN_FLIGHT
 
 
-def test_a_run_whose_credit_is_used_up_ends_with_one_line_and_no_failures(server: ModelServer, tmp_path: Path) -> None:
+def test_a_run_whose_credit_is_used_up_ends_with_one_line_and_no_failures(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     path, output = places(tmp_path)
     server.configure(rules=[{"when": {"after": 30}, "do": NO_CREDIT}])
-    ended = score(server, path, output, settings=SETTINGS)
+    ended = run_here(server, path, output, settings=SETTINGS)
     assert ended.code == 1, ended.err
     assert "HTTP 402" in ended.err.strip().splitlines()[-1]
     assert "add credit" in ended.err.strip().splitlines()[-1]
     assert read_manifest(output)["status"] == "failed"
     assert not read_table(output, "failures")
     assert sum_usage(output, "answered") == 30
-    check_mended(server, path, output, 30)
+    check_mended(run_here, server, path, output, 30)
 
 
 @pytest.mark.slow
-def test_429s_without_end_are_an_outage(server: ModelServer, tmp_path: Path) -> None:
+def test_429s_without_end_are_an_outage(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     path, output = places(tmp_path)
     server.configure(rules=[{"do": {"status": 429}}])
-    ended = score(server, path, output, settings={**SETTINGS, "llm.outage_minutes": 0.05})
+    ended = run_here(server, path, output, settings={**SETTINGS, "llm.outage_minutes": 0.05})
     assert ended.code == 5, ended.err
     assert read_manifest(output)["status"] == "outage"
     assert not read_table(output, "failures")
-    check_mended(server, path, output, 0)
+    check_mended(run_here, server, path, output, 0)
 
 
 def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
@@ -123,7 +124,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
 @pytest.mark.slow
 @pytest.mark.parametrize("arrivals", [20, 37, 55])
 def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
-    server: ModelServer, tmp_path: Path, arrivals: int
+    run_here: RunHere, server: ModelServer, tmp_path: Path, arrivals: int
 ) -> None:
     path, output = places(tmp_path)
     server.configure(latency=0.1)
@@ -135,4 +136,4 @@ def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
     calls, answered = server.count(), sum_usage(output, "answered")
     assert answered <= calls == read_manifest(output)["totals"]["calls"]
     assert calls - answered <= IN_FLIGHT
-    check_mended(server, path, output, answered)
+    check_mended(run_here, server, path, output, answered)

@@ -91,7 +91,7 @@ def test_a_run_whose_store_was_taken_over_asks_nothing_more_and_says_so(taken_ov
 
 def test_a_run_whose_output_was_taken_over_leaves_it_alone(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.5)
-    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(20)), tmp_path / "out"
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(6)), tmp_path / "out"
     run = Run(server, path, output, settings=SETTINGS)
     try:
         run.wait_for(server, 4)
