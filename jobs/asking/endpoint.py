@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from jobs.asking import local_model
+from jobs.asking.calling import section_of
+from jobs.settings.lookups import EmbeddingSettings, SearchSettings
 from jobs.settings.model import LlmSettings, Settings
 from udfs.llm.client import is_loopback
 
@@ -15,21 +17,24 @@ from udfs.llm.client import is_loopback
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
 
+EndpointSettings = LlmSettings | EmbeddingSettings | SearchSettings
 
-def key_remedy(llm: LlmSettings) -> str:
-    """What to do about the key where an endpoint asks for another, or for any.
+
+def key_remedy(given: EndpointSettings, section: str = "llm") -> str:
+    """What to do about the key where the endpoint of a section of the settings asks for another, or for any.
 
     It names the variable and says whether that is set, never what is in it.
     """
-    if llm.api_key_env is None:
-        return "no key was sent, for none is named for this address: name its variable with --set llm.api_key_env=NAME"
-    known = "is set" if os.environ.get(llm.api_key_env) else "is not set"
-    return f"check the key: {llm.api_key_env} (llm.api_key_env) {known}"
+    name = f"{section}.api_key_env"
+    if given.api_key_env is None:
+        return f"no key was sent, for none is named for this address: name its variable with --set {name}=NAME"
+    known = "is set" if os.environ.get(given.api_key_env) else "is not set"
+    return f"check the key: {given.api_key_env} ({name}) {known}"
 
 
-def explain_refusal(error: str, llm: LlmSettings) -> str:
+def explain_refusal(error: str, given: EndpointSettings, section: str = "llm") -> str:
     """What an endpoint that refuses a run said, and what to do where it is about the key."""
-    return f"{error}: {key_remedy(llm)}" if _ABOUT_KEYS.search(error) else error
+    return f"{error}: {key_remedy(given, section)}" if _ABOUT_KEYS.search(error) else error
 
 
 def clear_text_warning(base_url: str | None) -> str | None:
@@ -50,7 +55,7 @@ class RunEndpoint:
         self._settings, self._wait, self._notify = settings, wait, notify
         self._stack = ExitStack()
         self._base_url = settings.llm.base_url
-        self._told = False
+        self._told: set[str] = set()
         self._file = local_model.model_file(settings.llm.local_model) if embedded else None
 
     @property
@@ -58,12 +63,17 @@ class RunEndpoint:
         """The sha256 of the embedded model's file; None for an address."""
         return self._file.sha256 if self._file else None
 
-    def base_url(self) -> str:
-        """The address to call. The first time it says where texts and key would go in clear text."""
-        if not self._told:
-            self._told = True
-            if warning := clear_text_warning(self._base_url):
+    def base_url(self, api: str = "chat") -> str:
+        """The address to call for an API. The first time it says where texts and key would go in clear text."""
+        section = section_of(api)
+        address = self._base_url if section == "llm" else getattr(self._settings, section).base_url
+        if section not in self._told:
+            self._told.add(section)
+            if warning := clear_text_warning(address):
                 self._notify(warning)
+        if section != "llm":
+            assert isinstance(address, str)
+            return address
         # Only now: it holds more than a GB of memory, and a run whose store has everything asks nothing
         if self._base_url is None:
             assert self._file is not None

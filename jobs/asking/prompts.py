@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from jobs.asking.lookups import bind_lookup
 from jobs.settings.model import Settings, decoding_for
 from jobs.settings.templates import find_template as find_template
 from udfs.llm.keys import Stage
 from udfs.llm.templates import check_variables, compile_prompt
-from udfs.stages import STAGES
+from udfs.stages import LOOKUPS, STAGES
 from udfs.stages.definitions import SUFFIXES as SUFFIXES
 
 
@@ -14,8 +15,10 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
     """The stage with its model, template and decoding: all that its digest is made of (docs/architecture.md,
     "Requests and their keys"). `embedded_model` is the sha256 of a local model's file, which stands for its name.
 
-    Raises SettingsError or PromptError for what cannot be used, before anything is asked.
+    Raises SettingsError, PromptError or LocalModelFileError for what cannot be used, before anything is asked.
     """
+    if name in LOOKUPS:
+        return bind_lookup(name, settings)
     definition = STAGES[name]
     decoding = decoding_for(settings, name)
     template = find_template(name, decoding.api, settings.prompts_dir)

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from jobs.run.session import fields_of, spark_schema
 from udfs.facts.pairs import PAIRS, ask_all, generate_pairs
 from udfs.llm.keys import Stage
-from udfs.stages import STAGES
+from udfs.stages import definition_of
 from udfs.stages.arrow import add_request_ids
 
 STRING = T.StringType()
@@ -124,7 +124,7 @@ class Pairs:
 
 def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
     """The columns of `carry`, request_id, the stage's output, error_type, error: what asking a stage gives."""
-    output = spark_schema(STAGES[stage.name].results)
+    output = spark_schema(definition_of(stage.name).results)
     errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
     return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors])
 

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from jobs.asking import compaction, snapshots, store
+from jobs.asking.calling import call_settings, count_actors, runs_in_tasks, section_of
 from jobs.asking.endpoint import RunEndpoint, explain_refusal
 from jobs.asking.engines import Engines
 from jobs.asking.job import Job
@@ -21,6 +22,7 @@ from jobs.asking.local_model import LocalModelError
 from jobs.asking.process import AnsweringError, AnsweringProcess
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
 from jobs.asking.store import Reading
+from jobs.asking.tasks import TaskRun
 from jobs.asking.usage import Asked, Usage
 from jobs.run.locks import FolderLock, LockedError
 from jobs.run.outcome import Ending
@@ -28,12 +30,12 @@ from jobs.run.session import spark_schema
 from jobs.run.workspace import Counted, Workspace
 from jobs.settings.model import Settings, prices_for
 from jobs.tables import COMPLETIONS
-from udfs.llm.calls import CallSettings, Tally
+from udfs.llm.calls import Tally
 from udfs.llm.keys import Stage
-from udfs.llm.limiter import Budget, Limits, Spent
+from udfs.llm.limiter import Spent
 from udfs.llm.segments import is_local, open_filesystem
 from udfs.llm.units import UNIT_BYTES, UNIT_ROWS
-from udfs.stages.arrow import UNASKED, parse_completions
+from udfs.stages.arrow import UNASKED, reading_of
 
 # So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
 UNITS_OF_AN_ACTOR = 4
@@ -42,41 +44,8 @@ MODELS_NAMED = 100
 FILES_NAMED = 5
 # As `jobs.asking.store.states_of_requests` names them
 STATES = ("ok", "lasting", "passing")
-# Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
-REQUESTS_PER_SECOND_AND_ACTOR = 1000
 
 Given = TypeVar("Given")
-
-
-def call_settings(settings: Settings, stage: str, base_url: str, store_path: str) -> CallSettings:
-    """How the endpoint is called for a stage, from the settings.
-
-    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds.
-    """
-    llm, budget = settings.llm, settings.budget
-    # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
-    flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
-    return CallSettings(
-        base_url=base_url,
-        api_key_env=llm.api_key_env,
-        timeout=llm.timeout_seconds,
-        deadline=llm.deadline_seconds,
-        outage=llm.outage_minutes * 60,
-        max_attempts=llm.max_attempts,
-        flush=flush,
-        prices=prices_for(settings, stage),
-        limits=Limits(llm.requests_per_minute, llm.tokens_per_minute, llm.max_in_flight),
-        budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
-    )
-
-
-def count_actors(settings: Settings) -> int:
-    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit.
-
-    With 60,000 requests a minute it is one, with 60,001 two.
-    """
-    limit = settings.llm.requests_per_minute
-    return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
 
 
 @dataclass
@@ -85,7 +54,7 @@ class StageRunner:
 
     `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `lost`: answers
     that could not be written. `store` is where completions are kept, `answered_before` whether an earlier start of the
-    run was answered.
+    run was answered, `answering` the sections of the settings whose endpoints have answered since.
     """
 
     engines: Engines
@@ -101,6 +70,7 @@ class StageRunner:
     spent: Spent = field(default_factory=Spent)
     counted: Usage = field(default_factory=Usage)
     models: set[str | None] = field(default_factory=set)
+    answering: set[str] = field(default_factory=set)
     damaged_files: int = 0
     missing_files: set[str] = field(default_factory=set)
     warned_of_ratings: bool = False
@@ -128,7 +98,8 @@ class StageRunner:
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
         results = self._ask(asking)
-        cost = prices_for(self.settings, name).cost(asking.tally["prompt_tokens"], asking.tally["completion_tokens"])
+        used = (asking.tally[kind] for kind in ("prompt_tokens", "completion_tokens", "calls"))
+        cost = prices_for(self.settings, name).cost(*used)
         self.counted.add(Asked(stage, results, asking.reused or 0, asking.tally, asking.seconds, cost))
         if requests.all_asked:
             return results
@@ -209,8 +180,9 @@ class StageRunner:
         with ExitStack() as stack:
             lock = self._lock(asking.folder)
             with self.engines.interrupts.waiting():
+                in_tasks = runs_in_tasks(asking.stage, self.settings)
                 # Always the server before the lock: runs that took them in other orders would wait for each other
-                base_url = self.endpoint.base_url()
+                base_url = None if in_tasks else self.endpoint.base_url(asking.stage.api)
                 if lock is not None:
                     stack.enter_context(lock)
             if store.names_of_live_files(asking.folder) != asking.seen:
@@ -218,10 +190,13 @@ class StageRunner:
             if not asking.missing:
                 return
             requests = self._write_requests(asking)
-            process = self.engines.process.open()
-            if lock is not None:
-                lock.add_process(process.pid)
-            self._answer(asking, requests, process, base_url, lock)
+            if base_url is None:
+                self._answer_in_tasks(asking, requests, lock)
+            else:
+                process = self.engines.process.open()
+                if lock is not None:
+                    lock.add_process(process.pid)
+                self._answer(asking, requests, process, base_url, lock)
             # Still under the lock: nobody else compacts, and nobody else's files are half written
             self._compact(asking.folder)
 
@@ -260,31 +235,59 @@ class StageRunner:
         wanted = store.needed(asking.states, retry_failed=self.engines.retry_failed)
         rows = asking.requests.texts_of(asking.stage, asking.asked, wanted)
         path = self.workspace.path(f"{asking.stage.name}-units")
-        unit = self._rows_of_a_unit(asking.missing)
+        unit = self._rows_of_a_unit(asking.missing, asking.stage.api)
         # By the leading variables, so that a common beginning of prompts is asked together: prompt caches then hit
         ordered = rows.orderBy(*asking.stage.variables, "request_id")
         options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
         ordered.write.mode("overwrite").options(**options).parquet(path)
         return path
 
-    def _rows_of_a_unit(self, requests: int) -> int:
-        """As many as the architecture allows, less where actors would stand idle."""
-        return max(1, min(UNIT_ROWS, -(-requests // (UNITS_OF_AN_ACTOR * count_actors(self.settings)))))
+    def _rows_of_a_unit(self, requests: int, api: str) -> int:
+        """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""
+        rows = max(1, min(UNIT_ROWS, -(-requests // (UNITS_OF_AN_ACTOR * count_actors(self.settings, api)))))
+        batch = self.settings.embeddings.batch if api == "embeddings" else 1
+        return min(-(-rows // batch), max(1, UNIT_ROWS // batch)) * batch
+
+    def _answer_in_tasks(self, asking: _Asking, requests: str, lock: FolderLock | None) -> None:
+        """Has a local model answer within Spark's tasks. Nothing is called, and nothing is paid for."""
+        settings = call_settings(self.settings, asking.stage, "", self.store)
+        last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
+
+        def show(progress: Mapping[str, Any]) -> None:
+            last.update(progress)
+            self.engines.display.show(progress, settings)
+
+        def stopped() -> bool:
+            return self.engines.interrupts.requested or (lock is not None and lock.lost)
+
+        spark, run = self.workspace.spark, self.engines.run
+        tasks = TaskRun(spark, asking.stage, requests, asking.folder, run, settings.flush)
+        self.engines.display.start(asking.stage.name)
+        try:
+            if tasks.answer(asking.missing, show, stopped) == "interrupted":
+                self.ended = "interrupted"
+                if lock is not None:
+                    lock.check()
+        finally:
+            self.engines.display.end()
+            asking.add(last["tally"], last["seconds"])
 
     def _answer(
         self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
     ) -> None:
         """Hands the job to the answering process, and counts what it spent even where it ends with an error."""
-        settings = call_settings(self.settings, asking.stage.name, base_url, self.store)
+        section = section_of(asking.stage.api)
+        settings = call_settings(self.settings, asking.stage, base_url, self.store)
         job = Job(
             requests=requests,
             directory=asking.folder,
             run=self.engines.run,
             stage=asking.stage,
             settings=settings,
-            actors=count_actors(self.settings),
+            actors=count_actors(self.settings, asking.stage.api),
             spent=self.spent,
-            answered_before=self.answered_before or bool(self.models),
+            # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
+            answered_before=section in self.answering or (section == "llm" and self.answered_before),
             confirm_probes=self._spans_nodes(),
         )
 
@@ -301,18 +304,26 @@ class StageRunner:
                 lock.check()
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
-            self.models.update(event["models"])
+            self._heard(asking.stage.api, event["models"])
             self.lost += event["lost"]
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
                 if self.ended == "refused":
-                    self.error = explain_refusal(str(self.error), self.settings.llm)
+                    self.error = explain_refusal(str(self.error), getattr(self.settings, section), section)
         finally:
             self.engines.display.end()
             tally = last["tally"]
             asking.add(tally, last["seconds"])
             tokens = tally["prompt_tokens"], tally["completion_tokens"]
-            self.spent += Spent(tally["calls"], sum(tokens), settings.prices.cost(*tokens) or 0.0)
+            cost = settings.prices.cost(*tokens, tally["calls"]) or 0.0
+            self.spent += Spent(tally["calls"], sum(tokens), cost)
+
+    def _heard(self, api: str, models: Iterable[str | None]) -> None:
+        """Notes the models that answered as an API, now or before."""
+        named = set(models)
+        self.models.update(named)
+        if named:
+            self.answering.add(section_of(api))
 
     def _spans_nodes(self) -> bool:
         """Whether Spark and Ray may run on machines with other disks."""
@@ -342,12 +353,12 @@ class StageRunner:
             parsed = (
                 models.on(rows.join(best, on="request_id", how="left"))
                 .drop("model")
-                .mapInArrow(partial(parse_completions, stage=asking.stage.name, keys=carry), schema)
+                .mapInArrow(reading_of(asking.stage.name, carry), schema)
             )
             return self.workspace.keep(parsed, f"{asking.stage.name}-results", counts), models, counts
 
         results, models, counts = self._read(asking.folder, read)
-        self.models.update(models["models"])
+        self._heard(asking.stage.api, models["models"])
         return results, counts
 
     def _check(self, asking: _Asking, outcomes: Counted) -> None:

@@ -172,14 +172,14 @@ def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
 def one_a_request(completions: DataFrame) -> DataFrame:
     """One row a request: ok before failed, lasting failures before passing ones, then the earliest, then by content.
 
-    Columns request_id, text_of_completion, alternatives, error_type, error, model.
+    Columns request_id, text_of_completion, alternatives, error_type, error, model, vector_of_completion.
     """
     rank = (
         _rank().alias("rank"),
         F.col("answered_at"),
-        F.xxhash64("text", "error_type", "error").alias("content"),
+        F.xxhash64("text", "error_type", "error", "vector").alias("content"),
     )
-    best = F.min(F.struct(*rank, "text", "error_type", "error", "model", "alternatives")).alias("best")
+    best = F.min(F.struct(*rank, "text", "error_type", "error", "model", "alternatives", "vector")).alias("best")
     return (
         completions.groupBy("request_id")
         .agg(best)
@@ -190,6 +190,7 @@ def one_a_request(completions: DataFrame) -> DataFrame:
             F.col("best.error_type").alias("error_type"),
             F.col("best.error").alias("error"),
             F.col("best.model").alias("model"),
+            F.col("best.vector").alias("vector_of_completion"),
         )
     )
 

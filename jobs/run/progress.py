@@ -79,7 +79,7 @@ def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -
         f"{calls / max(seconds, 0.1):,.1f} calls/s",
         f"{tokens:,} tokens",
     ]
-    cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"])
+    cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], calls)
     if cost is not None:
         parts.append(f"cost {cost:.4f}")
     if tally["failed"]:

@@ -23,6 +23,7 @@ from jobs.settings.layers import (
 )
 from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for
 from udfs.hints import near_misses
+from udfs.retrieval.local_models import MINILM
 
 # Their addresses answer nobody without a key; those of other presets may be a server of one's own
 _KEYED_PRESETS = frozenset({"openai", "openrouter"})
@@ -327,6 +328,18 @@ def _incomplete(
         yield problem_line("budget.max_cost", budget.max_cost, where, need)
 
 
+def _incomplete_lookups(settings: Settings, merged: _Merged) -> Iterator[str]:
+    """What the endpoint for embeddings lacks: a model of its own, and a price where cost is bounded."""
+    embeddings, budget = settings.embeddings, settings.budget
+    if embeddings.base_url is None:
+        return
+    if embeddings.model == MINILM:
+        yield "embeddings.model: not set, and embeddings.base_url names none: --set embeddings.model=NAME"
+    if budget.max_cost is not None and embeddings.price_per_million_tokens is None:
+        where = merged.origins["budget.max_cost"].where
+        yield problem_line("budget.max_cost", budget.max_cost, where, "needs embeddings.price_per_million_tokens")
+
+
 def load_settings(
     config: str | None,
     overrides: Sequence[str],
@@ -369,6 +382,8 @@ def load_settings(
     problems = problems or choice.layer.problems
     if settings is not None and not problems and not choice.embedded:
         problems = list(_incomplete(settings, merged, choice.preset, environ, asks))
+    if settings is not None and not problems:
+        problems = list(_incomplete_lookups(settings, merged))
     if problems == [_NO_ENDPOINT]:
         raise NoEndpointError(_NO_ENDPOINT)
     if problems or settings is None:

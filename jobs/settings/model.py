@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     StrictBool,
@@ -22,25 +17,35 @@ from pydantic import (
     model_serializer,
 )
 
+from jobs.settings.fields import (
+    A_VARIABLE,
+    AN_ADDRESS,
+    Address,
+    Amount,
+    Count,
+    ExtraBody,
+    Positive,
+    Rating,
+    Section,
+    Share,
+    Text,
+    VariableName,
+)
+from jobs.settings.fields import merge_patch as merge_patch
+from jobs.settings.lookups import EmbeddingSettings, GroundingSettings, SearchSettings
 from udfs.errors import UserError
 from udfs.llm.prices import Prices
-from udfs.stages import STAGES
+from udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
 NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "fail_on_error"})
+# And of sections that have both: where and how fast is asked, not what
+NO_RESULT_WITHIN = {"embeddings": EmbeddingSettings.NO_RESULT, "search": SearchSettings.NO_RESULT}
 
 Api = Literal["chat", "completions"]
 UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
-
-# Sent from settings and templates: a second value in extra_body would change completions behind a request's key
-_OWN_REQUEST_FIELDS = frozenset(
-    ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
-)
-
-# The prefixes of providers' keys; 32 letters and digits are a key without one, and no name anybody gives a variable
-_KEY_LIKE = re.compile(r"(?i)^(sk|gsk|hf|pk|rk|xai|ghp)[-_]|^[A-Za-z0-9]{32,}$")
 
 
 class SettingsError(UserError):
@@ -50,82 +55,7 @@ class SettingsError(UserError):
     """
 
 
-def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `patch` over it: mappings merge by key, a null removes its key, all else replaces (RFC 7396).
-
-    >>> merge_patch({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}})
-    {'b': {'c': 2, 'd': 3}}
-    """
-    merged = dict(base)
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping):
-            below = merged.get(key)
-            merged[key] = merge_patch(below if isinstance(below, Mapping) else {}, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _variable_name(value: str) -> str:
-    """The name of a variable. Raises ValueError for what looks like a key, which must not be stored or shown."""
-    if _KEY_LIKE.search(value) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("the name of an environment variable, not the key itself")
-    return value
-
-
-def _http_url(value: str) -> str:
-    """An address without its last slash. Raises ValueError for one with a user or query: messages show it."""
-    match = re.fullmatch(r"https?://([^\s/?#]+)(/[^\s?#]*)?", value)
-    if match is None or "@" in match[1]:
-        raise ValueError("an http:// or https:// address without user, password or query")
-    return value.rstrip("/")
-
-
-def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a request that are the user's to set. Raises ValueError for ours and for what JSON cannot hold."""
-    own = sorted(name for name in _OWN_REQUEST_FIELDS & value.keys() if not _asks_for_none(name, value[name]))
-    if own:
-        raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself (llm.* and stages.*)")
-    if not _is_json(value):
-        raise ValueError("a mapping of JSON values with finite numbers")
-    return value
-
-
-def _asks_for_none(name: str, value: object) -> bool:
-    """Whether a field only says that no log-probabilities are wanted, which some models refuse to give."""
-    return name == "logprobs" and value is False
-
-
-def _is_json(value: object) -> bool:
-    """Whether a value is the same after a way through JSON: no dates, no NaN, no keys that are numbers."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(below) for key, below in value.items())
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Rating = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
-ExtraBody = Annotated[dict[str, Any], AfterValidator(_request_fields)]
-
-
-class _Section(BaseModel):
-    """Settings under one name: frozen, without unknown keys, and never showing a value in an error.
-
-    Strict: "1" is no number and 1 no text, for layers have typed the values already.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
-
-
-class LlmSettings(_Section):
+class LlmSettings(Section):
     """The endpoint, how it is asked, and its limits and prices.
 
     What is sent with a request (model, api, temperature, top_p, max_tokens, extra_body) is part of its id and may
@@ -135,16 +65,16 @@ class LlmSettings(_Section):
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
     )
-    base_url: Annotated[str, AfterValidator(_http_url)] | None = Field(
+    base_url: Address | None = Field(
         default=None,
         description="Address of an OpenAI-compatible API, /v1 included; its key is named by llm.api_key_env",
-        json_schema_extra={"allowed": "an http:// or https:// address, or null"},
+        json_schema_extra=AN_ADDRESS,
     )
     model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
-    api_key_env: Annotated[str, AfterValidator(_variable_name)] | None = Field(
+    api_key_env: VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the API key; null is the preset's own, or no key",
-        json_schema_extra={"allowed": "the name of an environment variable, or null"},
+        json_schema_extra=A_VARIABLE,
     )
     api: Api = Field(default="chat", description="Chat completions or plain completions")
     extra_body: ExtraBody = Field(
@@ -190,7 +120,7 @@ class LlmSettings(_Section):
         return merge_patch({}, value)
 
 
-class StageSettings(_Section):
+class StageSettings(Section):
     """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent.
 
     So `model_fields_set` says more than the values: null and unset are both None.
@@ -221,7 +151,7 @@ class StageSettings(_Section):
         return {name: value for name, value in serialise(self).items() if name in self.model_fields_set}
 
 
-class BudgetSettings(_Section):
+class BudgetSettings(Section):
     """What one start may spend, retries included; None is without end.
 
     Once it is used up nothing more is asked, and the run ends resumable (docs/contract.md, "Exit codes").
@@ -234,7 +164,7 @@ class BudgetSettings(_Section):
     max_cost: Amount | None = Field(default=None, description="Cost a start may cause, in the currency of the prices")
 
 
-class SparkSettings(_Section):
+class SparkSettings(Section):
     """The Spark session. None of it changes a result, so that it may differ from start to start."""
 
     master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
@@ -243,13 +173,13 @@ class SparkSettings(_Section):
     )
 
 
-class RaySettings(_Section):
+class RaySettings(Section):
     """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
 
     address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
 
 
-class ThresholdSettings(_Section):
+class ThresholdSettings(Section):
     """What is kept is rated at or above these.
 
     Ratings are expected values, from the probabilities of the model's digits where it gives them, so that they lie
@@ -260,13 +190,13 @@ class ThresholdSettings(_Section):
     confidence: Rating = Field(default=2.0, description="Least expected confidence of an answer, 1 to 5")
 
 
-class StatisticsSettings(_Section):
+class StatisticsSettings(Section):
     """Resampling of intervals and tests: methods, section 7. One seed gives the same limits in any order of rows."""
 
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
 
 
-class NliSettings(_Section):
+class NliSettings(Section):
     """Options of the metric nli: methods, section 2."""
 
     # Not strict: YAML has lists and no tuples
@@ -277,7 +207,7 @@ class NliSettings(_Section):
     max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
 
 
-class QaSettings(_Section):
+class QaSettings(Section):
     """Options of the metric qa: methods, section 3."""
 
     quantity_tool: Literal["tool", "resolve", "none"] = Field(
@@ -289,7 +219,7 @@ class QaSettings(_Section):
     )
 
 
-class GraphSettings(_Section):
+class GraphSettings(Section):
     """Where fact graphs are condensed: methods, section 5, and docs/architecture.md, "Statements out of graphs"."""
 
     method: Literal["auto", "local", "graphframes"] = Field(
@@ -315,7 +245,7 @@ def _default_stages() -> dict[str, StageSettings]:
     return longest | {name: StageSettings(max_tokens=8_192) for name in _LONG_STAGES}
 
 
-class Settings(_Section):
+class Settings(Section):
     """Every setting of a run, validated."""
 
     llm: LlmSettings = LlmSettings()
@@ -345,6 +275,9 @@ class Settings(_Section):
     nli: NliSettings = NliSettings()
     qa: QaSettings = QaSettings()
     graph: GraphSettings = GraphSettings()
+    embeddings: EmbeddingSettings = EmbeddingSettings()
+    search: SearchSettings = SearchSettings()
+    grounding: GroundingSettings = GroundingSettings()
 
     @property
     def offers_tools(self) -> bool:
@@ -389,10 +322,18 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
 
 
 def prices_for(settings: Settings, stage: str) -> Prices:
-    """What the calls of a stage cost: `llm.price_per_million_*`, the same for all stages that are asked of it.
+    """What the calls of a stage cost: `llm.price_per_million_*`, the same for all stages that are asked of it; lookups
+    have prices of their own.
 
     The one place where a stage gets its prices, for whoever plans, asks, shows and books.
     """
+    if stage == "embed_text":
+        return Prices(prompt=settings.embeddings.price_per_million_tokens)
+    if stage == "web_search":
+        return Prices(thousand_calls=settings.search.price_per_thousand_requests)
+    # What runs within tasks costs nothing
+    if stage in LOOKUPS:
+        return Prices()
     llm = settings.llm
     return Prices(llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
 
@@ -408,10 +349,11 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     """The settings that change results, as JSON values: what an output belongs to, beside its input and templates.
 
     `stages` narrows the decoding to the stages that a run asks. Limits, prices, budgets, retries, addresses, keys,
-    stores, Spark and Ray are left out (`NO_RESULT`).
+    stores, Spark and Ray are left out (`NO_RESULT`, `NO_RESULT_WITHIN`).
     """
     decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
-    return {"stages": decoding, **settings.model_dump(mode="json", exclude=set(NO_RESULT))}
+    left_out = dict.fromkeys(NO_RESULT, True) | {name: set(keys) for name, keys in NO_RESULT_WITHIN.items()}
+    return {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
 
 
 def spark_defaults() -> dict[str, str]:

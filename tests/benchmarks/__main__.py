@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.benchmarks import (
     condensation,
     cpu,
+    embedding,
     limit,
     memory,
     nights,
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
+    "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
@@ -53,7 +55,7 @@ REQUESTS = (
     "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing), "
     "samples in the store (start), all (soak)"
 )
-REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, pairs, start, statistics)"
+REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, embedding, pairs, start, statistics)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

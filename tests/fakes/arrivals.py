@@ -9,6 +9,8 @@ from struct import Struct
 from time import time
 
 COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
+# Whatever is asked for: what is counted by stage
+ASKED_PATHS = (*COMPLETION_PATHS, "/v1/embeddings", "/res/v1/web/search")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Log:
         position, (paths, models, stages) = len(self.rows), self.names
         named = paths.setdefault(path, len(paths)), models.setdefault(model, len(models))
         self.rows += self._ROW.pack(time(), *named, stages.setdefault(stage, len(stages)), 0, prompt_tokens, 0, key)
-        if path in COMPLETION_PATHS:
+        if path in ASKED_PATHS:
             self.counts[stage or ""] += 1
         return position
 

@@ -24,16 +24,17 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.fakes.answers import content_of, find_answer, payload_of
-from tests.fakes.arrivals import COMPLETION_PATHS, Arrival, Log
+from tests.fakes.arrivals import ASKED_PATHS, COMPLETION_PATHS, Arrival, Log
+from tests.fakes.lookups import LOOKUP_PATHS, LOOKUPS, SEARCH_PATH, lookup_content, payload_of_lookup, query_of
 from tests.fakes.replies import Reply, count_tokens, error_reply, http_message, make_reply
 from tests.fakes.rules import Config, Request, condition, deeds_of, hash_of
 from tests.fakes.tools import conversation_of
+from tests.fakes.wire import parse_request
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
 _BACKLOG = 4096
-_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+(\S+)", re.IGNORECASE)
-_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)")
+_KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer|x-subscription-token:)[ \t]+(\S+)", re.IGNORECASE)
 
 
 class ModelServer:
@@ -53,6 +54,7 @@ class ModelServer:
         self._holder = _bound_socket(0)
         self.port: int = self._holder.getsockname()[1]
         self.base_url = f"http://127.0.0.1:{self.port}/v1"
+        self.search_url = f"http://127.0.0.1:{self.port}{SEARCH_PATH}"
 
     def __enter__(self) -> ModelServer:
         self.start()
@@ -115,7 +117,7 @@ class ModelServer:
 
     def count(self, stage: str | None = None) -> int:
         """How many completions were asked for, of one stage or at all."""
-        kept = sum(stage in (None, arrival.stage) for arrival in self._earlier if arrival.path in COMPLETION_PATHS)
+        kept = sum(stage in (None, arrival.stage) for arrival in self._earlier if arrival.path in ASKED_PATHS)
         counts: dict[str, int] = self._stats()["counts"]
         return kept + (sum(counts.values()) if stage is None else counts.get(stage, 0))
 
@@ -189,12 +191,22 @@ class _Model:
 
     def read(self, path: str, raw: bytes) -> Request:
         """Reads a body and numbers it. Raises ValueError, LookupError or TypeError for one that is no request."""
+        if path in LOOKUP_PATHS:
+            return self._read_lookup(path, raw)
         body = json.loads(raw)
         turns = body["messages"] if path == COMPLETION_PATHS[0] else [{"role": "user", "content": body["prompt"]}]
         texts = [content_of(turn) for turn in turns]
         asked = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] == "user"]
         payload = payload_of(asked[-1]) if asked else {}
         payload = payload | conversation_of(body) if payload else {}
+        return self._numbered(path, body, raw, texts, payload)
+
+    def _read_lookup(self, path: str, raw: bytes) -> Request:
+        body = query_of(raw.decode("ascii")) if path == SEARCH_PATH else json.loads(raw)
+        payload = payload_of_lookup(path, body)
+        return self._numbered(path, body, raw, payload.get("texts") or [payload["query"]], payload)
+
+    def _numbered(self, path: str, body: Any, raw: bytes, texts: Sequence[str], payload: dict[str, Any]) -> Request:
         key = hash_of("\0".join(texts).encode("utf-8", "replace"))
         self.completions += 1
         self.attempts[key] += 1
@@ -207,7 +219,8 @@ class _Model:
         if not authorised:
             return error_reply(401, {"message": "Incorrect API key provided", "code": "invalid_api_key"})
         deeds = next((deeds for holds, deeds in self.rules if holds(request)), {})
-        reply = make_reply(self.answer, request, prompt_tokens, deeds)
+        answer = lookup_content if request.payload.get("stage") in LOOKUPS else None
+        reply = make_reply(self.answer, request, prompt_tokens, deeds, answer)
         if self.config.limits and reply.status != 429 and not self._let_in(prompt_tokens + reply.completion_tokens):
             wait = self.config.limits.get("retry_after", 1)
             reply = error_reply(429, {"message": "Rate limit reached"}, {"Retry-After": f"{wait:g}"})
@@ -259,7 +272,7 @@ class _Connection(asyncio.Protocol):
     def _advance(self) -> None:
         while self.buffer and not self.busy and not self.transport.is_closing():
             try:
-                parsed = _parse(self.buffer)
+                parsed = parse_request(self.buffer)
             except ValueError:
                 self.transport.write(http_message(400, b"{}", {"Connection": "close"}))
                 self.transport.close()
@@ -280,7 +293,7 @@ class _Connection(asyncio.Protocol):
         model = self.server.model
         model.in_flight += 1
         model.peak = max(model.peak, model.in_flight)
-        log, position, reply = self._reply(method, path, head, body)
+        log, position, reply = self._reply(method, target, head, body)
         if reply.content is not None and b"\r\nconnection: close" in head.lower():
             reply.close = True
         if reply.delay > 0:
@@ -288,10 +301,13 @@ class _Connection(asyncio.Protocol):
         else:
             self._send(log, position, reply, resume=False)
 
-    def _reply(self, method: str, path: str, head: bytes, body: bytes) -> tuple[Log, int, Reply]:
-        model = self.server.model
+    def _reply(self, method: str, target: str, head: bytes, body: bytes) -> tuple[Log, int, Reply]:
+        model, path = self.server.model, target.partition("?")[0]
         log = model.log
-        if method != "POST" or path not in COMPLETION_PATHS:
+        if path == SEARCH_PATH and method == "GET":
+            # Everything that a search asks for stands in its address
+            body = target.encode("ascii")
+        elif method != "POST" or path not in ASKED_PATHS:
             return log, log.add(path, "", None, 0, 0), _other_reply(method, path, model.config.model)
         try:
             request = model.read(path, body)
@@ -300,7 +316,7 @@ class _Connection(asyncio.Protocol):
         tokens = count_tokens(request.prompt)
         stage = request.payload.get("stage")
         position = log.add(path, str(request.body.get("model", "")), stage, tokens, request.key)
-        key, sent = model.config.api_key, _BEARER.search(head)
+        key, sent = model.config.api_key, _KEY.search(head)
         authorised = key is None or (sent is not None and sent.group(1) == key.encode())
         try:
             return log, position, model.reply(request, tokens, authorised)
@@ -378,33 +394,6 @@ class _Server:
         else:
             raise LookupError(f"no control named {what!r}")
         return b"{}"
-
-
-def _parse(buffer: bytearray) -> tuple[bytes, bytes, int] | None:
-    """The head (a line break after its last line), the body and the size of the first request; None where it is cut."""
-    end = buffer.find(b"\r\n\r\n")
-    if end < 0:
-        return None
-    head, start = bytes(buffer[: end + 2]), end + 4
-    lowered = head.lower()
-    if b"\r\ntransfer-encoding: chunked" in lowered:
-        return _parse_chunks(head, buffer, start)
-    length = _CONTENT_LENGTH.search(lowered)
-    stop = start + (int(length.group(1)) if length else 0)
-    return (head, bytes(buffer[start:stop]), stop) if len(buffer) >= stop else None
-
-
-def _parse_chunks(head: bytes, buffer: bytearray, start: int) -> tuple[bytes, bytes, int] | None:
-    chunks: list[bytes] = []
-    while (end := buffer.find(b"\r\n", start)) >= 0:
-        size = int(buffer[start:end].partition(b";")[0], 16)
-        start = end + 2 + size + 2
-        if len(buffer) < start:
-            return None
-        if size == 0:
-            return head, b"".join(chunks), start
-        chunks.append(bytes(buffer[end + 2 : start - 2]))
-    return None
 
 
 def _other_reply(method: str, path: str, model: str) -> Reply:

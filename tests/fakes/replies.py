@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import responses
 from itertools import accumulate
@@ -108,8 +108,14 @@ class Reply:
     delay: float = 0.0
 
 
-def make_reply(answer: Answer, request: Request, prompt_tokens: int, deeds: Mapping[str, Any]) -> Reply:
-    """The reply with a completion by `answer`, or what the deeds of a rule make of it."""
+def make_reply(
+    answer: Answer,
+    request: Request,
+    prompt_tokens: int,
+    deeds: Mapping[str, Any],
+    lookup: Callable[[Request, int, Mapping[str, Any]], Reply] | None = None,
+) -> Reply:
+    """The reply with a completion by `answer`, or by `lookup`, or what the deeds of a rule make of it."""
     if "status" in deeds:
         return _status_reply(deeds)
     if "no_tools" in deeds and request.body.get("tools"):
@@ -118,6 +124,8 @@ def make_reply(answer: Answer, request: Request, prompt_tokens: int, deeds: Mapp
         return Reply(0, None, close="refuse" in deeds)
     if "html" in deeds:
         return Reply(200, http_message(200, _HTML, {"Content-Type": "text/html; charset=utf-8"}))
+    if lookup is not None:
+        return lookup(request, prompt_tokens, deeds)
     said, finish_reason = _say(answer, request, deeds)
     tokens = count_tokens(json.dumps(said.call) if said.call else said.text) if said else count_tokens("")
     usage = None if "no_usage" in deeds else (prompt_tokens, tokens)

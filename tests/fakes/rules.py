@@ -18,7 +18,7 @@ from tests.fakes.answers import find_answer
 _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
-_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop"}
 
 
 @dataclass(frozen=True)

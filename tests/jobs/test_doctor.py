@@ -15,6 +15,7 @@ import pytest
 
 from jobs import doctor
 from jobs.asking.endpoint import clear_text_warning
+from jobs.asking.trying import check_lookups
 from jobs.doctor import Finding, check_disk, check_endpoint, check_ray, check_spark, check_store, examine, plain_url
 from jobs.settings.loading import NoEndpointError, Resolved, load_settings
 from jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
@@ -263,3 +264,39 @@ def test_ray_cluster_that_does_not_answer_in_time_fails() -> None:
 
 def test_secrets_of_an_address_are_left_out() -> None:
     assert plain_url(f"https://user:{KEY}@host:8000/v1?key={KEY}") == "https://host:8000/v1"
+
+
+def lookup_states(**sections: Any) -> dict[str, tuple[str, str]]:
+    return {one.about: (one.state, one.text) for one in check_lookups(Settings.model_validate(sections))}
+
+
+def test_of_what_facts_are_looked_up_with_only_what_is_set_is_tried(
+    calm: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BRAVE_API_KEY", raising=False)
+    assert lookup_states() == {}
+    search = {"base_url": calm.search_url, "api_key_env": None}
+    found = lookup_states(embeddings={"base_url": calm.base_url, "model": "m"}, search=search)
+    assert {about: state for about, (state, _) in found.items()} == {"embeddings": "ok", "search": "ok"}
+    assert (calm.count("embed_text"), calm.count("web_search")) == (1, 1)
+
+
+def test_a_lookup_that_fails_says_what_to_do_about_its_own_settings(
+    calm: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEARCH_KEY", KEY)
+    calm.configure(api_key="another")
+    found = lookup_states(
+        embeddings={"base_url": calm.base_url, "model": "m"},
+        search={"base_url": calm.search_url, "api_key_env": "SEARCH_KEY"},
+    )
+    assert {about: state for about, (state, _) in found.items()} == {"embeddings": "FAIL", "search": "FAIL"}
+    assert "--set embeddings.api_key_env=NAME" in found["embeddings"][1]
+    assert "SEARCH_KEY (search.api_key_env) is set" in found["search"][1]
+    assert KEY not in str(found)
+
+
+def test_a_local_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    found = lookup_states(embeddings={"model": str(tmp_path)}, grounding={"verifier": str(tmp_path)})
+    assert {about: state for about, (state, _) in found.items()} == {"embeddings": "FAIL", "grounding": "FAIL"}
+    assert all("model.onnx" in text for _, text in found.values())

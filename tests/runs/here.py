@@ -7,17 +7,26 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
 from jobs.asking import process
-from jobs.asking.process import AnsweringProcess
+from jobs.asking.endpoint import RunEndpoint
+from jobs.asking.engines import Engines
+from jobs.asking.process import AnsweringProcess, ProcessWhenNeeded
+from jobs.asking.prompts import bind_stage
+from jobs.asking.runner import StageRunner
 from jobs.cli.main import main
 from jobs.run.interrupts import Interrupts
+from jobs.run.progress import Display
 from jobs.run.session import SHOW_JVM
+from jobs.run.workspace import Workspace
+from jobs.settings.model import RaySettings, Settings
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Ended, clean_environment, words_of
 
@@ -48,6 +57,33 @@ class RunHere:
         SHOW_JVM.clear()
         self._cluster.forget()
         return Ended(code, out.getvalue(), err.getvalue(), monotonic() - began)
+
+    @contextmanager
+    def runner(self, folder: Path, settings: Settings, *names: str) -> Iterator[StageRunner]:
+        """What asks the stages of these names under the settings; steps and store lie in the folder."""
+        settings = settings.model_copy(update={"ray": RaySettings(address=self._cluster.address)})
+        interrupts, display = Interrupts(), Display(StringIO())
+        answering = ProcessWhenNeeded(settings.ray.address, interrupts)
+        # An id of its own, as each start has: it is in the names of all files that it writes
+        engines = Engines(self._spark, display, interrupts, answering, f"run-{uuid4().hex}")
+        stages = {name: bind_stage(name, settings) for name in names}
+        workspace = Workspace(self._spark, str(folder / f"steps-{monotonic()}"))
+        endpoint = RunEndpoint(settings, embedded=False, wait=True, notify=display.note)
+        with patch.dict(os.environ, SHARED_RAY), patch.object(process, "AnsweringProcess", self._process):
+            yield StageRunner(engines, settings, stages, endpoint, workspace, str(folder / "store"))
+        self._cluster.forget()
+
+    @contextmanager
+    def answering(self, count: int) -> Iterator[list[AnsweringProcess]]:
+        """So many answering processes on the one cluster, as so many runs have."""
+        with patch.dict(os.environ, SHARED_RAY):
+            processes = [AnsweringProcess(self._cluster.address, Interrupts()) for _ in range(count)]
+        try:
+            yield processes
+        finally:
+            for one in processes:
+                one.close()
+            self._cluster.forget()
 
     def close(self) -> None:
         """Ends the answering process and its actors; the next run starts another."""

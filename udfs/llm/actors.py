@@ -21,9 +21,10 @@ from udfs.llm.calls import Progress, Work
 from udfs.llm.client import Endpoint
 from udfs.llm.limiter import Lease, Limiter, Report, Spent
 from udfs.llm.records import COMPLETIONS
+from udfs.llm.script import key_header_of
 from udfs.llm.segments import SegmentWriter, write_file
 from udfs.llm.units import read_requests
-from udfs.stages import STAGES
+from udfs.stages import definition_of
 
 NAMESPACE = "untold"
 # Of reports and leases: runs of another version have a limiter of their own.
@@ -123,9 +124,10 @@ class AnsweringActor:
             key or None,
             connections=settings.limits.max_in_flight,
             timeout=settings.timeout,
+            key_header=key_header_of(work.stage),
         )
         writer = SegmentWriter(assignment.directory, work.name, settings.flush)
-        self._asker = Asker(work, STAGES[work.stage.name].parse, endpoint, self._lease, writer)
+        self._asker = Asker(work, definition_of(work.stage.name).parse, endpoint, self._lease, writer)
         self._asker.start()
         # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead
         # of a task a request, CPU a call fell from 0.50 to 0.39 ms.

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+from udfs.llm.batches import gather, halve, may_hide_a_culprit, spend, split_answered
 from udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
 from udfs.llm.client import Endpoint
+from udfs.llm.door import Door
 from udfs.llm.limiter import Lease, Report, Spent
 from udfs.llm.pacing import CompletionSizes, Pacing
 from udfs.llm.records import completion_of
 from udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
-from udfs.llm.script import Parse, Script, failed
+from udfs.llm.script import Parse, Script, failed, script_of
 from udfs.llm.segments import SegmentWriter
-from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 
 # How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
@@ -64,39 +65,6 @@ class Units:
             self.recorded.append(unit)
 
 
-class Door:
-    """Where workers without a slot or a request wait; it lets them in one by one.
-
-    One, not all: with hundreds of workers, each slot would be hundreds of turns of the loop for one call.
-    """
-
-    def __init__(self) -> None:
-        self._sleepers: deque[asyncio.Future[None]] = deque()
-        self._alarm: asyncio.TimerHandle | None = None
-
-    async def wait(self) -> None:
-        """Until it is this worker's turn to look again."""
-        sleeper = asyncio.get_running_loop().create_future()
-        self._sleepers.append(sleeper)
-        await sleeper
-
-    def open(self) -> None:
-        """Lets one worker in, who lets the next one in where there is more to do."""
-        while self._sleepers:
-            sleeper = self._sleepers.popleft()
-            # One that was cancelled while it slept cannot pass the turn on.
-            if not sleeper.done():
-                sleeper.set_result(None)
-                return
-
-    def open_after(self, seconds: float) -> None:
-        """Lets one worker in when the next slot's time comes."""
-        loop = asyncio.get_running_loop()
-        # One alarm is enough: whoever is let in sets the next, for the slot that is first by then.
-        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
-            self._alarm = loop.call_later(seconds, self.open)
-
-
 class Asker:
     """Answers what it is fed, within what `lease` grants, and hands every result to `writer`.
 
@@ -113,12 +81,14 @@ class Asker:
         writer: SegmentWriter,
     ) -> None:
         stage, settings = work.stage, work.settings
-        self._work, self._stage, self._settings, self._script = work, stage, settings, Script(stage, parse)
+        self._work, self._stage, self._settings = work, stage, settings
+        self._script: Script = script_of(stage, parse)
         self._endpoint, self._lease, self._writer = endpoint, lease, writer
         self._counts_tokens = settings.counts_tokens
         self._pacing = Pacing()
         self._standing = Standing(answered_ever=work.answered_before, completed=work.answered_before)
-        self._sizes = CompletionSizes(stage.max_tokens)
+        # Vectors and hits are no tokens
+        self._sizes = CompletionSizes(stage.max_tokens if stage.api in ("chat", "completions") else 0)
         self._tally, self._units, self._door = Tally(), Units(), Door()
         self._ready: deque[Request] = deque()
         # Errors about the run that may turn out to be their rows' alone: recorded once a completion has come between
@@ -138,11 +108,10 @@ class Asker:
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Takes the requests of a unit of work: (request id, variables) each."""
-        before = len(self._ready)
-        self._ready.extend(Request(request_id, variables, unit) for request_id, variables in requests)
-        fed = len(self._ready) - before
-        self._units.take(unit, fed)
-        self._tally.taken += fed
+        fed = [Request(request_id, variables, unit) for request_id, variables in requests]
+        self._ready.extend(gather(fed, self._settings.batch) if self._stage.api == "embeddings" else fed)
+        self._units.take(unit, len(fed))
+        self._tally.taken += len(fed)
         self._need_lease.set()
 
     def remember(self, gone: Mapping[str, Spent]) -> None:
@@ -157,7 +126,7 @@ class Asker:
                 task.result()
         return Progress(
             tally=self._tally,
-            queued=len(self._ready),
+            queued=sum(request.rows for request in self._ready),
             in_flight=self._in_flight,
             finished_units=tuple(self._units.finished),
             refusal=self._pacing.refusal,
@@ -251,7 +220,7 @@ class Asker:
         self._tally.tool_turns += request.turn_due
         self._tally.calls += 1
         request.calls, request.turn_due = request.calls + 1, False
-        answer = await self._endpoint.call(self._stage.api, body, left)
+        answer = await self._endpoint.call(self._stage.api, body, left, self._script.reader(request))
         self._book(request, answer, len(body))
         if self._stage.tools and answer.tool_calls and answer.error_type in (None, "empty"):
             self._use_tools(request, answer)
@@ -262,8 +231,8 @@ class Asker:
         """Books what a call cost. One that timed out was read, and answered for all we know: it is estimated."""
         usage, timed_out = answer.usage, answer.error_type == "timeout"
         if timed_out:
-            usage = Usage(estimate_tokens(sent), 0, self._sizes.expected, estimated=True)
-        request.spend(usage)
+            usage = Usage(self._script.tokens_of(sent), 0, self._sizes.expected, estimated=True)
+        spend(request, usage, answer.parts)
         self._tally.spend(usage)
         used = usage.prompt_tokens + usage.completion_tokens
         lost = timed_out or answer.error_type == "connection"
@@ -294,6 +263,13 @@ class Asker:
             return
         now = monotonic()
         free = self._standing.hear(request, answer, now)
+        if answer.parts:
+            answered, rest, answer = split_answered(request, answer)
+            for member, part in answered:
+                self._record_row(request, member, part)
+            if rest is None:
+                return
+            request = rest
         if answer.retry_after is not None:
             # Not only by the next lease: what is sent until then would be refused too.
             self._pacing.pause(answer.retry_after, now)
@@ -307,7 +283,7 @@ class Asker:
         if verdict.afresh:
             request.begin_again()
         if verdict.act is Act.REFUSE:
-            self._refuse(answer, remedy_of(answer))
+            self._refuse(answer, remedy_of(answer, self._settings.section))
         elif verdict.act is Act.HOLD:
             self._held.append((request, answer))
         elif verdict.act is Act.AGAIN:
@@ -328,12 +304,16 @@ class Asker:
         """
         standing = self._standing
         if standing.is_refused(self._in_flight):
-            self._refuse(self._held[0][1], remedy_of(self._held[0][1]))
-        elif not standing.doubts or (standing.completed and len(self._held) == self._units.requests_left):
+            self._refuse(self._held[0][1], remedy_of(self._held[0][1], self._settings.section))
+        elif not standing.doubts or (standing.completed and self._rows_held() == self._units.requests_left):
             held, self._held = self._held, []
             for request, answer in held:
                 self._record(request, answer)
             self._door.open()
+
+    def _rows_held(self) -> int:
+        """How many rows wait behind errors about the run."""
+        return sum(request.rows for request, _ in self._held)
 
     def _ask_again(self, request: Request, answer: Answer, wait: float) -> None:
         """Asks once more after so many seconds, where the request's deadline is not over by then."""
@@ -354,13 +334,26 @@ class Asker:
         self._door.open()
 
     def _record(self, request: Request, answer: Answer) -> None:
-        """Ends a request: its row is with the writer, and its unit has one less to wait for."""
-        # The numbers, names and times of a row are some 200 bytes; the text is the rest.
-        size = len(answer.text or "") + len(request.request_id) + 200
-        self._writer.add(completion_of(request, answer, rated=self._stage.rated, run=self._work.run), size)
+        """Ends a request. One for several rows that a single row of them may have spoilt is asked in halves."""
+        late = request.first_sent is None or monotonic() - request.first_sent >= self._settings.deadline
+        if may_hide_a_culprit(request, answer) and not late:
+            # One attempt each: all together had theirs
+            for half in halve(request, self._settings.max_attempts - 1):
+                self._return(half)
+            return
+        for row in request.members or [request]:
+            self._record_row(request, row, answer)
+
+    def _record_row(self, request: Request, row: Request, answer: Answer) -> None:
+        """Ends a row of a request: it is with the writer, and its unit has one less to wait for."""
+        row.calls, row.first_sent = request.calls, request.first_sent
+        # The numbers, names and times of a row are some 200 bytes; the text, or the vector, is the rest.
+        vector = 0 if answer.vector is None else answer.vector.nbytes
+        size = len(answer.text or "") + vector + len(row.request_id) + 200
+        self._writer.add(completion_of(row, answer, rated=self._stage.rated, run=self._work.run), size)
         self._tally.done += 1
         self._tally.failed += answer.error_type is not None
-        self._units.record(request.unit)
+        self._units.record(row.unit)
 
     async def _keep_flushing(self) -> None:
         """Writes when the writer says so, and what is left as soon as nothing more is to come."""
@@ -437,5 +430,5 @@ class Asker:
         """
         if not request.tokens:
             request.body, _ = self._script.render(request)
-            request.tokens = estimate_tokens(len(request.body or b""))
+            request.tokens = self._script.tokens_of(len(request.body or b""))
         return request.tokens + self._sizes.expected

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
 from udfs.llm.prices import Prices
 from udfs.llm.tools import ToolCall
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class CallSettings:
 
     `timeout` is of one call, `deadline` of a request over all its calls and waits, `outage` how long an endpoint may be
     away before the run ends. `flush`: between two writes of completions. `prices` are those of the stage that is asked.
+    `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
     """
 
     base_url: str
@@ -30,6 +35,8 @@ class CallSettings:
     prices: Prices = field(default_factory=Prices)
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
+    batch: int = 1
+    section: str = "llm"
 
     @property
     def counts_tokens(self) -> bool:
@@ -55,7 +62,8 @@ class Answer:
 
     `error_type` is None for a completion that can be read. `refused` means that the error speaks of the run and not of
     its row (key, credit, address or model), `about_tools` that it speaks of tools. `unconnected` means that no
-    connection was made. `retry_after` is in seconds.
+    connection was made. `retry_after` is in seconds. Of an API that takes several rows at once, `parts` are the answers
+    to each of them; `vector` is what an embedding model gives, instead of a text.
     """
 
     text: str | None = None
@@ -70,6 +78,8 @@ class Answer:
     refused: bool = False
     about_tools: bool = False
     unconnected: bool = False
+    vector: NDArray[np.float32] | None = None
+    parts: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,8 @@ class Request:
     """A request while it is asked: what was sent and spent, why it was not answered yet. Times by a monotonic clock.
 
     `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said;
-    `turn_due`: the next call goes on with them for the first time.
+    `turn_due`: the next call goes on with them for the first time. `members` are the rows of a request that asks for
+    several at once; each is a row of the store.
     """
 
     request_id: str
@@ -164,6 +175,12 @@ class Request:
     turn_due: bool = False
     turns: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[str, str]] = field(default_factory=list)
+    members: list[Request] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the store it is."""
+        return len(self.members) or 1
 
     def begin_again(self) -> None:
         """Forgets what followed the prompt."""

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -27,6 +27,8 @@ from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import read_tool_calls
 
 TOP_LOGPROBS = 10
+# The header that a key is sent in, where an API has no other
+BEARER = "Authorization"
 # No completion comes near; a body that is longer, or inflates beyond, would fill an actor's memory.
 MOST_BYTES = 64 * 2**20
 # What is inflated at once: 1 KB of gzip may be 1 MB of zeros, and the bound is looked at after each piece.
@@ -39,7 +41,7 @@ _INFLATED = ("gzip", "x-gzip")
 # Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
 _WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 _CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
-_PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+_PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 # About key, credit, permission or address, and so about the run more likely than about a row
 _REFUSED = (401, 402, 403, 404)
 # An endpoint may put anything into an error's code, so only known ones are shown.
@@ -89,6 +91,10 @@ _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|no
 _TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
 _NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
 _LONGEST_MESSAGE = 500
+
+
+Reader = Callable[[bytes, int, Mapping[str, str]], Answer]
+"""What makes an answer of the body of a 200, the request's size in bytes and the response's headers."""
 
 
 class _TooLargeError(Exception):
@@ -143,14 +149,17 @@ async def _bound_body(response: httpx2.Response) -> None:
 class Endpoint:
     """An async client on the aiohttp transport that sends each call once and follows no redirect.
 
-    Without a key no Authorization header is sent. What the client reads from OPENAI_* variables besides (organisation,
-    project, headers) goes with the key of OPENAI_API_KEY alone: it says whose account that is.
+    Without a key no Authorization header is sent; another `key_header` has the key as it is, in place of that one. What
+    the client reads from OPENAI_* variables besides (organisation, project, headers) goes with the key of
+    OPENAI_API_KEY alone: it says whose account that is.
 
     Proxies of the environment are ignored on the loopback interface.
     """
 
-    def __init__(self, base_url: str, api_key: str | None, *, connections: int, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(
+        self, base_url: str, api_key: str | None, *, connections: int, timeout: float, key_header: str = BEARER
+    ) -> None:
+        self._base_url, self._timeout = base_url, timeout
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=api_key or "none",
@@ -168,28 +177,28 @@ class Endpoint:
                 trust_env=not is_loopback(base_url),
             ),
         )
-        unsent = [] if api_key else ["Authorization"]
-        if not api_key or api_key != os.environ.get("OPENAI_API_KEY"):
+        unsent = [] if api_key and key_header == BEARER else [BEARER]
+        if unsent or api_key != os.environ.get("OPENAI_API_KEY"):
             unsent += ["OpenAI-Organization", "OpenAI-Project", *self._client._custom_headers]
-        self._options: Any = {"headers": {name: Omit() for name in dict.fromkeys(unsent)}} if unsent else {}
+        headers: dict[str, Any] = {name: Omit() for name in dict.fromkeys(unsent)}
+        if api_key and key_header != BEARER:
+            headers[key_header] = api_key
+        self._options: Any = {"headers": headers} if headers else {}
 
-    async def call(self, api: str, body: bytes, timeout: float | None = None) -> Answer:
+    async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
         """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.
 
-        Never raises for anything that an endpoint may do.
+        `read` makes an answer of a 200; without it, it is that of a completion. Never raises for anything that an
+        endpoint may do.
         """
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         try:
             async with asyncio.timeout(seconds):
-                # The package's public `post` with bytes: its typed call transforms the arguments, at 1.05 ms CPU a call
-                # instead of 0.50.
-                response = await self._client.post(
-                    _PATHS[api], content=body, cast_to=httpx2.Response, options=self._options
-                )
+                response = await self._send(api, body)
         except TimeoutError:
             return Answer(error_type="timeout", error=f"no answer within {seconds:g} s")
         except APIStatusError as error:
-            return _read_status(error.status_code, error.response.content, error.response.headers)
+            return read_status(error.status_code, error.response.content, error.response.headers)
         except APIConnectionError as error:
             return _read_connection_error(error)
         except (_TooLargeError, zlib.error) as error:
@@ -201,7 +210,19 @@ class Endpoint:
             # Of an error that is not known only the kind is said: its message may hold the address, the key or the
             # prompt.
             return Answer(error_type="connection", error=f"the connection failed ({type(error).__name__})")
+        if read is not None:
+            return read(response.content, len(body), response.headers)
         return read_completion(response.content, api, len(body), response.headers)
+
+    async def _send(self, api: str, body: bytes) -> httpx2.Response:
+        """The response to a POST of the body, or, of a search, to a GET whose query the body is."""
+        if api == "search":
+            # A whole address, as the client would put a slash between its own and a query
+            url = f"{self._base_url}?{body.decode('ascii')}"
+            return await self._client.get(url, cast_to=httpx2.Response, options=self._options)
+        # The package's public `post` with bytes: its typed call transforms the arguments, at 1.05 ms CPU a call instead
+        # of 0.50.
+        return await self._client.post(_PATHS[api], content=body, cast_to=httpx2.Response, options=self._options)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -261,20 +282,20 @@ def read_completion(content: bytes, api: str, sent: int, headers: Mapping[str, s
         if not isinstance(text, (str, type(None))) or not isinstance(finish_reason, (str, type(None))):
             raise TypeError
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        status = _status_in(body)
+        status = status_in(body)
         if status is not None:
-            return _read_status(status, content, headers)
+            return read_status(status, content, headers)
         usage = Usage(estimate_tokens(sent), 0, estimate_tokens(len(content)), estimated=True)
         return Answer(error_type="bad_body", error="the endpoint's answer is no completion", usage=usage)
-    text = _valid_utf8(text)
+    text = valid_utf8(text)
     refusal = message.get("refusal") if api == "chat" else None
     model = body.get("model")
     error_type = _completion_error(text, finish_reason, bool(refusal))
     return Answer(
         text=text,
-        finish_reason=_valid_utf8(finish_reason),
-        model=_valid_utf8(model) if isinstance(model, str) else None,
-        usage=_read_usage(body.get("usage"), text or "", sent, len(content)),
+        finish_reason=valid_utf8(finish_reason),
+        model=valid_utf8(model) if isinstance(model, str) else None,
+        usage=read_usage(body.get("usage"), text or "", sent, len(content)),
         logprobs=choice.get("logprobs"),
         tool_calls=read_tool_calls(message),
         error_type=error_type,
@@ -305,7 +326,7 @@ def _completion_error(text: str | None, finish_reason: str | None, refusal: bool
     return None if text and text.strip() else "empty"
 
 
-def _read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
+def read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
     """The tokens of a call: no token is shorter than a byte, so what is beyond the bytes is cut, and estimated."""
     if isinstance(usage, Mapping):
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -323,7 +344,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _status_in(body: Any) -> int | None:
+def status_in(body: Any) -> int | None:
     """The status that the error in a body stands for, by its code or type; None where it has none that is known."""
     error = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(error, Mapping):
@@ -337,7 +358,7 @@ def _status_in(body: Any) -> int | None:
     return None
 
 
-def _read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answer:
+def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answer:
     """The answer that a status stands for: `refused` where it speaks of the run, `retry_after` where the endpoint has
     one to say.
 
@@ -404,7 +425,7 @@ def _read_connection_error(error: APIConnectionError) -> Answer:
     return Answer(error_type="connection", error=reason, unconnected=unconnected)
 
 
-def _valid_utf8(text: str | None) -> str | None:
+def valid_utf8(text: str | None) -> str | None:
     """The text with lone surrogates replaced, which JSON may escape and Arrow refuses."""
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
 

@@ -94,6 +94,7 @@ class Report:
     spent: Spent = NOTHING_SPENT
     spent_before: Spent = NOTHING_SPENT
     cost_per_token: float = 0.0
+    cost_per_call: float = 0.0
     unused_tokens: int = 0
     successes: int = 0
     answered: bool = False
@@ -111,6 +112,10 @@ class Report:
     outage_seconds: float = 600.0
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
+
+    def expects(self, calls: int, tokens: int) -> Spent:
+        """What so many calls with so many tokens together may cost."""
+        return Spent(calls, tokens, tokens * self.cost_per_token + calls * self.cost_per_call)
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,7 @@ class Limiter:
         if probing and times:
             self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
         # Leased is spent until the next report says otherwise: two clients cannot both have the last of a budget.
-        run.committed[report.client] += _cost_of(affordable[: len(times)], report.cost_per_token)
+        run.committed[report.client] += report.expects(len(times), sum(affordable[: len(times)]))
         if spent_up and refusal is None:
             refusal = "budget"
         strict = self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None
@@ -247,8 +252,7 @@ class Limiter:
         client = self._clients.setdefault(report.client, _Client(now))
         run = self._runs.setdefault(report.run, _Run(now, now))
         client.seen = run.seen = now
-        held = Spent(report.held, report.held_tokens, report.held_tokens * report.cost_per_token)
-        run.committed[report.client] = report.spent + held
+        run.committed[report.client] = report.spent + report.expects(report.held, report.held_tokens)
         run.spent_before = _more(run.spent_before, report.spent_before)
         for name, spent in report.gone.items():
             run.committed[name] = _more(run.committed.get(name, NOTHING_SPENT), spent)
@@ -371,7 +375,7 @@ class Limiter:
         committed = run.spent
         affordable = 0
         for estimate in wanted:
-            committed += Spent(1, estimate, estimate * report.cost_per_token)
+            committed += report.expects(1, estimate)
             if not _within(committed, report.budget):
                 break
             affordable += 1
@@ -422,12 +426,6 @@ def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
 def _more(first: Spent, second: Spent) -> Spent:
     """The later of two accounts of the same client: calls only grow."""
     return max(first, second, key=lambda spent: spent.calls)
-
-
-def _cost_of(estimates: tuple[int, ...], cost_per_token: float) -> Spent:
-    """What calls with these estimates may cost, at a price for each token."""
-    tokens = sum(estimates)
-    return Spent(len(estimates), tokens, tokens * cost_per_token)
 
 
 def _within(spent: Spent, budget: Budget) -> bool:

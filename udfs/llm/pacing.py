@@ -145,7 +145,7 @@ class Pacing:
         self._unused_tokens = 0
         tokens = tally.prompt_tokens + tally.completion_tokens
         price = settings.prices.most_of_a_token
-        cost = settings.prices.cost(tally.prompt_tokens, tally.completion_tokens) or 0.0
+        cost = settings.prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
         return Report(
             client=work.name,
             run=f"{work.run}/{work.stage.name}",
@@ -156,6 +156,7 @@ class Pacing:
             spent=Spent(tally.calls, tokens + self.reserved, cost + self.reserved * price),
             spent_before=work.spent_before,
             cost_per_token=price,
+            cost_per_call=settings.prices.of_a_call,
             unused_tokens=unused if settings.counts_tokens else 0,
             ahead=self._until - now,
             places=self.places,
@@ -201,7 +202,7 @@ class CompletionSizes:
     """
 
     def __init__(self, max_tokens: int | None) -> None:
-        self._first = min(_FIRST_COMPLETION_TOKENS, max_tokens or _FIRST_COMPLETION_TOKENS)
+        self._first = _FIRST_COMPLETION_TOKENS if max_tokens is None else min(_FIRST_COMPLETION_TOKENS, max_tokens)
         self._latest: deque[int] = deque(maxlen=_COMPLETIONS_REMEMBERED)
         self._sorted: list[int] = []
 

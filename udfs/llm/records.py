@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from operator import attrgetter
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from udfs.llm.calls import Answer, Request
 from udfs.ratings import read_alternatives
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ALTERNATIVE = pa.struct(
     [
@@ -50,6 +54,7 @@ class Completion:
     error_type: str | None = field(default=None, metadata=_TEXT)
     error: str | None = field(default=None, metadata=_TEXT)
     run_id: str | None = field(default=None, metadata=_TEXT)
+    vector: NDArray[np.float32] | None = field(default=None, metadata={"type": pa.list_(pa.float32())})
 
 
 COMPLETIONS = pa.schema([(item.name, item.metadata["type"]) for item in fields(Completion)])
@@ -74,6 +79,7 @@ def completion_of(request: Request, answer: Answer, *, rated: bool, run: str) ->
         error_type=answer.error_type,
         error=answer.error,
         run_id=run,
+        vector=answer.vector,
     )
 
 

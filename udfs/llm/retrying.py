@@ -42,7 +42,7 @@ DOUBTS_IN_A_ROW = 20
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 
-CHECK = "check key, llm.base_url and llm.model"
+CHECK = "check key, {section}.base_url and {section}.model"
 CREDIT = "add credit to the account, or raise its quota"
 NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
 
@@ -61,9 +61,9 @@ def is_fault(error_type: str | None) -> bool:
     return error_type in ("timeout", "connection") or (error_type or "").startswith("http_5")
 
 
-def remedy_of(answer: Answer) -> str:
-    """What a user does about a refusal."""
-    return CREDIT if answer.error_type in ("http_402", "http_429") else CHECK
+def remedy_of(answer: Answer, section: str = "llm") -> str:
+    """What a user does about a refusal by the endpoint that this section of the settings names."""
+    return CREDIT if answer.error_type in ("http_402", "http_429") else CHECK.format(section=section)
 
 
 def backoff(attempt: int) -> float:

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from udfs.llm.calls import Answer, Request
-from udfs.llm.client import request_body
+from udfs.llm.client import BEARER, Reader, read_completion, read_status, request_body, status_in
+from udfs.llm.embeddings import embedding_body, read_embeddings
 from udfs.llm.keys import Stage
 from udfs.llm.templates import Prompt, compile_prompt
+from udfs.llm.tokens import estimate_tokens
 from udfs.llm.tools import MAX_ROUNDS
+from udfs.retrieval.embedding import embedding_inputs
+from udfs.retrieval.search import PROVIDERS, NoHitsError, Provider
 from udfs.stages.definitions import Unparsable
 
 Parse = Callable[[str, Mapping[str, Any]], Any]
 
 
-class Script:
+class Script(Protocol):
     """What is said in a stage: how a request becomes a body, and how an answer is read."""
+
+    def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
+        """The body of the next call, or why there can be none. Never raises."""
+
+    def reader(self, request: Request) -> Reader:
+        """What makes an answer of the body of a 200 to this request."""
+
+    def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
+        """The answer, with an error where the stage cannot use it."""
+
+    def tokens_of(self, size: int) -> int:
+        """The tokens that a body of so many bytes is taken to have before the endpoint says it."""
+
+
+def script_of(stage: Stage, parse: Parse) -> Script:
+    """The script of a stage by its API."""
+    if stage.api == "embeddings":
+        return Embedding(stage)
+    return Searching(stage) if stage.api == "search" else Prompting(stage, parse)
+
+
+def key_header_of(stage: Stage) -> str:
+    """The header in which the endpoint of a stage wants its key."""
+    return PROVIDERS[stage.model].key_header if stage.api == "search" else BEARER
+
+
+class Prompting:
+    """A language model is given a prompt; its completion is read by the stage's parser."""
 
     def __init__(self, stage: Stage, parse: Parse) -> None:
         self._stage, self._parse = stage, parse
@@ -38,6 +72,13 @@ class Script:
             said = f"the template cannot be filled in ({type(error).__name__})"
             return None, Answer(error_type="template", error=said)
 
+    def reader(self, request: Request) -> Reader:
+        """Completions are read alike, whatever was asked."""
+        return self._read_body
+
+    def _read_body(self, content: bytes, sent: int, headers: Mapping[str, str]) -> Answer:
+        return read_completion(content, self._stage.api, sent, headers)
+
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
         """The answer, with the error `unparsable` where the stage's parser cannot read it.
 
@@ -53,6 +94,86 @@ class Script:
         except Exception as error:
             return failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
         return answer
+
+    def tokens_of(self, size: int) -> int:
+        """As many as a text of that size usually has."""
+        return estimate_tokens(size)
+
+
+class Embedding:
+    """An embedding model is given the texts of all members of a request at once."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        # Where it is asked for, else that of the first vector: another one has no place beside it
+        asked = stage.extra_body.get("dimensions")
+        self._dimension = asked if isinstance(asked, int) else None
+
+    def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
+        """The body with the texts of all members."""
+        if request.body is None:
+            return embedding_body(self._stage, self._inputs(request)), None
+        return request.body, None
+
+    def reader(self, request: Request) -> Reader:
+        """Reads a part for each member."""
+        sizes = [len(text.encode("utf-8")) for text in self._inputs(request)]
+        return partial(read_embeddings, sizes=sizes, dimension=self._dimension)
+
+    def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
+        """The answer; the first vector says how long all others are."""
+        if self._dimension is None:
+            self._dimension = next((len(part.vector) for part in answer.parts if part.vector is not None), None)
+        return answer
+
+    def tokens_of(self, size: int) -> int:
+        """As many as a text of that size usually has."""
+        return estimate_tokens(size)
+
+    def _inputs(self, request: Request) -> list[str]:
+        return embedding_inputs(self._stage, [member.variables for member in request.members])
+
+
+class Searching:
+    """A search service is asked for a query; its answer is kept as it came."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._provider: Provider = PROVIDERS[stage.model]
+
+    def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
+        """The query of the address, as bytes."""
+        return self._provider.query(request.variables).encode("ascii"), None
+
+    def reader(self, request: Request) -> Reader:
+        """Answers are read alike, whatever was searched."""
+        return self._read_body
+
+    def _read_body(self, content: bytes, sent: int, headers: Mapping[str, str]) -> Answer:
+        """The body as text; `bad_body` where it is no answer of the service's, such as a page of HTML."""
+        try:
+            text = content.decode("utf-8")
+            self._provider.hits(text)
+        except (UnicodeDecodeError, NoHitsError):
+            status = status_in(_json_of(content))
+            if status is not None:
+                return read_status(status, content, headers)
+            return Answer(error_type="bad_body", error="the answer is no result of a web search")
+        return Answer(text=text, model=self._provider.name)
+
+    def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
+        """The answer: its hits were read with its body."""
+        return answer
+
+    def tokens_of(self, size: int) -> int:
+        """None: a search is paid for by the call."""
+        return 0
+
+
+def _json_of(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
 
 
 def failed(answer: Answer, error_type: str, error: str) -> Answer:

@@ -32,3 +32,19 @@ STAGES: Registry[StageDefinition] = Registry(
         "restate_answer": "udfs.stages.generation:RESTATE_ANSWER",
     },
 )
+
+LOOKUPS: Registry[StageDefinition] = Registry(
+    (),
+    "untold.lookups",
+    places={
+        "embed_text": "udfs.stages.lookups:EMBED_TEXT",
+        "web_search": "udfs.stages.lookups:WEB_SEARCH",
+        "classify_entailment": "udfs.stages.lookups:CLASSIFY_ENTAILMENT",
+    },
+)
+"""Stages that ask no language model, and so have no template and no decoding of `stages.*`."""
+
+
+def definition_of(name: str) -> StageDefinition:
+    """The stage of that name, of `STAGES` or `LOOKUPS`. Raises KeyError for one that is neither's."""
+    return LOOKUPS[name] if name in LOOKUPS else STAGES[name]

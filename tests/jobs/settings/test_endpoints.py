@@ -135,3 +135,28 @@ def test_shipped_presets_load() -> None:
 def test_openai_preset_has_its_prices() -> None:
     llm = load(environ={"OPENAI_API_KEY": "k"}).settings.llm
     assert (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens) == (0.40, 1.60)
+
+
+def test_a_search_of_ones_own_gets_no_key_that_was_not_named_for_it() -> None:
+    assert load(*SERVER).settings.search.api_key_env == "BRAVE_API_KEY"
+    moved = load(*SERVER, "search.base_url=http://h/search")
+    assert moved.settings.search.api_key_env is None
+    named = load(*SERVER, "search.base_url=http://h/search", "search.api_key_env=MINE")
+    assert named.settings.search.api_key_env == "MINE"
+
+
+def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_price() -> None:
+    assert problems(*SERVER, "embeddings.base_url=http://h/v1") == [
+        "embeddings.model: not set, and embeddings.base_url names none: --set embeddings.model=NAME"
+    ]
+    prices = [f"llm.price_per_million_{kind}_tokens=1" for kind in ("prompt", "completion")]
+    (line,) = problems(
+        *SERVER, *prices, "budget.max_cost=1", "embeddings.base_url=http://h/v1", "embeddings.model=embedder"
+    )
+    assert line == "budget.max_cost=1.0 (--set): needs embeddings.price_per_million_tokens"
+
+
+@pytest.mark.parametrize("name", ["model", "input", "encoding_format"])
+def test_a_request_for_embeddings_has_no_second_value_of_what_is_sent_anyway(name: str) -> None:
+    (line,) = problems(*SERVER, f"embeddings.extra_body.{name}=x")
+    assert name in line

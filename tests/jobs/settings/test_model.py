@@ -103,6 +103,8 @@ def test_merge_patch_is_idempotent(patch: dict[str, Any]) -> None:
         {"llm": LlmSettings(base_url="http://h/v1", api_key_env="MINE", timeout_seconds=1, endpoint="vllm")},
         {"store": "s", "fail_on_error": False},
         {"spark": {"conf": {"a": "b"}}, "ray": {"address": "auto"}, "budget": {"max_calls": 1}},
+        {"embeddings": {"base_url": "http://h/v1", "batch": 1, "tokens_per_minute": 5, "max_in_flight": 2}},
+        {"search": {"base_url": "http://h", "api_key_env": None, "requests_per_minute": None}},
     ],
 )
 def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]) -> None:
@@ -121,6 +123,12 @@ def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]
         {"nli": {"skip_implied": True}},
         {"qa": {"questions": "contexts"}},
         {"statistics": {"seed": 1}},
+        {"embeddings": {"model": "m"}},
+        {"embeddings": {"extra_body": {"dimensions": 8}}},
+        {"embeddings": {"query_prefix": "query: "}},
+        {"embeddings": {"max_tokens": 128}},
+        {"search": {"edition": "2026-11"}},
+        {"grounding": {"verifier": "folder"}},
     ],
 )
 def test_result_settings_hold_what_changes_results(update: dict[str, Any]) -> None:

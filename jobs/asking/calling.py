@@ -1,0 +1,73 @@
+"""How a stage's endpoint is called, by the section of the settings that names it: limits, prices, actors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jobs.settings.model import Settings, prices_for
+from udfs.llm.calls import CallSettings
+from udfs.llm.keys import Stage
+from udfs.llm.limiter import Budget, Limits
+from udfs.llm.segments import is_local
+
+# Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
+REQUESTS_PER_SECOND_AND_ACTOR = 1000
+
+Section = Literal["llm", "embeddings", "search"]
+
+
+def section_of(api: str) -> Section:
+    """The section of the settings that names the endpoint of an API."""
+    if api == "embeddings":
+        return "embeddings"
+    return "search" if api == "search" else "llm"
+
+
+def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
+    """Whether a stage is answered by a model within Spark's tasks, and calls nobody."""
+    return stage.api == "local" or (stage.api == "embeddings" and settings.embeddings.base_url is None)
+
+
+def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: str) -> CallSettings:
+    """How the endpoint is called for a stage, from the settings.
+
+    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds. Times,
+    attempts and writing are those of `llm.*` for every endpoint.
+    """
+    llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
+    # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
+    flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
+    return CallSettings(
+        base_url=base_url,
+        api_key_env=getattr(settings, section).api_key_env,
+        timeout=llm.timeout_seconds,
+        deadline=llm.deadline_seconds,
+        outage=llm.outage_minutes * 60,
+        max_attempts=llm.max_attempts,
+        flush=flush,
+        prices=prices_for(settings, stage.name),
+        limits=limits_of(settings, stage.api),
+        budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
+        batch=settings.embeddings.batch if section == "embeddings" else 1,
+        section=section,
+    )
+
+
+def limits_of(settings: Settings, api: str) -> Limits:
+    """The limits of an API's endpoint; of a search, tokens have none."""
+    own = getattr(settings, section_of(api))
+    return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_in_flight)
+
+
+def count_actors(settings: Settings, api: str = "chat") -> int:
+    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit.
+
+    With 60,000 requests a minute it is one, with 60,001 two.
+    """
+    limit = limits_of(settings, api).requests_per_minute
+    return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+
+
+def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
+    """How many HTTP requests so many requests of a stage take, if none fails."""
+    return -(-requests // settings.embeddings.batch) if stage.api == "embeddings" else requests

@@ -1,0 +1,37 @@
+"""Whether a text grounds a claim: by the stage `classify_relation`, or by a classifier (methods, section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.asking.lookups import RELATION
+from jobs.metrics.base import Tools
+from jobs.settings.model import Settings
+
+ENTAILMENT = "entailment"
+
+
+def grounding_stage(settings: Settings) -> str:
+    """The stage that `grounding.verifier` asks."""
+    return "classify_relation" if settings.grounding.verifier == RELATION else "classify_entailment"
+
+
+def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[str] = ()) -> DataFrame:
+    """Judges pairs of columns premise and hypothesis: `carry`, request_id, relation, probability, grounded, errors.
+
+    probability is that of entailment, null from `classify_relation`; there the relation `entailment` grounds, else a
+    probability of at least `grounding.threshold`. All three are null where error_type is not.
+    """
+    stage, kept = grounding_stage(settings), tuple(carry)
+    judged = tools.ask(stage, pairs, carry=kept)
+    if stage == "classify_relation":
+        judged = judged.withColumn("probability", F.lit(None).cast("double"))
+        grounds = F.col("relation") == ENTAILMENT
+    else:
+        grounds = F.col("probability") >= settings.grounding.threshold
+    return judged.select(
+        *kept, "request_id", "relation", "probability", grounds.alias("grounded"), "error_type", "error"
+    )

@@ -1,0 +1,127 @@
+"""Settings of what facts are looked up with: embeddings, web search, and how claims are held against what is found.
+
+Each endpoint has an address, a key, limits and prices of its own; times, attempts and writing are those of `llm.*`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from jobs.settings.fields import (
+    A_VARIABLE,
+    AN_ADDRESS,
+    Address,
+    Amount,
+    Count,
+    ExtraBody,
+    Positive,
+    Section,
+    Text,
+    VariableName,
+    merge_patch,
+)
+
+# Where and how fast an endpoint is asked; what is left out of an output's identity
+_OF_THE_WAY = frozenset({"base_url", "api_key_env", "requests_per_minute", "max_in_flight"})
+BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class EmbeddingSettings(Section):
+    """The embedding model: of an endpoint where `base_url` is set, else of files, run within Spark's tasks.
+
+    model, extra_body, the prefixes and, of a local model, pooling and max_tokens are part of a vector's id.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"batch", "tokens_per_minute", "price_per_million_tokens"}
+
+    base_url: Address | None = Field(
+        default=None,
+        description="Address of an OpenAI-compatible API for embeddings, /v1 included; null runs a local model",
+        json_schema_extra=AN_ADDRESS,
+    )
+    api_key_env: VariableName | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the key of embeddings.base_url; null sends none",
+        json_schema_extra=A_VARIABLE,
+    )
+    model: Text = Field(
+        default="minilm",
+        description="Model name as the endpoint knows it; without one, minilm or a folder with model.onnx and "
+        "tokenizer.json",
+    )
+    extra_body: ExtraBody = Field(
+        default_factory=dict, description="Fields merged into every request for embeddings, such as dimensions"
+    )
+    # The largest that services of the kind take is 2,048; a batch is also what one fault asks again
+    batch: Annotated[int, Field(ge=1, le=2048)] = Field(default=64, description="Most texts of one HTTP request")
+    query_prefix: str = Field(default="", description="What is put before a text that is looked for")
+    document_prefix: str = Field(default="", description="What is put before a text that is looked in")
+    pooling: Literal["mean", "cls"] = Field(
+        default="mean", description="A local model's vector: the mean over its tokens, or that of the first"
+    )
+    max_tokens: Annotated[int, Field(ge=3)] = Field(
+        default=256, description="Tokens of a text that a local model reads; the rest is cut off"
+    )
+    requests_per_minute: Positive | None = Field(
+        default=None, description="HTTP request limit of the endpoint for embeddings a minute; null is none"
+    )
+    tokens_per_minute: Positive | None = Field(
+        default=None, description="Token limit of the endpoint for embeddings a minute; null is none"
+    )
+    max_in_flight: Count = Field(default=16, description="HTTP requests for embeddings in flight at once")
+    price_per_million_tokens: Amount | None = Field(
+        default=None, description="Price of a million tokens embedded, in the currency of budget.max_cost"
+    )
+
+    @field_validator("extra_body")
+    @classmethod
+    def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A null says that a field is not sent, which it is not. Raises ValueError for what only we may send."""
+        own = sorted({"input", "encoding_format"} & value.keys())
+        if own:
+            raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself")
+        return merge_patch({}, value)
+
+
+class SearchSettings(Section):
+    """The web search. `model` and `edition` are part of a search's id; all else may differ from start to start."""
+
+    NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"price_per_thousand_requests"}
+
+    base_url: Address = Field(
+        default=BRAVE_URL,
+        description="Address of the web search, path included",
+        json_schema_extra={"allowed": "an http:// or https:// address"},
+    )
+    api_key_env: VariableName | None = Field(
+        default="BRAVE_API_KEY",
+        description="Name of the environment variable that holds the key of search.base_url; null sends none",
+        json_schema_extra=A_VARIABLE,
+    )
+    model: Literal["brave"] = Field(default="brave", description="Whose form the web search has: that of Brave")
+    edition: Text | None = Field(
+        default=None, description="Any text; another one searches anew what was searched under the last"
+    )
+    requests_per_minute: Positive | None = Field(
+        default=60.0, description="Request limit of the web search a minute; null is none"
+    )
+    max_in_flight: Count = Field(default=8, description="Requests of the web search in flight at once")
+    price_per_thousand_requests: Amount | None = Field(
+        default=None, description="Price of a thousand searches, in the currency of budget.max_cost"
+    )
+
+
+class GroundingSettings(Section):
+    """What says whether a text entails a claim: methods, section 10."""
+
+    verifier: Text = Field(
+        default="relation",
+        description="relation asks the stage classify_relation; else a folder with model.onnx, tokenizer.json and "
+        "config.json of a classifier, run within tasks",
+    )
+    threshold: Probability = Field(
+        default=0.5, description="Least probability of entailment by a classifier that grounds a claim"
+    )

@@ -1,0 +1,107 @@
+"""A classifier in a folder: its classes, its probabilities, and what of a pair it reads."""
+
+from __future__ import annotations
+
+import json
+from math import exp
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.udfs.retrieval.onnx_files import write_classifier
+from udfs.retrieval.entailment import MOST_TOKENS, Classifier, find_classifier
+from udfs.retrieval.local_models import LocalModelFileError
+from udfs.stages import definition_of
+
+WORDS = ["bees", "make", "honey", "water", "boils"]
+LABELS = ["entailment", "neutral", "contradiction"]
+SURE = exp(3) / (exp(3) + 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("classifier")
+    write_classifier(place, WORDS, LABELS)
+    return place
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path) -> Classifier:
+    return Classifier(find_classifier(str(folder)))
+
+
+def test_the_model_is_about_a_kilobyte(folder: Path) -> None:
+    assert (folder / "model.onnx").stat().st_size < 2048
+
+
+def test_probabilities_are_the_softmax_of_what_the_model_gives(classifier: Classifier) -> None:
+    told, untold = classifier.classify([("bees make honey", "bees honey"), ("bees make honey", "bees boils")])
+    assert told is not None
+    assert untold is not None
+    assert told["entailment"] == pytest.approx(SURE)
+    assert untold["contradiction"] == pytest.approx(SURE)
+    assert sum(told.values()) == pytest.approx(1)
+
+
+texts = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12))
+def test_a_pair_entails_by_its_own_words_whatever_is_judged_beside_it(
+    classifier: Classifier, pairs: list[tuple[str, str]]
+) -> None:
+    found = classifier.classify(pairs)
+    assert found == [classifier.classify([pair])[0] for pair in pairs]
+    told = [one is not None and one["entailment"] > 0.5 for one in found]
+    assert told == [set(hypothesis.split()) <= set(premise.split()) for premise, hypothesis in pairs]
+
+
+def test_of_a_long_pair_the_premise_alone_is_cut(classifier: Classifier) -> None:
+    filler = " ".join(["water"] * MOST_TOKENS)
+    kept, cut, claim = classifier.classify(
+        [(f"bees {filler}", "bees"), (f"{filler} bees", "bees"), ("bees", " ".join(["bees"] * (MOST_TOKENS - 4)))]
+    )
+    assert [one and one["entailment"] > 0.5 for one in (kept, cut, claim)] == [True, False, True]
+
+
+def test_a_hypothesis_that_is_too_long_by_itself_has_no_probabilities(classifier: Classifier) -> None:
+    long = " ".join(["bees"] * MOST_TOKENS)
+    assert classifier.classify([("bees", "bees"), ("bees", long)])[1] is None
+
+
+def test_a_model_of_two_classes_knows_entailment_and_all_else(tmp_path: Path) -> None:
+    write_classifier(tmp_path, WORDS, ["ENTAILMENT", "not_entailment"])
+    (one,) = Classifier(find_classifier(str(tmp_path))).classify([("bees", "honey")])
+    assert one is not None
+    assert set(one) == {"entailment", "neutral"}
+    read = definition_of("classify_entailment").parse(json.dumps(one), {})
+    assert read == {"relation": "neutral", "probability": one["entailment"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, "cannot be read"),
+        ("{}", "no id2label"),
+        ("<html>", "no id2label"),
+        ('{"id2label": {"1": "entailment"}}', "no id2label"),
+        ('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}', "calls a class LABEL_0"),
+        ('{"id2label": {"0": "neutral", "1": "contradiction"}}', "names no class entailment"),
+    ],
+)
+def test_classes_that_are_not_named_are_one_clear_line(tmp_path: Path, config: str | None, said: str) -> None:
+    write_classifier(tmp_path, WORDS, LABELS)
+    (tmp_path / "config.json").unlink()
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(LocalModelFileError, match=rf"^{tmp_path}/config.json[^\n]*{said}[^\n]*$"):
+        find_classifier(str(tmp_path))
+
+
+def test_a_model_with_other_classes_than_its_config_is_one_clear_line(tmp_path: Path) -> None:
+    write_classifier(tmp_path, WORDS, LABELS)
+    (tmp_path / "config.json").write_text('{"id2label": {"0": "entailment", "1": "neutral"}}')
+    with pytest.raises(LocalModelFileError, match="2 classes"):
+        Classifier(find_classifier(str(tmp_path))).classify([("bees", "bees")])

@@ -1,0 +1,78 @@
+"""Requests for several rows in one call: how rows are gathered, divided again, and given their own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from udfs.llm.calls import Answer, Request, Usage
+from udfs.llm.retrying import ASK_AGAIN, is_fault
+
+
+def gather(rows: Sequence[Request], size: int) -> Iterator[Request]:
+    """Requests of up to `size` rows each, in their order.
+
+    >>> rows = [Request(str(number), {}, "unit") for number in range(5)]
+    >>> [request.rows for request in gather(rows, 2)]
+    [2, 2, 1]
+    """
+    for first in range(0, len(rows), size):
+        members = list(rows[first : first + size])
+        yield Request(members[0].request_id, members[0].variables, members[0].unit, members=members)
+
+
+def halve(request: Request, attempts: int) -> tuple[Request, Request]:
+    """Two requests for the halves of its rows, with the deadline that it has, as if `attempts` were used up.
+
+    Its calls are theirs too: those that they make are no first attempts.
+    """
+    middle = request.rows // 2
+    first, second = request.members[:middle], request.members[middle:]
+    return _part_of(request, first, attempts), _part_of(request, second, attempts)
+
+
+def _part_of(request: Request, members: list[Request], attempts: int) -> Request:
+    return Request(
+        members[0].request_id,
+        members[0].variables,
+        request.unit,
+        attempts=attempts,
+        calls=request.calls,
+        first_sent=request.first_sent,
+        first_fault=request.first_fault,
+        last=request.last,
+        members=members,
+    )
+
+
+def may_hide_a_culprit(request: Request, answer: Answer) -> bool:
+    """Whether a failure may be that of one row among several: a 4xx, or what no repetition of all of them helped."""
+    kind = answer.error_type or ""
+    about_rows = kind.startswith("http_4") and kind != "http_429"
+    return request.rows > 1 and (about_rows or is_fault(kind) or kind in ASK_AGAIN)
+
+
+def spend(request: Request, usage: Usage, parts: Sequence[Answer]) -> None:
+    """Books a call's tokens: for its members what their answers say; without these, equal shares."""
+    if not request.members:
+        request.spend(usage)
+        return
+    if parts:
+        for member, part in zip(request.members, parts, strict=True):
+            member.spend(part.usage)
+        return
+    for place, member in enumerate(request.members):
+        low, high = (usage.prompt_tokens * number // request.rows for number in (place, place + 1))
+        member.spend(replace(usage, prompt_tokens=high - low, cached_prompt_tokens=0, completion_tokens=0))
+
+
+def split_answered(request: Request, answer: Answer) -> tuple[list[tuple[Request, Answer]], Request | None, Answer]:
+    """The rows whose own answers can be used, with these; a request for the others, if there are any; their answer."""
+    pairs = list(zip(request.members, answer.parts, strict=True))
+    good = [(member, part) for member, part in pairs if part.error_type is None]
+    bad = [(member, part) for member, part in pairs if part.error_type is not None]
+    if not bad:
+        return good, None, answer
+    rest = _part_of(request, [member for member, _ in bad], request.attempts)
+    rest.limited = request.limited
+    return good, rest, replace(bad[0][1], parts=())

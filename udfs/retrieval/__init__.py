@@ -1,0 +1,1 @@
+"""What facts are looked up in: models that run in tasks, and what they make of texts."""

