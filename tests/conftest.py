@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -47,7 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=SPARK)), "untold-tests")
+    # What a session sets for its workers would keep modules of this folder from the processes that tests start
+    with patch.dict(os.environ):
+        session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=SPARK)), "untold-tests")
     yield session
     session.stop()
 

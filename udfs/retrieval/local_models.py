@@ -15,12 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from udfs.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from tokenizers import Encoding, Tokenizer
 
 MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
@@ -114,6 +113,9 @@ class OnnxModel:
 
     def run(self, encodings: Sequence[Encoding]) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
         """The first output for groups of encodings of one length: their places, and an array with a row for each."""
+        # Here, so that a command line that reads settings does not wait for it
+        import numpy as np
+
         for places in _of_one_length([len(one) for one in encodings], 1 if self._alone else RUN_TOKENS):
             group = [encodings[place] for place in places]
             columns = {

@@ -313,7 +313,14 @@ def error_classes() -> list[type[BaseException]]:
 
 
 # What these tell is turned into an error of their caller, which knows where the fault lies
-TURNED = {"UnreadableFileError", "UnreadableTableError", "CondensationError", "DamagedError", "_TooLargeError"}
+TURNED = {
+    "UnreadableFileError",
+    "UnreadableTableError",
+    "CondensationError",
+    "DamagedError",
+    "NoHitsError",
+    "_TooLargeError",
+}
 
 
 def test_every_error_that_a_user_can_mend_is_of_one_base() -> None:
