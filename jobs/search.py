@@ -211,11 +211,10 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
 def show_hits(outcome: SearchOutcome, request: SearchRequest, *, as_json: bool) -> None:
     """Prints the hits of one query, or where those of many are."""
     if request.output is not None:
+        if outcome.unchanged:
+            print("nothing left to ask; the tables are as they were")
         counts = outcome.counts
-        told = (
-            "the table is as it was" if counts is None else f"{counts['hits']:,} hits of {counts['queries']:,} queries"
-        )
-        print(redact(f"{told}: {request.output}/hits"))
+        print(redact(f"{counts['hits']:,} hits of {counts['queries']:,} queries: {request.output}/hits"))
     elif as_json:
         print(json.dumps(list(outcome.hits), indent=2, ensure_ascii=False))
     else:

@@ -66,8 +66,7 @@ def assumed_results() -> dict[str, Mapping[str, Column]]:
 def assumed_hits(rows: DataFrame, settings: Settings, k: int | None) -> DataFrame:
     """The columns of `rows`, and those of as many hits as there may be, each as long as a chunk may be."""
     most = k or settings.knowledge.top_k
-    rank = F.explode(F.sequence(F.lit(1), F.lit(most))).cast("long")
-    ranked = rows.withColumn("rank", rank)
+    ranked = rows.withColumn("rank", F.explode(F.sequence(F.lit(1), F.lit(most))))
     text = F.concat(F.repeat(F.lit(WORD), settings.index.words), F.lit(MARK), F.col("rank").cast("string"))
     given = {"rank": F.col("rank"), "chunk_id": F.concat(F.lit(MARK), F.col("rank").cast("string")), "text": text}
     hits = [given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in FOUND.items()]

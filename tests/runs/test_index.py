@@ -75,7 +75,8 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
         assert names_of(hits) == names_of(nearest(CORPUS, query, 4))
     assert server.count("embed_text") == texts + 1
     again = run_here.command(words("search", server, *found))
-    assert (again.code, "nothing left to ask" in again.out) == (0, True)
+    assert again.code == 0, again.err
+    assert "nothing left to ask" in again.out, again.out
 
     grown = {**CORPUS, "new": "a wholly new one"}
     del grown["doc-001"]

@@ -151,8 +151,9 @@ def best_words(documents: Mapping[str, str], query: str) -> dict[str, float]:
     index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     index.index([tokenise(text) for text in chunks.values()], show_progress=False)
     known = {token for text in chunks.values() for token in tokenise(text)}
-    scores = index.get_scores([token for token in tokenise(query) if token in known])
-    return {name: float(score) for name, score in zip(chunks, scores, strict=True) if score > 0}
+    tokens = [token for token in tokenise(query) if token in known]
+    scores = index.get_scores(tokens) if tokens else []
+    return {name: float(score) for name, score in zip(chunks, scores, strict=False) if score > 0}
 
 
 def names_of(hits: Iterable[tuple[str, float]]) -> list[str]:

@@ -63,7 +63,9 @@ def test_contexts_are_the_samples_own_and_all_compared(
         for query in QUERIES[sample]:
             hits = found[sample, query]
             expected = nearest(CONTEXTS[sample], query, 2)
-            assert [hit["chunk_id"] for hit in hits] == names_of(expected)
+            names = [hit["chunk_id"] for hit in hits]
+            # Fused, the same chunks may be in another order
+            assert names == names_of(expected) if retriever == "dense" else set(names) == set(names_of(expected))
             assert [hit["rank"] for hit in hits] == [1, 2][: len(expected)]
             assert all(hit["text"] in " ".join(CONTEXTS[sample][hit["document_id"]].split()) for hit in hits)
     (failed,) = found["s3", "bees"]
