@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from graph.distributed import Condensed
 from jobs.asking import local_model
@@ -24,6 +25,8 @@ from jobs.inputs.samples import read_samples, show_invalid
 from jobs.metrics import METRICS, needs_of, stages_of
 from jobs.metrics.base import Assumptions, Metric
 from jobs.metrics.contexts import condense_contexts
+from jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
+from jobs.retrieval.vectors import STAGE
 from jobs.run.output import store_of
 from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, open_session
@@ -183,15 +186,18 @@ class _Planned:
     assumed: Assumptions
     askings: Sequence[Asking] = ()
     likely: Sequence[Asking] = ()
+    # The askings before something was looked up; None where nothing is
+    found_after: int | None = None
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return self.metric.stages(self.assumed.settings)
+        return self.metric.asks(self.assumed.settings)
 
     def rows(self, figures: Mapping[str, Figures | None]) -> Iterator[dict[str, Any]]:
         """A row an asking. From the first with something to ask on, numbers are bounds and need not be exact."""
         exact = True
         for place, asking in enumerate(self.askings):
+            exact = exact and (self.found_after is None or place < self.found_after)
             row = self._row(asking, exact)
             likely = asking if exact or place >= len(self.likely) else self.likely[place]
             yield row | _expected(row, likely, figures.get(asking.stage.name), self.assumed.settings, exact)
@@ -273,6 +279,29 @@ class PlanningTools:
         done = {asking.stage.name for asking in self.askings}
         return frame if done.issuperset(self.planned.stages) else keep(frame)
 
+    def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
+        """Looks up what finding asks, each distinct text once, and gives as many hits as there may be."""
+        settings = self.planned.assumed.settings
+        most = k or settings.knowledge.top_k
+        for stage in stages_of_knowledge(settings):
+            if stage == STAGE:
+                self.ask(STAGE, self._texts_to_embed(rows))
+            else:
+                self.ask(stage, rows.select("query", F.lit(most).alias("count")))
+        # Which chunks are found is known once they were: what is asked of them from here on is a bound
+        if self.planned.found_after is None:
+            self.planned.found_after = len(self.askings)
+        return self.keep(assumed_hits(rows, settings, k))
+
+    def _texts_to_embed(self, rows: DataFrame) -> DataFrame:
+        """text, kind: the queries, and where the contexts are what is looked in, their chunks."""
+        settings = self.planned.assumed.settings
+        queries = rows.select(F.col("query").alias("text"), F.lit("query").alias("kind"))
+        if settings.knowledge.source != "contexts":
+            return queries
+        chunks = context_chunks(self.planned.samples, settings.index)
+        return queries.unionByName(chunks.select("text", F.lit("document").alias("kind")))
+
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
         """Nothing: a plan ends where everything is asked."""
         spark = self.lookup.spark
@@ -284,7 +313,7 @@ class PlanningTools:
         asking = self._find(self.stages[stage], requests)
         self.askings.append(asking)
         self.lookup.before.add(asking)
-        return asking.results(self.outputs[stage])
+        return asking.results(self.outputs[stage] if stage in self.outputs else assumed_results()[stage])
 
     def _find(self, stage: Stage, requests: Requests) -> Asking:
         """The asking, known beforehand, by a formula, or looked up.
@@ -303,6 +332,8 @@ class PlanningTools:
 
     def _is_open(self) -> bool:
         """Whether what is asked now depends on answers that nobody has. Counts, unless that is plain."""
+        if self.planned.found_after is not None:
+            return True
         if not self.askings:
             return False
         return self.figures is not None or not self.askings[0].stored or any(a.tally.missing for a in self.askings)

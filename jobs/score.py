@@ -22,11 +22,12 @@ from jobs.asking.store import is_transient
 from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
-from jobs.metrics import METRICS, needs_of, stages_of
+from jobs.metrics import METRICS, needs_of, retrieves, stages_of
 from jobs.metrics.base import Metric, Tables
 from jobs.metrics.condensing import Condenser, check_graphframes
 from jobs.metrics.contexts import condense_contexts
 from jobs.metrics.scores import score_columns
+from jobs.retrieval.sources import open_knowledge
 from jobs.run import manifest
 from jobs.run.outcome import Ending
 from jobs.run.output import Output, shown, store_of
@@ -38,6 +39,7 @@ from jobs.study import aggregate
 from jobs.tables import ORDER, RESULT_TABLES
 from udfs.llm.keys import Stage
 from udfs.redaction import redact
+from udfs.retrieval.catalog import Catalog
 from udfs.stages import STAGES
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
@@ -152,7 +154,9 @@ def _score(run: _Scoring) -> ScoreOutcome:
         required=needs_of(request.metrics),
     )
     show_invalid(found, run.engines.display)
-    identity = manifest.identify(fingerprint(found.samples), request.metrics, settings, run.stages)
+    catalog = open_knowledge(settings, run.stages) if retrieves(request.metrics) else None
+    digest = None if catalog is None else catalog.digest
+    identity = manifest.identify(fingerprint(found.samples), request.metrics, settings, run.stages, digest)
     output.claim(identity)
     if output.earlier and output.is_complete(retry_failed=request.retry_failed):
         return _unchanged(request, output.earlier)
@@ -171,7 +175,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         request.store,
         answered_before=output.has_answered,
     )
-    tables = _score_metrics(run, runner, samples, found.invalid)
+    tables = _score_metrics(run, runner, samples, found.invalid, catalog)
     run.engines.process.leave()
     return _finish(run, runner, tables)
 
@@ -216,6 +220,7 @@ class _Tools:
 
     runner: StageRunner
     samples: DataFrame
+    catalog: Catalog | None = None
     _contexts: DataFrame | None = None
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
@@ -229,6 +234,14 @@ class _Tools:
             self._contexts = condense_contexts(self.samples, self.ask, summarise=summarise)
         return self._contexts
 
+    def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
+        """By the settings `knowledge.*`."""
+        # Only where a metric looks something up: FAISS is loaded with it
+        from jobs.retrieval.knowledge import Knowledge
+
+        knowledge = Knowledge(self.runner.settings, self.runner.workspace, self.ask, self.samples, self.catalog)
+        return knowledge.retrieve(rows, k)
+
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
         """In the run's working folder, which goes at its end."""
         return self.runner.workspace.keep(frame, name)
@@ -238,7 +251,9 @@ class _Tools:
         return Condenser(self.runner.settings, self.runner.workspace).condense(nodes, edges)
 
 
-def _score_metrics(run: _Scoring, runner: StageRunner, samples: DataFrame, invalid: DataFrame) -> Tables:
+def _score_metrics(
+    run: _Scoring, runner: StageRunner, samples: DataFrame, invalid: DataFrame, catalog: Catalog | None
+) -> Tables:
     """The tables that the metrics give.
 
     samples: the table as it was written; invalid: sample_id, error of the rows that cannot be scored. Tables of all
@@ -246,7 +261,7 @@ def _score_metrics(run: _Scoring, runner: StageRunner, samples: DataFrame, inval
     """
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
-    tools = _Tools(runner, valid)
+    tools = _Tools(runner, valid, catalog)
     given = [
         _with_unusable(metric, metric.score(valid, tools, run.request.settings), unusable) for metric in run.metrics
     ]

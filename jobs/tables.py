@@ -184,6 +184,19 @@ HUMAN_STUDY = pa.schema(
     ]
 )
 
+# A chunk that a query found in an index
+HITS = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("query", pa.string()),
+        ("rank", pa.int64()),  # from 1
+        ("chunk_id", pa.string()),  # <document_id>#<n>, n from 0
+        ("document_id", pa.string()),
+        ("similarity", pa.float64()),  # a cosine, a score of BM25, or a sum of reciprocal ranks
+        ("text", pa.string()),
+    ]
+)
+
 RESULT_TABLES = {
     "samples": SAMPLES,
     "atoms": ATOMS,
@@ -210,4 +223,5 @@ TABLES = {
     "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,
+    "hits": HITS,
 }

@@ -19,6 +19,7 @@ RANKS = {
     "jobs.metrics": 2,
     "jobs.study": 2,
     "jobs.inputs": 2,
+    "jobs.retrieval": 2,
     "jobs.settings": 3,
     "jobs.tables": 3,
     "jobs.results": 3,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ SLOW = ("results-vllm", "results-config", "--annotation-sheet", "plan --input an
 
 # A process of its own in the user's folder; the others run in this one
 AS_IT_STANDS = "untold score --input answers.jsonl --output results --metric e2e"
-INPUTS = ("--input", "--relations", "--nodes")
+INPUTS = ("--input", "--relations", "--nodes", "--queries")
 
 
 def absolute_inputs(words: Sequence[str], folder: Path) -> list[str]:
@@ -102,6 +103,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"id": "r", "text": "On 3 May 1912.", "origin": "response"}\n',
         encoding="utf-8",
     )
+    (folder / "conf" / "demo").mkdir(parents=True)
+    shutil.copy(ROOT / "conf" / "demo" / "corpus.jsonl", folder / "conf" / "demo")
     night = folder / "incoming" / "2026-11-20"
     night.mkdir(parents=True)
     (night / "answers.jsonl").write_text(block("json"), encoding="utf-8")

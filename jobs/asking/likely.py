@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from jobs.asking import store
 from udfs.files import open_filesystem
 from udfs.llm.keys import Stage
-from udfs.stages import STAGES
+from udfs.stages import definition_of
 from udfs.stages.arrow import read_things
 from udfs.stages.figures import RATINGS, Figures, Line
 
@@ -35,7 +35,7 @@ def read_figures(spark: SparkSession, place: str | None, stages: Mapping[str, St
     other models, templates or decoding. What these do not tell is as shipped. One Spark execution where there are any,
     of at most `MOST_COMPLETIONS` rows a stage; the driver gets a row a stage. `place`: the store; None for none.
     """
-    shipped = {name: STAGES[name].figures for name in stages}
+    shipped = {name: definition_of(name).figures for name in stages}
     if place is None:
         return shipped
     frames = [frame for stage in stages.values() for frame in _some_completions(spark, place, stage)]

@@ -28,6 +28,7 @@ from jobs.cli.arguments import (
     tell_outcome,
     with_hint,
 )
+from jobs.cli.lookups import COMMANDS as LOOKUPS
 from jobs.cli.studies import COMMANDS as STUDIES
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ COMMANDS: dict[str, click.Command] = {
         ],
     ),
     **STUDIES,
+    **LOOKUPS,
     "demo": Command(
         "score the shipped samples on the embedded model",
         _demo,

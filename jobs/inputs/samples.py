@@ -31,6 +31,7 @@ from jobs.inputs.files import (
     inspect_files,
     plan_units,
 )
+from jobs.inputs.places import facts_by_file, with_row
 from jobs.run.progress import Display
 from udfs.hints import aside, near_misses
 from udfs.samples.adapters import FORMATS, Adapter
@@ -243,23 +244,15 @@ def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) ->
         F.coalesce(F.sum("broken"), F.lit(0)).alias("broken"),
     ).collect()[0]
     return _Pass(
-        everything.where(is_sample).drop("facts"), by_id.where(is_sample), **{**sums.asDict(), "facts": _facts(sums[0])}
+        everything.where(is_sample).drop("facts"),
+        by_id.where(is_sample),
+        **{**sums.asDict(), "facts": facts_by_file(sums[0])},
     )
 
 
 def _arrow(spark: SparkSession, schema: T.StructType) -> pa.Schema:
     """A Spark schema for Arrow batches, timestamps in the session's time zone, as Spark checks them."""
     return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
-
-
-def _facts(found: Sequence[str]) -> dict[int, Facts]:
-    """By file: what its units found."""
-    merged: dict[int, Facts] = {}
-    # Sorted, so that which of two problems is shown does not depend on which task was first
-    for plain in sorted(map(json.loads, found), key=lambda each: (each["file"], each["block"])):
-        facts = Facts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], plain["problem"])
-        merged[plain["file"]] = merged.get(plain["file"], Facts()).merge(facts)
-    return merged
 
 
 def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
@@ -269,7 +262,7 @@ def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
     rows = found.rows.select("sample_id", "content", *PLACE).join(F.broadcast(shown), on="sample_id", how="left_semi")
     firsts = rows.groupBy("sample_id", "content").agg(F.min(F.struct(*PLACE)).alias("at"))
     by_id: dict[str, list[tuple[int, int]]] = {}
-    for place in _with_row(firsts.select("sample_id", "at.*"), found.rows).collect():
+    for place in with_row(firsts.select("sample_id", "at.*"), found.rows).collect():
         by_id.setdefault(place["sample_id"], []).append((place["file"], place["row"]))
     lines = []
     for name in sorted(by_id):
@@ -278,19 +271,6 @@ def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
         lines.append(f"sample_id `{name}` has two contents: {at}")
     more = f"{found.conflicts - len(lines)} more such ids; " if found.conflicts > len(lines) else ""
     return "\n".join([*lines, f"{more}give every distinct row an id of its own, or none"])
-
-
-def _starts(rows: DataFrame) -> DataFrame:
-    """file, block, before: the rows of the file before each of its blocks."""
-    earlier = Window.partitionBy("file").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
-    blocks = rows.groupBy("file", "block").agg(F.max("n").alias("count"))
-    return blocks.select("file", "block", F.coalesce(F.sum("count").over(earlier), F.lit(0)).alias("before"))
-
-
-def _with_row(places: DataFrame, rows: DataFrame) -> DataFrame:
-    """The places with `row`, 1-based in its file; `rows` are all there are."""
-    starts = F.broadcast(_starts(rows))
-    return places.join(starts, on=["file", "block"], how="left").withColumn("row", F.col("before") + F.col("n"))
 
 
 def _last_id(by_id: DataFrame, limit: int) -> str:
@@ -321,7 +301,7 @@ def _invalid(found: _Pass, kept: DataFrame, files: list[InputFile]) -> DataFrame
     paths = spark.createDataFrame([(n, file.path) for n, file in enumerate(files)], "file int, path string")
     message = F.format_string("%s row %d: %s", F.col("path"), F.col("row"), F.col("error"))
     named = (
-        _with_row(broken, found.rows)
+        with_row(broken, found.rows)
         .join(F.broadcast(paths), on="file", how="left")
         .select("file", "row", "part", "sample_id", message.alias("error"))
     )

@@ -22,7 +22,12 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
 
     Of e2e and nli with condensed contexts: summarise_context, evaluate_coverage, extract_atoms and what follows.
     """
-    return list(dict.fromkeys(name for metric in metrics for name in METRICS[metric].stages(settings)))
+    return list(dict.fromkeys(name for metric in metrics for name in METRICS[metric].asks(settings)))
+
+
+def retrieves(metrics: Sequence[str]) -> bool:
+    """Whether one of these metrics looks facts up."""
+    return any(METRICS[metric].retrieves for metric in metrics)
 
 
 def needs_of(metrics: Sequence[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 
 from graph.distributed import Condensed
 from jobs.asking.requests import Requests
+from jobs.retrieval.sources import stages_of_knowledge
 from jobs.settings.model import Settings
 from udfs.stages.figures import Figures
 
@@ -35,6 +36,13 @@ class Tools(Protocol):
 
     def contexts(self) -> DataFrame:
         """What `jobs.metrics.contexts` gives: the contexts, condensed where the settings say so. Asked once a run."""
+
+    def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
+        """Looks queries up as `knowledge.*` says: the columns of `rows`, and those of a hit, a row a hit.
+
+        rows: query, sample_id, and whatever else. `jobs.retrieval.knowledge.Knowledge` says what hits have. A metric
+        that calls it says so (`Metric.retrieves`).
+        """
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
         """The same rows, computed once: for a frame that is read more than once.
@@ -69,7 +77,8 @@ class Metric:
     """A metric as the jobs see it.
 
     `stages` that it asks, in order; `options`, its section of the settings, named after it; `tables` that it gives,
-    `needs`, the columns that samples must have; `assume`, for a plan; `score`, from valid samples (columns of the table
+    `needs`, the columns that samples must have; `retrieves`, whether it looks facts up, which asks stages of its own;
+    `assume`, for a plan; `score`, from valid samples (columns of the table
     `samples`) to rows of its tables. One row a sample of `scores`, and every failed request in `failures`.
     """
 
@@ -80,6 +89,12 @@ class Metric:
     tables: tuple[str, ...] = ("statements", "scores", "failures")
     needs: tuple[str, ...] = ("query", "response", "contexts")
     options: type[BaseModel] | None = field(default=None)
+    retrieves: bool = False
+
+    def asks(self, settings: Settings) -> tuple[str, ...]:
+        """All stages that the metric may ask: its own, and those of looking facts up."""
+        lookups = stages_of_knowledge(settings) if self.retrieves else ()
+        return tuple(dict.fromkeys((*self.stages(settings), *lookups)))
 
     @property
     def has_graph(self) -> bool:

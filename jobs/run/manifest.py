@@ -16,6 +16,7 @@ from udfs.errors import UserError
 from udfs.files import open_filesystem, write_bytes
 from udfs.llm.keys import Stage, canonical_json
 from udfs.redaction import without_secrets
+from udfs.stages import LOOKUPS
 
 NAME = "manifest.json"
 # Raised where readers of the one before would misread the manifest; keys are only ever added
@@ -37,16 +38,26 @@ class OutputError(UserError):
     """An output that this run may not touch. The message says what to do."""
 
 
-def identify(fingerprint: str, metrics: tuple[str, ...], settings: Settings, stages: Mapping[str, Stage]) -> Identity:
+def identify(
+    fingerprint: str,
+    metrics: tuple[str, ...],
+    settings: Settings,
+    stages: Mapping[str, Stage],
+    index: str | None = None,
+) -> Identity:
     """The identity of the output of these metrics over this input.
 
-    fingerprint: as `jobs.inputs.samples.fingerprint` gives it. What may differ from start to start is not in it:
-    docs/contract.md, "Runs, outputs, stores".
+    fingerprint: as `jobs.inputs.samples.fingerprint` gives it; index: the digest of the one that facts are looked
+    up in. What may differ from start to start is not in it: docs/contract.md, "Runs, outputs, stores".
     """
+    results = result_settings(settings, [name for name in stages if name not in LOOKUPS])
+    if index is not None:
+        # In the place of its path, which says nothing of what it holds
+        results["knowledge"]["index"] = index
     return {
         "input": fingerprint,
         "metrics": sorted(metrics),
-        "results": json.loads(canonical_json(result_settings(settings, stages))),
+        "results": json.loads(canonical_json(results)),
         "stages": {name: stage.digest for name, stage in sorted(stages.items())},
     }
 

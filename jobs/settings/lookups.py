@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from jobs.settings.fields import (
     A_VARIABLE,
@@ -125,3 +125,59 @@ class GroundingSettings(Section):
     threshold: Probability = Field(
         default=0.5, description="Least probability of entailment by a classifier that grounds a claim"
     )
+
+
+class IndexSettings(Section):
+    """How a corpus is cut, embedded and spread over shards, and how far a search looks: methods, section 10.
+
+    words, overlap, codec and nprobe change what is found. However many shards there are, the hits are the same.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
+
+    words: Count = Field(default=128, description="Most words of a chunk")
+    overlap: Annotated[int, Field(ge=0)] = Field(
+        default=32,
+        description="Words of a chunk that the next one begins with",
+        json_schema_extra={"allowed": "an integer >= 0 and less than index.words"},
+    )
+    # 1.5 GB of vectors of 384 numbers: what one task builds in memory
+    chunks_per_shard: Count = Field(default=1_000_000, description="Most chunks of a shard")
+    exact_chunks: Count = Field(
+        default=50_000, description="Most chunks whose vectors are all compared; more are found by lists"
+    )
+    codec: Literal["flat", "fp16", "sq8"] = Field(
+        default="flat", description="How vectors in lists are kept: as they are, in half, or in a quarter of the bytes"
+    )
+    nprobe: Count = Field(default=256, description="Lists that a search looks into")
+    cache: Text | None = Field(
+        default=None,
+        description="Folder on each machine for copies of shards that lie on no local disk; null is one of the "
+        "system's temporary folder",
+    )
+
+    @field_validator("overlap")
+    @classmethod
+    def _less_than_words(cls, value: int, info: ValidationInfo) -> int:
+        """Raises ValueError for chunks that would never come to an end."""
+        if value >= info.data.get("words", value + 1):
+            raise ValueError("an integer >= 0 and less than index.words")
+        return value
+
+
+class KnowledgeSettings(Section):
+    """Where metrics look facts up: methods, section 10.
+
+    The path of an index is no part of an output's identity; its digest is.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"index"})
+
+    source: Literal["index", "web", "contexts"] = Field(
+        default="contexts", description="Where facts are looked up: an index, the web, or the sample's own contexts"
+    )
+    index: Text | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
+    retriever: Literal["dense", "bm25", "both"] = Field(
+        default="dense", description="By vectors, by words, or by both rankings fused"
+    )
+    top_k: Count = Field(default=10, description="Chunks that are looked up for a query")

@@ -32,7 +32,13 @@ from jobs.settings.fields import (
     VariableName,
 )
 from jobs.settings.fields import merge_patch as merge_patch
-from jobs.settings.lookups import EmbeddingSettings, GroundingSettings, SearchSettings
+from jobs.settings.lookups import (
+    EmbeddingSettings,
+    GroundingSettings,
+    IndexSettings,
+    KnowledgeSettings,
+    SearchSettings,
+)
 from udfs.errors import UserError
 from udfs.llm.prices import Prices
 from udfs.stages import LOOKUPS, STAGES
@@ -42,7 +48,12 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
 NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "fail_on_error"})
 # And of sections that have both: where and how fast is asked, not what
-NO_RESULT_WITHIN = {"embeddings": EmbeddingSettings.NO_RESULT, "search": SearchSettings.NO_RESULT}
+NO_RESULT_WITHIN = {
+    "embeddings": EmbeddingSettings.NO_RESULT,
+    "search": SearchSettings.NO_RESULT,
+    "index": IndexSettings.NO_RESULT,
+    "knowledge": KnowledgeSettings.NO_RESULT,
+}
 
 Api = Literal["chat", "completions"]
 UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
@@ -278,6 +289,8 @@ class Settings(Section):
     embeddings: EmbeddingSettings = EmbeddingSettings()
     search: SearchSettings = SearchSettings()
     grounding: GroundingSettings = GroundingSettings()
+    index: IndexSettings = IndexSettings()
+    knowledge: KnowledgeSettings = KnowledgeSettings()
 
     @property
     def offers_tools(self) -> bool:

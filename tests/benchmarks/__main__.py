@@ -17,6 +17,8 @@ from tests.benchmarks import (
     memory,
     nights,
     pairs,
+    realsumm,
+    retrieval,
     reuse,
     sharing,
     soak,
@@ -46,6 +48,8 @@ BENCHMARKS = {
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
+    "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
+    "retrieval": Benchmark("an index beside bare FAISS and bm25s", retrieval.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
     "start": Benchmark("how long a start takes, beside a bare one", start.measure),
     "statistics": Benchmark("statistics of ten million rows, and their distance from SciPy's", statistics.measure),
@@ -65,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    options = Options(given.requests, given.pairs, given.sizes, given.stored, given.graphs, given.nights)
+    options = Options(given.requests, given.pairs, given.sizes, given.stored, given.graphs, given.nights, given.vectors)
     results: dict[str, list[Figure]] = {}
     broken = False
     for name in given.names or BENCHMARKS:
@@ -92,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
     parser.add_argument("--graphs", type=_sizes, metavar="N,N", default=Options.graphs, help="graphs (condensation)")
     parser.add_argument("--nights", type=_sizes, metavar="N,N", default=Options.nights, help="nights (nights)")
+    parser.add_argument("--vectors", type=_count, metavar="N", help="vectors (retrieval)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return parser
 

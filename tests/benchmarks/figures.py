@@ -25,6 +25,7 @@ class Options:
     stored: int = 1_000_000
     graphs: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     nights: tuple[int, ...] = (30, 365)
+    vectors: int | None = None
 
 
 @dataclass(frozen=True)

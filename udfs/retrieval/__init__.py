@@ -1,1 +1,1 @@
-"""What facts are looked up in: models that run in tasks, and what they make of texts."""
+"""What facts are looked up in: texts cut, embedded and counted into shards, searched by words, by vectors, by both."""

@@ -32,7 +32,7 @@ def read_batches(
     """
     for batch in batches:
         for row in batch.to_pylist():
-            yield from _chunks(_rows(Unit(**row), adapter, required), schema)
+            yield from in_batches(_rows(Unit(**row), adapter, required), schema)
 
 
 def type_batches(
@@ -103,7 +103,7 @@ def _packed(sample: Sample) -> bytes | None:
     return pickle.dumps(dict(sample.rest)) if sample.rest else None
 
 
-def _chunks(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows in batches of at most `ROWS_PER_BATCH`."""
     chunk: list[dict[str, Any]] = []
     for row in rows:

@@ -247,6 +247,8 @@ SETTINGS_READERS = ("pydantic", "yaml")
         ("prompts", (*ENGINES, *SETTINGS_READERS)),
         ("prompts evaluate_coverage", (*ENGINES, "pyarrow", "numpy")),
         ("score --inputt a", (*ENGINES, *SETTINGS_READERS, "pyarrow", "numpy")),
+        ("index --help", (*ENGINES, *SETTINGS_READERS, "pyarrow", "numpy")),
+        ("search --query a", (*ENGINES, *SETTINGS_READERS, "pyarrow", "numpy")),
     ],
 )
 def test_a_command_imports_no_engine_that_it_does_not_need(arguments: str, absent: tuple[str, ...]) -> None:

@@ -1,0 +1,180 @@
+"""A corpus to an index: `untold index` (methods, section 10). Started again it grows the index, or goes on with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import fs
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.asking.runner import StageRunner
+from jobs.asking.store import is_transient
+from jobs.inputs.files import count_bytes
+from jobs.inputs.samples import fingerprint
+from jobs.inputs.texts import Texts, read_corpus
+from jobs.retrieval.asking import Asking, bind_vectors, open_asking
+from jobs.retrieval.catalogs import cache_of, catalog_in
+from jobs.retrieval.making import Made, Maker
+from jobs.retrieval.vectors import STAGE
+from jobs.run.output import Output, shown, store_of
+from jobs.run.progress import Display
+from jobs.run.session import SMALL_BYTES
+from jobs.run.workspace import Counted
+from jobs.settings.model import Settings
+from jobs.tables import FAILURES, ORDER, USAGE
+from udfs.files import open_filesystem
+from udfs.redaction import redact
+from udfs.retrieval.catalog import DEAD, SHARDS, Catalog
+
+TABLES = ("failures", "usage")
+COMMAND = "index"
+# What of `index.*` an index is made by; the rest says how it is spread and searched
+MADE_BY = {"words", "overlap", "codec"}
+
+
+@dataclass(frozen=True)
+class IndexRequest:
+    """What `untold index` was asked to do. `command` is how to start it again."""
+
+    input: str
+    output: str
+    settings: Settings
+    limit: int | None = None
+    overwrite: bool = False
+    retry_failed: bool = False
+    wait: bool = True
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class IndexOutcome:
+    """How a build ended: exit code, the index, what was counted, and the line that says why it ended early."""
+
+    exit_code: int
+    catalog: Catalog | None
+    counts: Mapping[str, Any]
+    message: str | None = None
+
+
+def index(request: IndexRequest, display: Display) -> IndexOutcome:
+    """Makes or grows the index in the output. Raises errors with one clear line for what a user can mend.
+
+    An index belongs to the embedding model and to how texts are cut, not to a corpus: what the corpus has anew is added
+    in new shards, what it has no more is passed over. Killed at any moment, it is searched as it was before, and goes
+    on when it is started again.
+    """
+    settings = request.settings
+    stage = bind_vectors(settings)
+    store = store_of(settings, request.output)
+    small = count_bytes(request.input, store) < SMALL_BYTES
+    with (
+        Output(request.output, TABLES, request.overwrite, inputs=[request.input], store=store) as output,
+        open_asking(
+            settings,
+            {STAGE: stage},
+            display,
+            output.run,
+            wait=request.wait,
+            retry_failed=request.retry_failed,
+            small=small,
+        ) as asking,
+    ):
+        return _index(request, output, asking)
+
+
+def _index(request: IndexRequest, output: Output, asking: Asking) -> IndexOutcome:
+    """One start: claims, reads, makes what is missing, and names it in the manifest."""
+    settings, digest = request.settings, asking.stages[STAGE].digest
+    results = {"index": settings.index.model_dump(include=MADE_BY)}
+    output.claim({"dataset": COMMAND, "metrics": [COMMAND], "results": results, "stages": {STAGE: digest}})
+    before = catalog_in(output.earlier)
+    steps = output.workspace(asking.engines.spark)
+    corpus = read_corpus(steps, request.input, request.limit)
+    _show_invalid(corpus, asking.engines.display)
+    documents = steps.keep(corpus.rows, "documents")
+    _begin(request, output, corpus, before, fingerprint(documents.select("document_id", "content")))
+    runner = asking.runner(steps, store_of(settings, request.output))
+    maker = Maker(steps, output.place, settings.index, digest, runner.ask, cache_of(settings))
+    made = maker.make(documents, corpus.row_count, before)
+    asking.engines.process.leave()
+    for line in made.damaged:
+        asking.engines.display.note(line)
+    return _finish(request, output, corpus, made, runner)
+
+
+def _show_invalid(corpus: Texts, display: Display) -> None:
+    """Says how many rows are no document, and why the first of them."""
+    if corpus.invalid_count:
+        display.note(f"{corpus.invalid_count:,} rows are no documents and are in the table failures; the first:")
+        for line in corpus.first_invalid:
+            display.note(f"  {line}")
+
+
+def _begin(request: IndexRequest, output: Output, corpus: Texts, before: Catalog | None, content: str) -> None:
+    """Writes the manifest as `running`, still with the index as it was: that is searched until there is another."""
+    counts = {"documents": corpus.row_count, "invalid": corpus.invalid_count, "duplicates": corpus.duplicates}
+    given = {"path": request.input, "limit": request.limit, "fingerprint": content}
+    kept = {} if before is None else {COMMAND: before.plain()}
+    fields: dict[str, Any] = {"metrics": [COMMAND], "input": given, "counts": counts, **kept}
+    output.begin(shown(request.settings), **fields)
+
+
+def _finish(request: IndexRequest, output: Output, corpus: Texts, made: Made, runner: StageRunner) -> IndexOutcome:
+    """Writes the tables, then the manifest with the index as it is now, and removes what it names no more."""
+    asked = F.col("stage") != "input"
+    counted = Counted({"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())})
+    failures = made.failures.unionByName(failures_of(corpus.invalid))
+    output.write("failures", failures, order=ORDER["failures"], schema=FAILURES, few=True, counted=counted)
+    output.write_rows("usage", runner.usage, USAGE)
+    statuses = {"ok": corpus.row_count - made.failed, "failed": made.failed + corpus.invalid_count}
+    counts = {**output.manifest["counts"], "statuses": statuses, "new_chunks": made.new, "shards_built": made.built}
+    counts |= {name: counted[name] for name in ("failures", "passing_failures")}
+    code = runner.ending.exit_code(statuses, request.settings.fail_on_error)
+    catalog = made.catalog
+    fields: dict[str, Any] = {"counts": counts} | ({} if catalog is None else {COMMAND: catalog.plain()})
+    output.end(runner.ending, code=code, usage=runner.usage, **fields)
+    if catalog is not None:
+        remove_unnamed(output.place, catalog)
+    return IndexOutcome(code, catalog, counts, runner.ending.explain(request.command))
+
+
+def failures_of(invalid: DataFrame) -> DataFrame:
+    """Rows of `failures` for rows of the input that are of no use (id, error)."""
+    null = F.lit(None).cast("string")
+    own = {"sample_id": F.col("id"), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
+    own["error"] = F.col("error")
+    return invalid.select(*[own.get(name, null).alias(name) for name in FAILURES.names])
+
+
+def remove_unnamed(place: str, catalog: Catalog) -> None:
+    """Removes shards and tombstones that the index names no more, and what is left of killed writes.
+
+    After the manifest that names others: a search that began before may have to be started again, none finds half.
+    """
+    named: dict[str, set[str | None]] = {
+        SHARDS: {shard.name for shard in catalog.shards},
+        DEAD: {shard.tombstones for shard in catalog.shards},
+    }
+    for folder, names in named.items():
+        system, path = open_filesystem(f"{place}/{folder}")
+        for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+            if info.base_name not in names:
+                (system.delete_dir if info.type == fs.FileType.Directory else system.delete_file)(info.path)
+
+
+def show_index(outcome: IndexOutcome, output: str) -> None:
+    """Prints what is in the index, and how to search it."""
+    catalog, counts = outcome.catalog, outcome.counts
+    if catalog is not None:
+        kind = f"{catalog.making.lists:,} lists" if catalog.making.lists else "exact"
+        size = sum(shard.size for shard in catalog.shards) / 2**20
+        print(
+            f"{catalog.documents:,} documents, {catalog.chunks:,} chunks ({counts['new_chunks']:,} new), "
+            f"{len(catalog.shards):,} shards, {kind}, {size:,.1f} MB"
+        )
+        print(redact(f"next: untold search --index {output} --query TEXT"))
+    sys.stdout.flush()

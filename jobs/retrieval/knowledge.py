@@ -1,0 +1,129 @@
+"""What metrics look facts up in: an index, the web, or the sample's own contexts, behind one function (`retrieve`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from jobs.retrieval.catalogs import cache_of
+from jobs.retrieval.searching import Searcher, distinct_queries, query_key
+from jobs.retrieval.sources import FOUND, WEB, context_chunks
+from jobs.retrieval.vectors import OUTCOME, STAGE, Ask, embed
+from jobs.run.session import spark_schema
+from jobs.run.workspace import Workspace
+from jobs.settings.model import Settings
+from udfs.retrieval.catalog import Catalog
+from udfs.retrieval.contexts import RANKED, rank_contexts
+from udfs.retrieval.dense import Probing
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Looks queries up for the metrics of a run. `samples`: sample_id, contexts; `catalog`: of a source `index`."""
+
+    settings: Settings
+    steps: Workspace
+    ask: Ask
+    samples: DataFrame
+    catalog: Catalog | None = None
+
+    def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
+        """The columns of `rows`, and `FOUND`: a row a hit, in the order of rank from 1.
+
+        rows: query, of the source `contexts` sample_id too, and whatever else. A row that found nothing has one row of
+        nulls; one whose looking up failed, or was not asked, has one with stage, request_id, error_type and error.
+        `k` is knowledge.top_k where it is not given.
+        """
+        most = k or self.settings.knowledge.top_k
+        source = self.settings.knowledge.source
+        keyed = rows.withColumn("key", query_key("query"))
+        keys = ["sample_id", "key"] if source == "contexts" else ["key"]
+        look = {"index": self._in_index, "web": self._on_the_web, "contexts": self._in_contexts}[source]
+        found, lost = look(keyed, most)
+        columns = [*(F.col(name) for name in keys), *(_of(found, name) for name in FOUND)]
+        missed = [*(F.col(name) for name in keys), *(_of(lost, name) for name in FOUND)]
+        everything = found.select(*columns).unionByName(lost.select(*missed))
+        return self.steps.keep(keyed.join(everything, on=keys, how="left").drop("key"), "retrieved")
+
+    @property
+    def _retrievers(self) -> Sequence[str]:
+        retriever = self.settings.knowledge.retriever
+        return ("dense", "bm25") if retriever == "both" else (retriever,)
+
+    def _in_index(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
+        """key and hits in the index, key and what failed."""
+        settings = self.settings
+        assert self.catalog is not None
+        assert settings.knowledge.index is not None
+        searcher = Searcher(
+            self.steps,
+            settings.knowledge.index,
+            self.catalog,
+            self.ask,
+            cache_of(settings),
+            k,
+            settings.knowledge.retriever,
+            Probing(settings.index.nprobe),
+        )
+        found, lost = searcher.search(distinct_queries(rows, "query"))
+        stage = F.lit(STAGE).alias("stage")
+        return found.withColumnRenamed("query", "key"), lost.select(F.col("query").alias("key"), stage, *OUTCOME)
+
+    def _on_the_web(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
+        """key and hits of the web search, in its order; key and what failed."""
+        asked = distinct_queries(rows, "query").select(F.col("query").alias("key"), F.col("text").alias("query"))
+        answered = self.ask(WEB, asked.withColumn("count", F.lit(k)), ("key",))
+        hits = answered.select("key", F.posexplode("hits").alias("position", "hit"))
+        rank = (F.col("position") + 1).cast("long").alias("rank")
+        names = [F.col("hit.id").alias(name) for name in ("chunk_id", "document_id", "url")]
+        found = hits.where(F.col("position") < k).select("key", rank, *names, F.col("hit.text").alias("text"))
+        failed = answered.where(F.col("error_type").isNotNull())
+        return found, failed.select("key", F.lit(WEB).alias("stage"), *OUTCOME)
+
+    def _in_contexts(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
+        """sample_id, key and hits in the sample's own contexts; sample_id, key and what failed."""
+        queries = self.steps.keep(rows.select("sample_id", "key", F.col("query").alias("text")).distinct(), "queries")
+        chunks = self._chunks(queries)
+        texts, asked = (
+            self._vectors(chunks, "document", "text_id"),
+            self._vectors(queries, "query", "key"),
+        )
+        pieces = self.steps.keep(chunks.join(texts, on="text_id", how="left"), "pieces")
+        wanted = self.steps.keep(queries.join(asked, on="key", how="left"), "wanted")
+        has = F.col("error_type").isNull()
+        chunk = F.struct("chunk_id", "document_id", "text", "vector")
+        query = F.struct(F.col("key").alias("query"), "text", "vector")
+        by_sample = pieces.where(has).groupBy("sample_id").agg(F.collect_list(chunk).alias("chunks"))
+        asking = wanted.where(has).groupBy("sample_id").agg(F.collect_list(query).alias("queries"))
+        broken = pieces.where(~has).groupBy("sample_id").agg(F.first(F.struct(*OUTCOME)).alias("lost"))
+        both = by_sample.join(asking, on="sample_id", how="inner").join(broken, on="sample_id", how="left_anti")
+        rank = partial(rank_contexts, k=k, retrievers=self._retrievers)
+        found = both.mapInArrow(rank, spark_schema(RANKED)).withColumnRenamed("query", "key")
+        # A sample with a chunk that has no vector is not looked through in part
+        stage = F.lit(STAGE).alias("stage")
+        of_samples = queries.join(broken, on="sample_id", how="inner").select("sample_id", "key", stage, "lost.*")
+        of_queries = wanted.where(~has).join(broken, on="sample_id", how="left_anti")
+        return found, of_samples.unionByName(of_queries.select("sample_id", "key", stage, *OUTCOME))
+
+    def _chunks(self, queries: DataFrame) -> DataFrame:
+        """The chunks of the contexts of the samples that ask something."""
+        asking = self.samples.join(queries.select("sample_id").distinct(), on="sample_id", how="left_semi")
+        return self.steps.keep(context_chunks(asking, self.settings.index), "context-chunks")
+
+    def _vectors(self, rows: DataFrame, kind: str, key: str) -> DataFrame:
+        """The key, vector and outcome of each distinct text; all null where no retriever compares vectors."""
+        distinct = rows.select(key, "text").dropDuplicates([key])
+        if "dense" in self._retrievers:
+            return embed(self.ask, distinct, kind, key)
+        nothing = [F.lit(None).cast("string").alias(name) for name in OUTCOME]
+        return distinct.select(key, F.lit(None).cast("array<float>").alias("vector"), *nothing)
+
+
+def _of(frame: DataFrame, name: str) -> Column:
+    """A column of `FOUND`; null where the frame has none."""
+    column = F.col(name) if name in frame.columns else F.lit(None)
+    return column.cast(FOUND[name]).alias(name)

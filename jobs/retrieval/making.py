@@ -1,0 +1,214 @@
+"""A corpus as shards: what is new is cut, embedded and written, what is gone is buried, what is there stays.
+
+Each step is a table of the run's workspace. Names of shards are known before their files, so that a build that was
+killed goes on behind the last shard that it finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs.inputs.samples import fingerprint
+from jobs.retrieval.growing import Kept, bury, find_kept, without_kept
+from jobs.retrieval.vectors import STAGE, Ask, embed
+from jobs.run.session import spark_schema
+from jobs.run.workspace import Counted, Workspace
+from jobs.settings.lookups import IndexSettings
+from jobs.tables import FAILURES
+from udfs.errors import UserError
+from udfs.retrieval import building, cutting
+from udfs.retrieval.building import BUILT, NAMED, Spread, describe_shard, starts_of
+from udfs.retrieval.catalog import Catalog, Making, ShardEntry
+from udfs.retrieval.cutting import CHUNKS
+from udfs.retrieval.dense import TRAINED_ON, count_lists
+from udfs.stages.arrow import UNASKED
+
+# Sixteen bits of a hash: few enough counts for a driver, and buckets of some 1,500 chunks in a corpus of 10^8
+BUCKET_DIGITS = 4
+
+
+class CorpusError(UserError):
+    """A corpus that makes no index. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a corpus: the index, and rows of `failures` of documents that are not in it.
+
+    `catalog` None: asking for vectors ended before all were there. `failed`: documents; `new`: chunks that are in no
+    shard from before; `built`: shards that were written. `damaged`: a line each shard that was made anew for it.
+    """
+
+    catalog: Catalog | None
+    failures: DataFrame
+    failed: int
+    new: int = 0
+    built: int = 0
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """Chunks of which every text has a vector, the vectors (text_id, vector, ...), and documents that failed."""
+
+    chunks: DataFrame
+    vectors: DataFrame
+    failures: DataFrame
+    failed: int
+    waiting: int
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes and grows an index. `model`: the identity of the vectors that `ask` gives; `cache`: for remote shards."""
+
+    steps: Workspace
+    index: str
+    settings: IndexSettings
+    model: str
+    ask: Ask
+    cache: str
+
+    def make(self, documents: DataFrame, count: int, before: Catalog | None) -> Made:
+        """The index of so many documents (document_id, title, url, text, content), grown from the one before.
+
+        Raises CorpusError for a corpus without a word.
+        """
+        if before is not None and not building.is_begun(self.index, before.making):
+            # Without what its shards began as none can be added; the same ones are found again by their names
+            before = None
+        kept = find_kept(self.steps, self.index, self.cache, before, documents)
+        chunks = self._cut(without_kept(documents, kept))
+        if before is not None and self._outgrows(before, kept, chunks):
+            # Every vector moves into a list: no shard can stay, but nothing is embedded twice
+            before, kept, chunks = None, Kept(damaged=kept.damaged), self._cut(documents)
+        new = self.steps.count(chunks)
+        if not kept.chunks + new:
+            raise CorpusError("no document of the corpus has a word: there is nothing to index")
+        embedded = self._embed(chunks)
+        if embedded.waiting:
+            return Made(None, embedded.failures, embedded.failed, damaged=kept.damaged)
+        making = before.making if before is not None and kept.shards else self._begin(embedded)
+        shards = {} if making is None else self._build(making, embedded)
+        found = {shard.name: shard for shard in bury(self.steps, self.index, self.cache, kept)} | shards
+        if making is None or not found:
+            raise CorpusError("no text of the corpus could be embedded; see the table failures")
+        catalog = Catalog(making, count - embedded.failed, tuple(found[name] for name in sorted(found)))
+        return Made(catalog, embedded.failures, embedded.failed, new, len(shards), kept.damaged)
+
+    def _cut(self, documents: DataFrame) -> DataFrame:
+        """The chunks of documents: the columns of `CHUNKS`."""
+        cut = partial(cutting.chunk_documents, words=self.settings.words, overlap=self.settings.overlap)
+        wanted = documents.select("document_id", "title", "url", "content", "text")
+        return self.steps.keep(wanted.mapInArrow(cut, spark_schema(CHUNKS)), "chunks")
+
+    def _outgrows(self, before: Catalog, kept: Kept, chunks: DataFrame) -> bool:
+        """Whether an exact index becomes one of lists."""
+        return not before.making.lists and kept.chunks + self.steps.count(chunks) > self.settings.exact_chunks
+
+    def _embed(self, chunks: DataFrame) -> _Embedded:
+        """The chunks with their vectors; documents of which one has none are left out whole."""
+        texts = chunks.select("text_id", "text").dropDuplicates(["text_id"])
+        counts = Counted({"failed": F.count_if(_has_failed()), "waiting": F.count_if(_is_waiting())})
+        vectors = self.steps.keep(embed(self.ask, texts, "document", "text_id"), "vectors", counts)
+        if not counts["failed"]:
+            nothing = self.steps.spark.createDataFrame([], spark_schema(FAILURES))
+            return _Embedded(chunks, vectors, nothing, 0, counts["waiting"])
+        wrong = chunks.select("document_id", "text_id").join(vectors.where(_has_failed()), on="text_id", how="inner")
+        failures = self.steps.keep(wrong.select(*_failure_columns()).distinct(), "failures")
+        documents = failures.select(F.col("sample_id").alias("document_id")).distinct()
+        whole = self.steps.keep(chunks.join(documents, on="document_id", how="left_anti"), "whole")
+        return _Embedded(whole, vectors, failures, documents.count(), counts["waiting"])
+
+    def _begin(self, embedded: _Embedded) -> Making | None:
+        """How a first build is made, and the file that every shard of it begins as; None without a vector."""
+        total = self.steps.count(embedded.chunks)
+        vectors = embedded.vectors.where(F.col("vector").isNotNull())
+        first = vectors.select(F.size("vector")).first()
+        if first is None or not total:
+            return None
+        lists = count_lists(total) if total > self.settings.exact_chunks else 0
+        # The texts with the smallest hashes: a draw that needs no order of the corpus
+        least = vectors.select("text_id", "vector").orderBy("text_id").limit(TRAINED_ON * lists)
+        drawn = self.steps.keep(least, "trained-on")
+        codec = self.settings.codec if lists else "flat"
+        training = fingerprint(drawn.select("text_id")) if lists else ""
+        cut = (self.settings.words, self.settings.overlap)
+        making = Making(*cut, self.model, codec, lists, training, dimension=int(first[0]))
+        if not building.is_begun(self.index, making):
+            write = partial(building.write_coarse, index=self.index, making=making, vectors=self.steps.count(drawn))
+            if lists:
+                # One task: k-means is one loop over all that it learns from
+                ordered = drawn.coalesce(1).sortWithinPartitions("text_id")
+                ordered.mapInArrow(write, "bytes long").collect()
+            else:
+                # Nothing to learn, and of no rows Spark makes no task
+                list(write([]))
+        return making
+
+    def _build(self, making: Making, embedded: _Embedded) -> dict[str, ShardEntry]:
+        """The new shards by name; those that a killed build finished are taken as they are."""
+        chunks = self.steps.keep(self._spread(embedded.chunks), "spread")
+        spread = Spread(self.steps.count(chunks), self.settings.chunks_per_shard)
+        if not spread.chunks:
+            return {}
+        naming = partial(building.name_shards, making=str(making))
+        named = _by_shard(chunks, spread.shards).mapInArrow(naming, spark_schema(NAMED)).collect()
+        names = {row["shard"]: row["name"] for row in named}
+        there = {shard: describe_shard(self.index, name) for shard, name in names.items()}
+        missing = [shard for shard, found in there.items() if found is None]
+        entries = [ShardEntry(**found) for found in there.values() if found is not None]
+        if missing:
+            entries += self._write(chunks.where(F.col("shard").isin(missing)), embedded.vectors, names, spread)
+        return {entry.name: entry for entry in entries}
+
+    def _write(self, chunks: DataFrame, vectors: DataFrame, names: dict[int, str], spread: Spread) -> list[ShardEntry]:
+        """Writes shards, each in one task."""
+        rows = chunks.join(vectors.select("text_id", "vector"), on="text_id", how="inner")
+        columns = ["shard", *CHUNKS.names, "vector"]
+        write = partial(building.build_shards, index=self.index, names=names)
+        written = _by_shard(rows.select(*columns), spread.shards).mapInArrow(write, spark_schema(BUILT))
+        return [ShardEntry(**row.asDict()) for row in written.collect()]
+
+    def _spread(self, chunks: DataFrame) -> DataFrame:
+        """The chunks, each with its shard: in the order of their documents' hashes, cut into equal parts.
+
+        By rank and not by remainder, so that no shard has more than it may; the order needs no sort of everything.
+        """
+        spread = Spread(self.steps.count(chunks), self.settings.chunks_per_shard)
+        if spread.shards <= 1:
+            return chunks.withColumn("shard", F.lit(0))
+        key = F.sha2("document_id", 256)
+        bucket = F.conv(F.substring(key, 1, BUCKET_DIGITS), 16, 10).cast(T.IntegerType())
+        keyed = chunks.withColumns({"key": key, "bucket": bucket})
+        counts = {row["bucket"]: row["count"] for row in keyed.groupBy("bucket").count().collect()}
+        starts = self.steps.spark.createDataFrame(starts_of(counts), "bucket int, start long")
+        within = Window.partitionBy("bucket").orderBy("key", "chunk_id")
+        rank = F.col("start") + F.row_number().over(within) - 1
+        ranked = keyed.join(F.broadcast(starts), on="bucket", how="inner").withColumn("rank", rank)
+        shard = F.floor(F.col("rank") / F.lit(spread.size)).cast(T.IntegerType())
+        return ranked.withColumn("shard", shard).select(*chunks.columns, "shard")
+
+
+def _by_shard(rows: DataFrame, shards: int) -> DataFrame:
+    """The rows with each shard in one task, in the order of its chunks."""
+    return rows.repartitionById(shards, F.col("shard")).sortWithinPartitions("shard", "chunk_id")
+
+
+def _is_waiting() -> Column:
+    return F.coalesce(F.col("error_type") == UNASKED, F.lit(False))
+
+
+def _has_failed() -> Column:
+    return F.col("error_type").isNotNull() & ~_is_waiting()
+
+
+def _failure_columns() -> list[Column]:
+    """Columns of the table `failures` for documents: whose text has no vector, and why."""
+    own = {"sample_id": F.col("document_id"), "metric": F.lit(None).cast("string"), "stage": F.lit(STAGE)}
+    return [own.get(name, F.col(name)).alias(name) for name in FAILURES.names]

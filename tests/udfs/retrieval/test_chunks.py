@@ -1,0 +1,42 @@
+"""Chunks of words against a plain loop, over Unicode texts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from udfs.retrieval.chunks import chunk_text
+
+
+def plain_loop(text: str, words: int, overlap: int) -> list[str]:
+    found, chunks, start = text.split(), [], 0
+    while found:
+        chunks.append(" ".join(found[start : start + words]))
+        if start + words >= len(found):
+            break
+        start += words - overlap
+    return chunks
+
+
+SIZES = st.integers(1, 9).flatmap(lambda words: st.tuples(st.just(words), st.integers(0, words - 1)))
+
+
+@given(st.text(st.sampled_from("aé\u00a0 \u3000\n\u200b\x1c中\U0001f600")), SIZES)
+def test_chunks_are_those_of_a_plain_loop(text: str, sizes: tuple[int, int]) -> None:
+    assert list(chunk_text(text, *sizes)) == plain_loop(text, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "chunks"), [(0, 0), (1, 1), (32, 1), (128, 1), (129, 2), (224, 2), (225, 3), (320, 3), (321, 4)]
+)
+def test_the_number_of_chunks(words: int, chunks: int) -> None:
+    """1 up to 128 words, else 1 + ceil((words - 128) / 96)."""
+    assert len(list(chunk_text("word " * words, 128, 32))) == chunks
+
+
+def test_every_word_is_in_a_chunk_and_chunks_overlap() -> None:
+    text = " ".join(map(str, range(300)))
+    first, second, *_ = chunks = list(chunk_text(text, 128, 32))
+    assert first.split()[-32:] == second.split()[:32]
+    assert set(" ".join(chunks).split()) == set(text.split())

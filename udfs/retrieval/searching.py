@@ -1,0 +1,226 @@
+"""What searches an index on Spark's workers: a task is a shard, its hits are merged by query, and then read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from udfs.files import open_filesystem
+from udfs.retrieval import dense
+from udfs.retrieval.dense import Integers, Probing
+from udfs.retrieval.places import open_shard
+from udfs.retrieval.ranking import Hit, depth_of, fuse_rankings, rank_hits
+from udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
+from udfs.retrieval.terms import Bm25, Statistics
+from udfs.retrieval.tokens import tokenise
+
+RETRIEVERS = ("dense", "bm25", "both")
+# So many queries are held by a task at once
+QUERIES_AT_ONCE = 1_000
+FREQUENCIES = pa.schema([("term", pa.string()), ("frequency", pa.int64()), ("error", pa.string())])
+HITS = pa.schema(
+    [
+        ("query", pa.string()),
+        ("retriever", pa.string()),
+        ("chunk_id", pa.string()),
+        ("similarity", pa.float64()),
+        ("shard", pa.string()),
+        ("position", pa.int32()),
+        ("error", pa.string()),
+    ]
+)
+MERGED = pa.schema(
+    [
+        ("query", pa.string()),
+        ("rank", pa.int64()),
+        ("chunk_id", pa.string()),
+        ("similarity", pa.float64()),
+        ("shard", pa.string()),
+        ("position", pa.int32()),
+    ]
+)
+TEXTS = ("document_id", "title", "url", "text")
+READ = pa.schema([*list(MERGED)[:4], *((name, pa.string()) for name in (*TEXTS, "error"))])
+
+
+@dataclass(frozen=True)
+class Searching:
+    """What every task of a search knows. `queries`: Parquet of query (its key), text and vector, path or URI.
+
+    `frequencies`: Parquet of term and frequency, for BM25. `tombstones` by the names of shards.
+    """
+
+    index: str
+    cache: str
+    queries: str
+    retrievers: tuple[str, ...]
+    k: int
+    probing: Probing
+    tombstones: Mapping[str, str | None]
+    chunks: int = 0
+    mean_length: float = 0.0
+    frequencies: str | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether several rankings become one."""
+        return len(self.retrievers) > 1
+
+    @property
+    def depth(self) -> int:
+        """How many hits of a shard are wanted of each retriever."""
+        return depth_of(self.k, fused=self.fused)
+
+    def open(self, name: str) -> Shard:
+        """A shard. Raises DamagedShardError."""
+        return open_shard(self.index, name, self.tombstones[name], self.cache)
+
+
+def terms_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Column term: the distinct terms of each batch of queries (column text)."""
+    for batch in batches:
+        terms = {term for text in batch.column("text").to_pylist() for term in tokenise(text)}
+        yield pa.RecordBatch.from_pydict({"term": pa.array(sorted(terms), pa.string())})
+
+
+def count_terms(batches: Iterable[pa.RecordBatch], searching: Searching, terms: str) -> Iterator[pa.RecordBatch]:
+    """Columns of `FREQUENCIES`: in how many living chunks of a shard (column name) each term of a file is."""
+    for name in _names(batches):
+        try:
+            postings = searching.open(name).terms()
+            for batch in _read(terms, ["term"]):
+                wanted = batch.column("term").to_pylist()
+                counts = pa.array([postings.frequency(term) for term in wanted], pa.int64())
+                columns = [batch.column("term"), counts, pa.nulls(len(wanted), pa.string())]
+                yield pa.RecordBatch.from_arrays(columns, schema=FREQUENCIES)
+        except DamagedShardError as error:
+            yield pa.RecordBatch.from_pylist([{"error": str(error)}], FREQUENCIES)
+
+
+def search_shards(batches: Iterable[pa.RecordBatch], searching: Searching) -> Iterator[pa.RecordBatch]:
+    """Columns of `HITS`: the k best of a shard (column name) for every query and retriever.
+
+    A shard that is damaged is one row with `error` alone.
+    """
+    dense.use_one_thread()
+    statistics = _statistics(searching)
+    for name in _names(batches):
+        try:
+            yield from _search_shard(name, searching, statistics)
+        except DamagedShardError as error:
+            yield pa.RecordBatch.from_pylist([{"error": str(error)}], HITS)
+
+
+def _search_shard(name: str, searching: Searching, statistics: Statistics) -> Iterator[pa.RecordBatch]:
+    shard = searching.open(name)
+    if "dense" in searching.retrievers:
+        vectors = shard.dense()
+        for batch in _read(searching.queries, ["query", "vector"]):
+            found = vectors.search(rows_of(batch.column("vector")), searching.depth, searching.probing)
+            hits: list[tuple[Integers, Any]] = [(one.positions, one.similarities) for one in found]
+            yield _hits(shard, name, "dense", batch.column("query"), hits)
+    if "bm25" in searching.retrievers:
+        ranking = Bm25(shard.terms(), statistics)
+        for batch in _read(searching.queries, ["query", "text"]):
+            texts = batch.column("text").to_pylist()
+            hits = [ranking.search(tokenise(text), searching.depth) for text in texts]
+            yield _hits(shard, name, "bm25", batch.column("query"), hits)
+
+
+def _hits(
+    shard: Shard, name: str, retriever: str, queries: pa.Array, hits: Iterable[tuple[Integers, Any]]
+) -> pa.RecordBatch:
+    """The hits of a batch of queries in one shard as rows."""
+    found = list(hits)
+    sizes = [len(positions) for positions, _ in found]
+    positions = np.concatenate([positions for positions, _ in found]).astype(np.int32)
+    scores = np.concatenate([scores for _, scores in found]).astype(np.float64)
+    rows = len(positions)
+    columns = [
+        queries.take(pa.array(np.repeat(np.arange(len(sizes)), sizes))),
+        pa.array([retriever] * rows, pa.string()),
+        pa.array(shard.names(positions), pa.string()),
+        pa.array(scores),
+        pa.array([name] * rows, pa.string()),
+        pa.array(positions),
+        pa.nulls(rows, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=HITS)
+
+
+def merge_hits(batches: Iterable[pa.RecordBatch], k: int, *, fused: bool = False) -> Iterator[pa.RecordBatch]:
+    """Columns of `MERGED`: the k best of all shards for a query, of several retrievers fused.
+
+    batches: query, hits list<struct<retriever, similarity, chunk_id, shard, position>>.
+    """
+    for batch in batches:
+        rows = []
+        for one in batch.to_pylist():
+            places = {hit["chunk_id"]: (hit["shard"], hit["position"]) for hit in one["hits"]}
+            for rank, hit in enumerate(_merge(one["hits"], k, fused=fused), start=1):
+                shard, position = places[hit.chunk_id]
+                rows.append(
+                    {**hit._asdict(), "query": one["query"], "rank": rank, "shard": shard, "position": position}
+                )
+        yield pa.RecordBatch.from_pylist(rows, MERGED)
+
+
+def _merge(hits: Iterable[Mapping[str, Any]], k: int, *, fused: bool) -> list[Hit]:
+    """The k best hits of a query, over all shards and retrievers."""
+    by_retriever: dict[str, list[Hit]] = {}
+    for hit in hits:
+        by_retriever.setdefault(hit["retriever"], []).append(Hit(hit["chunk_id"], hit["similarity"]))
+    depth = depth_of(k, fused=fused)
+    rankings = [rank_hits(by_retriever[name], depth) for name in sorted(by_retriever)]
+    return fuse_rankings(rankings, k) if fused else rank_hits((hit for ranking in rankings for hit in ranking), k)
+
+
+def read_hits(batches: Iterable[pa.RecordBatch], searching: Searching) -> Iterator[pa.RecordBatch]:
+    """Columns of `READ`: hits with what their chunks say. batches: the columns of `MERGED`, sorted by shard."""
+    for name, parts in groups_by(batches, "shard"):
+        try:
+            shard = searching.open(name)
+            for part in parts:
+                yield _texts_of(shard, part)
+        except DamagedShardError as error:
+            yield pa.RecordBatch.from_pylist([{"error": str(error)}], READ)
+
+
+def _texts_of(shard: Shard, hits: pa.RecordBatch) -> pa.RecordBatch:
+    positions = hits.column("position").to_numpy()
+    read = shard.read(positions, TEXTS).combine_chunks()
+    rows = pa.array(np.searchsorted(np.unique(positions), positions))
+    texts = [read[name].combine_chunks().take(rows) if len(read) else pa.nulls(0, pa.string()) for name in TEXTS]
+    columns = [*hits.select(MERGED.names[:4]).columns, *texts, pa.nulls(hits.num_rows, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=READ)
+
+
+def _statistics(searching: Searching) -> Statistics:
+    """What BM25 knows of the whole corpus, as far as the queries ask."""
+    found: dict[str, int] = {}
+    if searching.frequencies is not None:
+        for batch in _read(searching.frequencies, ["term", "frequency"]):
+            found.update(zip(batch.column("term").to_pylist(), batch.column("frequency").to_pylist(), strict=True))
+    return Statistics(searching.chunks, searching.mean_length, found)
+
+
+def _names(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
+    for batch in batches:
+        yield from batch.column("name").to_pylist()
+
+
+def _read(path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a folder of Parquet, a bounded number at a time; batches without a row are left out."""
+    system, inner = open_filesystem(path)
+    rows = ds.dataset(inner, filesystem=system, format="parquet")
+    # Of no rows Spark may write no file, and then there is no column to read
+    if not rows.files:
+        return
+    for batch in rows.to_batches(columns=columns, batch_size=QUERIES_AT_ONCE):
+        if batch.num_rows:
+            yield batch
