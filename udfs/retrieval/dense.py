@@ -156,11 +156,11 @@ class Dense:
     def _look_everywhere(self, queries: Vectors, depth: int) -> tuple[Vectors, npt.NDArray[np.int64]]:
         """As `_look`, through every list: not by way of the graph, which may miss one."""
         rows, lists, pointer = len(queries), self._index.nlist, faiss.swig_ptr
-        every = np.tile(np.arange(lists, dtype=np.int64), (rows, 1))
-        # Distances to the centres are read by codecs of residuals alone, and inner products have none
-        to_centres = np.zeros((rows, lists), np.float32)
-        similarities, numbers = np.empty((rows, depth), np.float32), np.empty((rows, depth), np.int64)
         queries = np.ascontiguousarray(queries)
+        centres = faiss.downcast_index(faiss.downcast_index(self._index.quantizer).storage)
+        # fp16 and sq8 keep what a vector has beyond its centre: its product is the rest of the similarity
+        to_centres, every = centres.search(queries, lists)
+        similarities, numbers = np.empty((rows, depth), np.float32), np.empty((rows, depth), np.int64)
         parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=lists)
         given = (pointer(every), pointer(to_centres), pointer(similarities), pointer(numbers))
         self._index.search_preassigned_c(rows, pointer(queries), depth, *given, False, parameters)

@@ -91,6 +91,21 @@ def test_several_shards_of_one_training_are_one_index(codec: str, tmp_path: Path
         assert [[at for _, at in row] for row in one] == nearest
 
 
+# A half has 11 bits; 8 bits of a residual are a 256th of its range in each of 16 dimensions
+@pytest.mark.parametrize(("codec", "precision"), [("flat", 1e-6), ("fp16", 1e-3), ("sq8", 2e-2)])
+def test_all_lists_are_searched_as_numpy_does_within_a_codecs_precision(codec: str, precision: float) -> None:
+    vectors, queries = draw(3_000), draw(20, seed=1)
+    index = train_lists(vectors, 32, codec)
+    index.add(vectors)
+    # What the codec made of them: the search has to find the best of these
+    index.make_direct_map()
+    stored = index.reconstruct_n(0, len(vectors))
+    for query, found in zip(queries, shard(index).search(queries, 10, EXACT), strict=True):
+        best = np.sort(stored @ query)[::-1][:10]
+        assert found.similarities == pytest.approx(best, abs=1e-5)
+        assert found.similarities == pytest.approx(vectors[found.positions] @ query, abs=precision)
+
+
 def test_training_gives_the_same_bytes_on_one_thread_and_on_two() -> None:
     made = []
     for threads in (1, 2):
