@@ -134,7 +134,10 @@ class ShardWriter:
         self._write_groups(least=ROWS_WAITING)
 
     def finish(self) -> Facts:
-        """Writes the rest and moves the shard to its place; where another put the same one there, that one stays."""
+        """Writes the rest and moves the shard to its place; where another put the same one there, that one stays.
+
+        One there that is not whole goes: what is damaged is mended by writing it again.
+        """
         self._write_groups(least=1)
         self._text_file.close()
         write_index(self._index, self._path(DENSE_FILE))
@@ -144,6 +147,9 @@ class ShardWriter:
         files = {name: _describe_file(self._path(name), sync=True) for name in names}
         facts = Facts(self._chunks, len(self._numbers), self._tokens, files)
         write_bytes(self._path(FACTS_FILE), json.dumps({"format": FORMAT, **asdict(facts)}, indent=1).encode())
+        if not is_whole(self._folder):
+            # No folder can be given the name of one that holds files
+            shutil.rmtree(self._folder, ignore_errors=True)
         move_folder(self._aside, self._folder)
         return facts
 

@@ -81,6 +81,15 @@ def test_the_same_chunks_are_the_same_bytes_in_whatever_batches(
     ]
 
 
+@pytest.mark.parametrize("file", ["dense.faiss", "shard.json"])
+def test_a_damaged_shard_is_replaced_by_writing_it_again(tmp_path: Path, coarse: str, file: str) -> None:
+    write(tmp_path / "shard", coarse, [rows(TEXTS)])
+    whole = content_of(tmp_path / "shard")
+    (tmp_path / "shard" / file).write_bytes(b"")
+    write(tmp_path / "shard", coarse, [rows(TEXTS)])
+    assert content_of(tmp_path / "shard") == whole
+
+
 def test_a_shard_that_was_not_finished_leaves_nothing(tmp_path: Path, coarse: str) -> None:
     with suppress(RuntimeError), ShardWriter(str(tmp_path / "shards" / "one"), coarse) as writer:
         writer.add(rows(TEXTS))
