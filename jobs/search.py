@@ -91,15 +91,24 @@ def _search_one(
     settings = request.settings
     with (
         tempfile.TemporaryDirectory(prefix="untold-search-") as folder,
-        open_asking(settings, stages, display, uuid4().hex[:12], small=True) as asking,
+        open_asking(
+            settings,
+            stages,
+            display,
+            uuid4().hex[:12],
+            wait=request.wait,
+            retry_failed=request.retry_failed,
+            small=True,
+        ) as asking,
     ):
         steps = Workspace(asking.engines.spark, folder)
         runner = asking.runner(steps, store_of(settings, folder))
         queries = asking.engines.spark.createDataFrame([("1", request.query)], "query_id string, query string")
         hits, lost = _hits(request, catalog, steps, runner, queries)
+        if told := runner.ending.explain(request.command):
+            return SearchOutcome(runner.ending.exit_code({}, request.settings.fail_on_error), message=told)
         for row in lost.limit(1).collect():
-            why = runner.ending.explain(request.command) or f"the query got no vector ({row['error_type']})"
-            raise SearchError(why)
+            raise SearchError(f"the query got no vector ({row['error_type']})")
         return SearchOutcome(0, [row.asDict() for row in hits.orderBy("rank").collect()])
 
 
@@ -209,12 +218,15 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
 
 
 def show_hits(outcome: SearchOutcome, request: SearchRequest, *, as_json: bool) -> None:
-    """Prints the hits of one query, or where those of many are."""
+    """Prints the hits of one query, or where those of many are; nothing of one that ended before it was searched."""
     if request.output is not None:
         if outcome.unchanged:
             print("nothing left to ask; the tables are as they were")
         counts = outcome.counts
         print(redact(f"{counts['hits']:,} hits of {counts['queries']:,} queries: {request.output}/hits"))
+    elif outcome.message is not None:
+        # The message is all that there is to say; no hits would read as if nothing had been found
+        return
     elif as_json:
         print(json.dumps(list(outcome.hits), indent=2, ensure_ascii=False))
     else:

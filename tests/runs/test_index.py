@@ -91,6 +91,11 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     (hit,) = json.loads(printed.out)
     assert (hit["document_id"], hit["rank"], round(hit["similarity"], 5)) == ("new", 1, 1.0)
 
+    one = words("search", server, "--index", place, "--query", "of another kind", "--json")
+    stopped = run_here.command([*one, "--set", "budget.max_calls=0"])
+    assert (stopped.code, stopped.out) == (3, ""), stopped.err
+    assert "the budget is used up" in stopped.err.splitlines()[-1]
+
     other = words("search", server, "--index", place, "--query", "a", "--set", "embeddings.query_prefix=ask: ")
     refused = run_here.command(other)
     assert (refused.code, refused.err.count("\n")) == (1, 1)
