@@ -18,11 +18,11 @@ from jobs.inputs.samples import fingerprint
 from jobs.inputs.texts import Texts, read_corpus
 from jobs.retrieval.asking import Asking, bind_vectors, open_asking
 from jobs.retrieval.catalogs import cache_of, catalog_in
-from jobs.retrieval.making import Made, Maker
+from jobs.retrieval.making import CorpusError, Made, Maker
 from jobs.retrieval.vectors import STAGE
 from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
-from jobs.run.session import SMALL_BYTES
+from jobs.run.session import SMALL_BYTES, spark_schema
 from jobs.run.workspace import Counted
 from jobs.settings.model import Settings
 from jobs.tables import FAILURES, ORDER, USAGE
@@ -99,11 +99,22 @@ def _index(request: IndexRequest, output: Output, asking: Asking) -> IndexOutcom
     _begin(request, output, corpus, before, fingerprint(documents.select("document_id", "content")))
     runner = asking.runner(steps, store_of(settings, request.output))
     maker = Maker(steps, output.place, settings.index, digest, runner.ask, cache_of(settings))
-    made = maker.make(documents, corpus.row_count, before)
+    made = _make(maker, documents, corpus, before)
     asking.engines.process.leave()
     for line in made.damaged:
         asking.engines.display.note(line)
     return _finish(request, output, corpus, made, runner)
+
+
+def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | None) -> Made:
+    """The index. Where no document has a word, rows that are none still go into the table failures."""
+    try:
+        return maker.make(documents, corpus.row_count, before)
+    except CorpusError as error:
+        if not corpus.invalid_count:
+            raise
+        empty = documents.sparkSession.createDataFrame([], spark_schema(FAILURES))
+        return Made(None, empty, 0, nothing=str(error))
 
 
 def _show_invalid(corpus: Texts, display: Display) -> None:
@@ -139,7 +150,7 @@ def _finish(request: IndexRequest, output: Output, corpus: Texts, made: Made, ru
     output.end(runner.ending, code=code, usage=runner.usage, **fields)
     if catalog is not None:
         remove_unnamed(output.place, catalog)
-    return IndexOutcome(code, catalog, counts, runner.ending.explain(request.command))
+    return IndexOutcome(code, catalog, counts, runner.ending.explain(request.command) or made.nothing)
 
 
 def failures_of(invalid: DataFrame) -> DataFrame:

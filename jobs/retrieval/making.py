@@ -40,8 +40,9 @@ class CorpusError(UserError):
 class Made:
     """What became of a corpus: the index, and rows of `failures` of documents that are not in it.
 
-    `catalog` None: asking for vectors ended before all were there. `failed`: documents; `new`: chunks that are in no
-    shard from before; `built`: shards that were written. `damaged`: a line each shard that was made anew for it.
+    `catalog` None: asking for vectors ended before all were there, or there is nothing to search in, as `nothing` says
+    in one line. `failed`: documents; `new`: chunks that are in no shard from before; `built`: shards that were written.
+    `damaged`: a line each shard that was made anew for it.
     """
 
     catalog: Catalog | None
@@ -50,6 +51,7 @@ class Made:
     new: int = 0
     built: int = 0
     damaged: tuple[str, ...] = ()
+    nothing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class Maker:
         shards = {} if making is None else self._build(making, embedded)
         found = {shard.name: shard for shard in bury(self.steps, self.index, self.cache, kept)} | shards
         if making is None or not found:
-            raise CorpusError("no text of the corpus could be embedded; see the table failures")
+            nothing = "no text of the corpus could be embedded: there is no index; see the table failures"
+            return Made(None, embedded.failures, embedded.failed, damaged=kept.damaged, nothing=nothing)
         catalog = Catalog(making, count - embedded.failed, tuple(found[name] for name in sorted(found)))
         return Made(catalog, embedded.failures, embedded.failed, new, len(shards), kept.damaged)
 

@@ -122,6 +122,26 @@ def test_a_corpus_of_no_use_is_one_line(
     assert server.count() == 0
 
 
+@pytest.mark.parametrize(
+    ("row", "stage", "told"),
+    [
+        ({"id": "", "contents": "x"}, "input", "no document of the corpus has a word"),
+        ({"id": "a", "contents": "poison"}, "embed_text", "no text of the corpus could be embedded"),
+    ],
+)
+def test_a_corpus_of_failures_alone_is_written_as_failures(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, row: dict[str, Any], stage: str, told: str
+) -> None:
+    server.configure(rules=[{"when": {"contains": "poison"}, "do": {"status": 400}}])
+    place = tmp_path / "index"
+    ended = index(run_here, server, write_rows(tmp_path / "corpus.jsonl", [row]), place)
+    assert ended.code == 4, ended.err
+    assert told in ended.err
+    assert [failure["stage"] for failure in read_table(place, "failures")] == [stage]
+    assert [row["stage"] for row in read_table(place, "usage")] == ["embed_text"] * (stage == "embed_text")
+    assert read_manifest(place)["status"] == "finished"
+
+
 def test_a_folder_without_an_index_is_refused(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     ended = run_here.command(words("search", server, "--index", tmp_path, "--query", "a"))
     assert ended.code == 1
