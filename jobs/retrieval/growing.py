@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,8 +44,8 @@ def find_kept(steps: Workspace, index: str, cache: str, before: Catalog | None, 
     """
     if before is None or not before.shards:
         return Kept()
-    rows = [(shard.name, shard.tombstones) for shard in before.shards]
-    shards = steps.spark.createDataFrame(rows, "name string, tombstones string").repartition(len(rows))
+    numbered = _number(steps, before.shards)
+    shards = numbered.repartitionById(len(before.shards), "task").select("name", "tombstones")
     damage = Counted({"errors": F.collect_set("error")})
     listing = partial(building.list_living, index=index, cache=cache)
     living = steps.keep(shards.mapInArrow(listing, spark_schema(LIVING)), "living", damage)
@@ -93,15 +93,20 @@ def bury(steps: Workspace, index: str, cache: str, kept: Kept) -> list[ShardEntr
     dying = {name for name, count in kept.dying.items() if count}
     if kept.states is None or not dying:
         return list(kept.shards.values())
-    rows = [(name, kept.shards[name].tombstones) for name in sorted(dying)]
-    before = steps.spark.createDataFrame(rows, "name string, tombstones string")
+    before = _number(steps, [kept.shards[name] for name in sorted(dying)])
     gone = kept.states.where(~F.col("stays") & _is_of(dying)).groupBy("name")
     positions = gone.agg(F.array_sort(F.collect_list("position")).alias("positions"))
-    given = F.broadcast(before).join(positions, on="name", how="inner").repartition(len(rows))
+    given = F.broadcast(before).join(positions, on="name", how="inner").repartitionById(len(dying), "task")
     write = partial(building.bury, index=index, cache=cache)
     written = given.select("name", "tombstones", "positions").mapInArrow(write, spark_schema(BURIED)).collect()
     buried = {row["name"]: with_dead(kept.shards[row["name"]], *row[1:]) for row in written}
     return [buried.get(name, shard) for name, shard in kept.shards.items()]
+
+
+def _number(steps: Workspace, shards: Sequence[ShardEntry]) -> DataFrame:
+    """task, name, tombstones: each shard with the number of a task of its own; round robin could give one several."""
+    rows = [(number, shard.name, shard.tombstones) for number, shard in enumerate(shards)]
+    return steps.spark.createDataFrame(rows, "task int, name string, tombstones string")
 
 
 def _is_of(names: Iterable[str]) -> Column:

@@ -92,8 +92,10 @@ class Searcher:
 
     def _task_a_shard(self, work: object, schema: pa.Schema, name: str) -> DataFrame:
         """What a function of the names of shards gives for all of them, each in a task of its own."""
-        names = [(shard.name,) for shard in self.catalog.shards]
-        shards = self.steps.spark.createDataFrame(names, "name string").repartition(len(names))
+        names = [(number, shard.name) for number, shard in enumerate(self.catalog.shards)]
+        # By number: round robin begins anywhere in each partition, so that tasks would have several shards, or none
+        numbered = self.steps.spark.createDataFrame(names, "task int, name string")
+        shards = numbered.repartitionById(len(names), "task").select("name")
         return self._checked(shards.mapInArrow(work, spark_schema(schema)), name)  # type: ignore[arg-type]
 
     def _checked(self, frame: DataFrame, name: str) -> DataFrame:

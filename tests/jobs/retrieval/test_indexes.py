@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from jobs.retrieval.making import CorpusError
-from jobs.retrieval.searching import SearchError
-from tests.jobs.retrieval.indexes import POISON, Indexes, best_words, chunks_of, make_corpus, names_of, nearest
+from jobs.retrieval.searching import Searcher, SearchError
+from jobs.run.workspace import Workspace
+from tests.jobs.retrieval.indexes import POISON, Indexes, ask, best_words, chunks_of, make_corpus, names_of, nearest
+from udfs.retrieval.catalog import Catalog, Making, ShardEntry
 from udfs.retrieval.dense import count_lists
 from udfs.retrieval.ranking import Hit, fuse_rankings
 
@@ -78,6 +83,27 @@ def test_lists_are_searched_exactly_when_asked_to(indexes: Indexes) -> None:
         assert names_of(hits) == names_of(nearest(CORPUS, query, 5))
     some = indexes.search(QUERIES[:1], lists=4)[QUERIES[0]]
     assert set(some) <= set(indexes.search(QUERIES[:1], k=999, exact=True)[QUERIES[0]])
+
+
+def test_every_shard_is_searched_in_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    shards = tuple(ShardEntry(str(number), 1, 1, 1, 1) for number in range(7))
+    catalog = Catalog(Making(12, 3, "model", "flat", 0, "", 4), 7, shards)
+    searcher = Searcher(Workspace(spark, str(tmp_path)), str(tmp_path), catalog, ask, str(tmp_path), 5)
+    schema = pa.schema([("name", pa.string()), ("task", pa.int32()), ("error", pa.string())])
+    tasks = searcher._task_a_shard(say_task, schema, "tasks").collect()
+    assert sorted(row["name"] for row in tasks) == [shard.name for shard in shards]
+    assert len({row["task"] for row in tasks}) == 7
+
+
+def say_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The name of each shard, and the task that it is in."""
+    context = TaskContext.get()
+    assert context is not None
+    for batch in batches:
+        for name in batch.column("name").to_pylist():
+            row = {"name": [name], "task": [context.partitionId()], "error": [None]}
+            types = {"name": pa.string(), "task": pa.int32(), "error": pa.string()}
+            yield pa.RecordBatch.from_pydict({key: pa.array(row[key], types[key]) for key in row})
 
 
 def test_a_grown_corpus_adds_shards_and_embeds_what_is_new_alone(indexes: Indexes, spark: SparkSession) -> None:
