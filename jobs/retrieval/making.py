@@ -139,6 +139,9 @@ class Maker:
         # The texts with the smallest hashes: a draw that needs no order of the corpus
         least = vectors.select("text_id", "vector").orderBy("text_id").limit(TRAINED_ON * lists)
         drawn = self.steps.keep(least, "trained-on")
+        if self.steps.count(drawn) < lists:
+            # Fewer texts than lists: k-means needs one a list, and a codec some beside the centre to learn from
+            lists = max(self.steps.count(drawn) // TRAINED_ON, 1)
         codec = self.settings.codec if lists else "flat"
         training = fingerprint(drawn.select("text_id")) if lists else ""
         cut = (self.settings.words, self.settings.overlap)

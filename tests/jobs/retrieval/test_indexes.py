@@ -145,6 +145,15 @@ def test_a_small_index_that_outgrows_the_exact_kind_is_made_of_lists(indexes: In
     assert made.catalog.chunks == len(chunks_of(CORPUS))
 
 
+def test_many_documents_of_few_texts_have_fewer_lists_than_texts(indexes: Indexes) -> None:
+    documents = {f"doc-{number:03d}": ("bee sea", "ice way")[number % 2] for number in range(30)}
+    for _ in range(2):
+        made = indexes.make(documents, exact_chunks=20)
+        assert made.catalog is not None
+        assert (made.catalog.making.lists, made.catalog.chunks) == (1, 30)
+    assert names_of(indexes.search(["bee sea"])["bee sea"]) == names_of(nearest(documents, "bee sea", 5))
+
+
 def test_a_document_with_a_text_that_fails_is_left_out_whole_and_named(indexes: Indexes) -> None:
     documents = {**CORPUS, "bad": "bee " * 20 + POISON, "good": "sea of bees"}
     made = indexes.make(documents)

@@ -114,6 +114,17 @@ def test_training_gives_the_same_bytes_on_one_thread_and_on_two() -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("codec", ["flat", "fp16", "sq8"])
+def test_one_list_can_be_trained_on_two_vectors_or_one(codec: str) -> None:
+    for count in (1, 2):
+        vectors = draw(count)
+        index = train_lists(vectors, 1, codec)
+        index.add(vectors)
+        (found,) = shard(index).search(vectors[:1], 1, Probing())
+        assert found.positions.tolist() == [0]
+        assert found.similarities == pytest.approx([1.0], abs=2e-2)
+
+
 def test_dead_chunks_are_passed_over_in_lists_as_well() -> None:
     vectors = draw(2_000)
     index = train_lists(vectors, 32, "flat")
