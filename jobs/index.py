@@ -20,6 +20,7 @@ from jobs.retrieval.asking import Asking, bind_vectors, open_asking
 from jobs.retrieval.catalogs import cache_of, catalog_in
 from jobs.retrieval.making import CorpusError, Made, Maker
 from jobs.retrieval.vectors import STAGE
+from jobs.run.outcome import Ending
 from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, spark_schema
@@ -28,7 +29,10 @@ from jobs.settings.model import Settings
 from jobs.tables import FAILURES, ORDER, USAGE
 from udfs.files import open_filesystem
 from udfs.redaction import redact
-from udfs.retrieval.catalog import DEAD, SHARDS, Catalog
+from udfs.retrieval.building import is_begun
+from udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
+from udfs.retrieval.places import shard_folder
+from udfs.retrieval.shards import is_whole
 
 TABLES = ("failures", "usage")
 COMMAND = "index"
@@ -58,6 +62,7 @@ class IndexOutcome:
     catalog: Catalog | None
     counts: Mapping[str, Any]
     message: str | None = None
+    unchanged: bool = False
 
 
 def index(request: IndexRequest, display: Display) -> IndexOutcome:
@@ -96,7 +101,12 @@ def _index(request: IndexRequest, output: Output, asking: Asking) -> IndexOutcom
     corpus = read_corpus(steps, request.input, request.limit)
     _show_invalid(corpus, asking.engines.display)
     documents = steps.keep(corpus.rows, "documents")
-    _begin(request, output, corpus, before, fingerprint(documents.select("document_id", "content")))
+    content = fingerprint(documents.select("document_id", "content"))
+    if before is not None and _is_unchanged(request, output, corpus, before, content):
+        counts = (output.earlier or {})["counts"]
+        code = Ending().exit_code(counts["statuses"], settings.fail_on_error)
+        return IndexOutcome(code, before, counts, unchanged=True)
+    _begin(request, output, corpus, before, content)
     runner = asking.runner(steps, store_of(settings, request.output))
     maker = Maker(steps, output.place, settings.index, digest, runner.ask, cache_of(settings))
     made = _make(maker, documents, corpus, before)
@@ -104,6 +114,30 @@ def _index(request: IndexRequest, output: Output, asking: Asking) -> IndexOutcom
     for line in made.damaged:
         asking.engines.display.note(line)
     return _finish(request, output, corpus, made, runner)
+
+
+def _is_unchanged(request: IndexRequest, output: Output, corpus: Texts, before: Catalog, content: str) -> bool:
+    """Whether the index is whole and of this very corpus, with nothing left to ask, so that a start changes nothing."""
+    earlier = output.earlier or {}
+    if not output.is_complete(retry_failed=request.retry_failed):
+        return False
+    same = earlier["input"]["fingerprint"] == content and earlier["counts"]["invalid"] == corpus.invalid_count
+    outgrown = not before.making.lists and before.chunks > request.settings.index.exact_chunks
+    return same and not outgrown and _is_whole(output.place, before)
+
+
+def _is_whole(place: str, catalog: Catalog) -> bool:
+    """Whether what every shard begins as, the shards and their tombstones are there."""
+    dead = [f"{place}/{DEAD}/{shard.tombstones}" for shard in catalog.shards if shard.tombstones]
+    files = [f"{place}/{COARSE}", *dead]
+    if not is_begun(place, catalog.making) or not all(map(_is_file, files)):
+        return False
+    return all(is_whole(shard_folder(place, shard.name)) for shard in catalog.shards)
+
+
+def _is_file(uri: str) -> bool:
+    system, path = open_filesystem(uri)
+    return bool(system.get_file_info(path).type == fs.FileType.File)
 
 
 def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | None) -> Made:
@@ -180,11 +214,14 @@ def remove_unnamed(place: str, catalog: Catalog) -> None:
 def show_index(outcome: IndexOutcome, output: str) -> None:
     """Prints what is in the index, and how to search it."""
     catalog, counts = outcome.catalog, outcome.counts
+    if outcome.unchanged:
+        print("nothing new in the corpus; the index is as it was")
     if catalog is not None:
+        new = 0 if outcome.unchanged else counts["new_chunks"]
         kind = f"{catalog.making.lists:,} lists" if catalog.making.lists else "exact"
         size = sum(shard.size for shard in catalog.shards) / 2**20
         print(
-            f"{catalog.documents:,} documents, {catalog.chunks:,} chunks ({counts['new_chunks']:,} new), "
+            f"{catalog.documents:,} documents, {catalog.chunks:,} chunks ({new:,} new), "
             f"{len(catalog.shards):,} shards, {kind}, {size:,.1f} MB"
         )
         print(redact(f"next: untold search --index {output} --query TEXT"))

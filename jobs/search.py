@@ -89,6 +89,7 @@ def _search_one(
 ) -> SearchOutcome:
     """The hits of one query; unless the setting `store` says where, nothing of it is kept."""
     settings = request.settings
+    _check_local(settings.spark.master)
     with (
         tempfile.TemporaryDirectory(prefix="untold-search-") as folder,
         open_asking(
@@ -101,6 +102,8 @@ def _search_one(
             small=True,
         ) as asking,
     ):
+        # Where the settings leave the master to the launcher it is known only now
+        _check_local(asking.engines.spark.sparkContext.master)
         steps = Workspace(asking.engines.spark, folder)
         runner = asking.runner(steps, store_of(settings, folder))
         queries = asking.engines.spark.createDataFrame([("1", request.query)], "query_id string, query string")
@@ -110,6 +113,14 @@ def _search_one(
         for row in lost.limit(1).collect():
             raise SearchError(f"the query got no vector ({row['error_type']})")
         return SearchOutcome(0, [row.asDict() for row in hits.orderBy("rank").collect()])
+
+
+def _check_local(master: str | None) -> None:
+    """Raises SearchError where tasks run on other machines: they cannot read the steps of one query, kept on this."""
+    if master is not None and not master.startswith("local"):
+        raise SearchError(
+            f"--query needs a Spark of this machine; spark.master is {master}; use --queries and --output"
+        )
 
 
 def _search_file(
@@ -128,24 +139,23 @@ def _search_file(
 def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking: Asking) -> SearchOutcome:
     """One start: reads, claims, searches, writes. An output with nothing left to ask is not touched."""
     spark = asking.engines.spark
-    with tempfile.TemporaryDirectory(prefix="untold-search-") as folder:
-        # Before the output is claimed, so not in its own folder: who may write there is not known yet
-        found = read_queries(Workspace(spark, folder), str(request.queries))
-        queries = found.rows.select("query_id", "query")
-        content = fingerprint(queries)
-        output.claim(_identity(request, catalog, asking.stages, content))
-        if output.earlier and output.is_complete(retry_failed=request.retry_failed):
-            counts = output.earlier["counts"]
-            code = Ending().exit_code(counts["statuses"], request.settings.fail_on_error)
-            return SearchOutcome(code, counts=counts, unchanged=True)
-        counts = {"queries": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates}
-        given = {"path": request.queries, "fingerprint": content, "index": request.index}
-        fields: dict[str, Any] = {"metrics": [COMMAND], "input": given, "counts": counts}
-        output.begin(shown(request.settings), **fields)
-        for line in found.first_invalid:
-            asking.engines.display.note(line)
-        steps = output.workspace(spark)
-        asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
+    # In the output, which executors can read; before it is claimed, as it is the queries that say whose it is
+    steps = output.workspace(spark)
+    found = read_queries(steps, str(request.queries))
+    queries = found.rows.select("query_id", "query")
+    content = fingerprint(queries)
+    output.claim(_identity(request, catalog, asking.stages, content))
+    if output.earlier and output.is_complete(retry_failed=request.retry_failed):
+        counts = output.earlier["counts"]
+        code = Ending().exit_code(counts["statuses"], request.settings.fail_on_error)
+        return SearchOutcome(code, counts=counts, unchanged=True)
+    counts = {"queries": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates}
+    given = {"path": request.queries, "fingerprint": content, "index": request.index}
+    fields: dict[str, Any] = {"metrics": [COMMAND], "input": given, "counts": counts}
+    output.begin(shown(request.settings), **fields)
+    for line in found.first_invalid:
+        asking.engines.display.note(line)
+    asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
     runner = asking.runner(steps, store_of(request.settings, output.place))
     hits, lost = _hits(request, catalog, steps, runner, asked)
     asking.engines.process.leave()

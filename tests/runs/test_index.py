@@ -92,6 +92,9 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     assert (hit["document_id"], hit["rank"], round(hit["similarity"], 5)) == ("new", 1, 1.0)
 
     one = words("search", server, "--index", place, "--query", "of another kind", "--json")
+    elsewhere = run_here.command([*one, "--set", "spark.master=spark://host:7077"])
+    assert (elsewhere.code, elsewhere.err.count("\n")) == (1, 1)
+    assert "spark.master is spark://host:7077; use --queries and --output" in elsewhere.err
     stopped = run_here.command([*one, "--set", "budget.max_calls=0"])
     assert (stopped.code, stopped.out) == (3, ""), stopped.err
     assert "the budget is used up" in stopped.err.splitlines()[-1]
