@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from udfs.llm.batches import gather, halve, may_hide_a_culprit, spend, split_answered
+from udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
 from udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
 from udfs.llm.client import Endpoint
 from udfs.llm.door import Door
@@ -337,8 +337,7 @@ class Asker:
         """Ends a request. One for several rows that a single row of them may have spoilt is asked in halves."""
         late = request.first_sent is None or monotonic() - request.first_sent >= self._settings.deadline
         if may_hide_a_culprit(request, answer) and not late:
-            # One attempt each: all together had theirs
-            for half in halve(request, self._settings.max_attempts - 1):
+            for half in halve(request, attempts_of_halves(request, answer, self._settings.max_attempts)):
                 self._return(half)
             return
         for row in request.members or [request]:

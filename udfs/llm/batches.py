@@ -45,11 +45,24 @@ def _part_of(request: Request, members: list[Request], attempts: int) -> Request
     )
 
 
+def attempts_of_halves(request: Request, answer: Answer, max_attempts: int) -> int:
+    """How many attempts the halves of a request have behind them, after the answer that it ended with.
+
+    A 4xx was never repeated: they keep what the request had left before it. Else all together had theirs, so that one
+    is left to each.
+    """
+    return request.attempts - 1 if _is_about_rows(answer) else max_attempts - 1
+
+
 def may_hide_a_culprit(request: Request, answer: Answer) -> bool:
     """Whether a failure may be that of one row among several: a 4xx, or what no repetition of all of them helped."""
     kind = answer.error_type or ""
-    about_rows = kind.startswith("http_4") and kind != "http_429"
-    return request.rows > 1 and (about_rows or is_fault(kind) or kind in ASK_AGAIN)
+    return request.rows > 1 and (_is_about_rows(answer) or is_fault(kind) or kind in ASK_AGAIN)
+
+
+def _is_about_rows(answer: Answer) -> bool:
+    kind = answer.error_type or ""
+    return kind.startswith("http_4") and kind != "http_429"
 
 
 def spend(request: Request, usage: Usage, parts: Sequence[Answer]) -> None:

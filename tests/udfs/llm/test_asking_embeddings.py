@@ -100,6 +100,15 @@ def test_one_poison_text_in_a_batch_of_64_is_the_only_one_that_fails(
     assert rows[f"r{place:04d}"]["attempts"] == 7
 
 
+def test_halves_of_what_was_refused_are_asked_again_after_a_stumble(server: ModelServer, tmp_path: Path) -> None:
+    """Every call of one body stumbles first: the two together, and each alone."""
+    stumble = {"when": {"attempt_below": 2}, "do": {"status": 503}}
+    server.configure(rules=[stumble, {"when": {"contains": POISON}, "do": {"status": 400}}])
+    progress, rows = embed(server, tmp_path, with_poison(2, 0), replace(BATCHES, max_attempts=3))
+    assert {name: row["error_type"] for name, row in rows.items()} == {"r0000": "http_400", "r0001": None}
+    assert progress.tally.calls == 6
+
+
 def test_a_text_that_makes_the_server_stumble_is_found_as_well(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"contains": POISON}, "do": {"status": 500}}])
     _, rows = embed(server, tmp_path, with_poison(8, 5), replace(BATCHES, max_attempts=2))
