@@ -13,7 +13,7 @@ from jobs.asking.calling import Section, section_of
 from jobs.asking.endpoint import key_remedy
 from jobs.asking.lookups import RELATION, bind_embedding, bind_search
 from jobs.settings.lookups import BRAVE_URL
-from jobs.settings.model import Settings
+from jobs.settings.model import Settings, SettingsError
 from udfs.llm.calls import Answer, Request
 from udfs.llm.client import Endpoint
 from udfs.llm.keys import Stage
@@ -76,8 +76,7 @@ def check_lookups(settings: Settings) -> Iterator[Finding]:
     elif embeddings.model != MINILM:
         yield _check_files("embeddings", lambda: Embedder(find_model(embeddings.model)).embed(["water is wet"]))
     if searching.base_url != BRAVE_URL or os.environ.get(searching.api_key_env or ""):
-        answer = _try_search(settings, seconds)
-        yield _found("search", f"{searching.model} at {plain_url(searching.base_url)}", answer, settings)
+        yield _check_search(settings, seconds)
     folder = settings.grounding.verifier
     if folder != RELATION:
         yield _check_files("grounding", lambda: Classifier(find_classifier(folder)).classify([("wet", "wet")]))
@@ -106,10 +105,15 @@ def _try_embedding(settings: Settings, seconds: float) -> Answer:
     return _try(bind_embedding(settings), settings, Request("tried", row, "tried", members=[member]), seconds)
 
 
-def _try_search(settings: Settings, seconds: float) -> Answer:
-    """What the web search makes of one query, within so many seconds."""
+def _check_search(settings: Settings, seconds: float) -> Finding:
+    """What the web search makes of one query, within so many seconds; what its settings lack is a finding too."""
     row = {"query": "water is wet", "count": 1}
-    return _try(bind_search(settings), settings, Request("tried", row, "tried"), seconds)
+    try:
+        stage = bind_search(settings)
+    except SettingsError as error:
+        return Finding(FAIL, "search", str(error))
+    where = f"{settings.search.model} at {plain_url(settings.search.base_url)}"
+    return _found("search", where, _try(stage, settings, Request("tried", row, "tried"), seconds), settings)
 
 
 def _try(stage: Stage, settings: Settings, request: Request, seconds: float) -> Answer:
