@@ -141,7 +141,7 @@ class Planner:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a metric and stage, as `plan` gives them."""
-        open_stages = any(asking.tally.missing for planned in self._planned for asking in planned.askings)
+        open_stages = any(asking.tally["missing"] for planned in self._planned for asking in planned.askings)
         figures: Mapping[str, Figures | None] = {}
         if open_stages:
             figures = read_figures(self.spark, self.store, self.stages)
@@ -155,7 +155,7 @@ class Planner:
 
         Up to the first stage with something to ask nothing is assumed, so that these are counted already.
         """
-        ends = (place for place, asking in enumerate(planned.askings, start=1) if asking.tally.missing)
+        ends = (place for place, asking in enumerate(planned.askings, start=1) if asking.tally["missing"])
         given = planned.askings[: next(ends, len(planned.askings))]
         known = {name: one for name in planned.stages if (one := figures[name]) is not None}
         if len(given) == len(planned.askings) or planned.assumed.likely is None or len(known) < len(planned.stages):
@@ -201,22 +201,20 @@ class _Planned:
             row = self._row(asking, exact)
             likely = asking if exact or place >= len(self.likely) else self.likely[place]
             yield row | _expected(row, likely, figures.get(asking.stage.name), self.assumed.settings, exact)
-            exact = exact and not asking.tally.missing
+            exact = exact and not asking.tally["missing"]
 
     def _row(self, asking: Asking, exact: bool) -> dict[str, Any]:
         """What is possible. Tokens are of the requests still to be asked: completions at their limit."""
-        settings, to_ask, stage = self.assumed.settings, asking.tally.asked, asking.stage
+        settings, to_ask, stage = self.assumed.settings, asking.tally["asked"], asking.stage
         tokens = {"prompt_tokens": asking.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
-        is_called, calls = not runs_in_tasks(stage, settings), calls_for(settings, stage, to_ask)
         return {
             "metric": self.name,
             "stage": stage.name,
-            "requests": asking.tally.total,
+            "requests": asking.tally["total"],
             "exact": exact and not (stage.name in self.assumed.at_most and to_ask),
-            "reused": asking.tally.total - to_ask,
+            "reused": asking.tally["total"] - to_ask,
             **tokens,
-            "cost": prices_for(settings, stage.name).cost(**tokens, calls=calls) if is_called else None,
-            "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())) if is_called else None,
+            **_cost_and_hours(settings, stage, to_ask, tokens),
         }
 
 
@@ -227,12 +225,12 @@ def _expected(
 
     Where the requests are known, their prompts are counted; else they have the mean of the store, if that knows it.
     """
-    asked = min(likely.tally.asked, row["requests"] - row["reused"])
+    asked = min(likely.tally["asked"], row["requests"] - row["reused"])
     prompts, completions = float(row["prompt_tokens"]), float(row["completion_tokens"])
     if figures is not None:
         calls = max(figures.calls, 1.0)
         mean = None if exact else figures.prompt_tokens
-        counted = likely.prompt_tokens * (asked / likely.tally.asked if likely.tally.asked else 0.0)
+        counted = likely.prompt_tokens * (asked / likely.tally["asked"] if likely.tally["asked"] else 0.0)
         prompts = counted * calls if mean is None else asked * mean
         variables = max(0.0, counted - asked * likely.frame_tokens)
         completions = asked * figures.completion.base + figures.completion.slope * variables
@@ -240,11 +238,26 @@ def _expected(
         "prompt_tokens": round(prompts if exact else min(prompts, row["prompt_tokens"])),
         "completion_tokens": round(min(completions, row["completion_tokens"])),
     }
-    is_called, calls = not runs_in_tasks(likely.stage, settings), calls_for(settings, likely.stage, asked)
     return {
         "expected_requests": asked,
         **{f"expected_{name}": value for name, value in tokens.items()},
-        "expected_cost": prices_for(settings, row["stage"]).cost(**tokens, calls=calls) if is_called else None,
+        "expected_cost": _cost_and_hours(settings, likely.stage, asked, tokens)["cost"],
+    }
+
+
+def _cost_and_hours(
+    settings: Settings, stage: Stage, requests: int, tokens: Mapping[str, int]
+) -> dict[str, float | None]:
+    """What so many requests cost, and how long the limits make them take; None for a stage that calls nobody.
+
+    tokens: prompt_tokens, completion_tokens of all of them.
+    """
+    if runs_in_tasks(stage, settings):
+        return {"cost": None, "hours": None}
+    calls = calls_for(settings, stage, requests)
+    return {
+        "cost": prices_for(settings, stage.name).cost(**tokens, calls=calls),
+        "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())),
     }
 
 
@@ -336,7 +349,7 @@ class PlanningTools:
             return True
         if not self.askings:
             return False
-        return self.figures is not None or not self.askings[0].stored or any(a.tally.missing for a in self.askings)
+        return self.figures is not None or not self.askings[0].stored or any(a.tally["missing"] for a in self.askings)
 
 
 def completion_limit(stage: Stage) -> int:

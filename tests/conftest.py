@@ -30,20 +30,8 @@ SPARK = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two for all tests; none where some are named, which one process starts sooner."""
-    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else 2
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses Spark or Ray runs in one worker, one after the other: they share a session, and measure rates."""
-    for item in items:
-        pure = item.path.relative_to(ROOT / "tests").parts[0] in ("udfs", "graph")
-        if not pure or "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("engines"))
 
 
 @pytest.fixture(scope="session")

@@ -68,25 +68,9 @@ class Tally:
     tallies: Tallies
     number: int
 
-    @property
-    def total(self) -> int:
-        return self.tallies.look(self.number)["total"]
-
-    @property
-    def missing(self) -> int:
-        return self.tallies.look(self.number)["missing"]
-
-    @property
-    def asked(self) -> int:
-        return self.tallies.look(self.number)["asked"]
-
-    @property
-    def tokens(self) -> int:
-        return self.tallies.look(self.number)["tokens"]
-
-    @property
-    def bytes(self) -> int:
-        return self.tallies.look(self.number)["bytes"]
+    def __getitem__(self, name: str) -> int:
+        """A sum; the first look computes all that wait."""
+        return self.tallies.look(self.number)[name]
 
 
 @dataclass(frozen=True)
@@ -132,9 +116,9 @@ class Asking:
     def prompt_tokens(self) -> int:
         """The estimated tokens of the prompts that would be sent; of a formula's, frames and variables together."""
         if not self.by_formula:
-            return self.tally.tokens
+            return self.tally["tokens"]
         # The template's own characters come on top of the variables' for every request
-        return self.tally.asked * self.frame_tokens + estimate_tokens(self.tally.bytes)
+        return self.tally["asked"] * self.frame_tokens + estimate_tokens(self.tally["bytes"])
 
     def results(self, outputs: Mapping[str, Column]) -> DataFrame:
         """What `StageRunner.ask` would give, with these outputs where there is no answer; nothing of a formula's."""

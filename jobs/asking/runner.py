@@ -39,6 +39,8 @@ from udfs.stages.arrow import UNASKED, reading_of
 
 # So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
 UNITS_OF_AN_ACTOR = 4
+# Requests that one task of Spark writes for the actors
+REQUESTS_OF_A_TASK = 10_000
 # An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
 MODELS_NAMED = 100
 FILES_NAMED = 5
@@ -237,7 +239,10 @@ class StageRunner:
         path = self.workspace.path(f"{asking.stage.name}-units")
         unit = self._rows_of_a_unit(asking.missing, asking.stage.api)
         # By the leading variables, so that a common beginning of prompts is asked together: prompt caches then hit
-        ordered = rows.orderBy(*asking.stage.variables, "request_id")
+        keys = (*asking.stage.variables, "request_id")
+        # By number alone: what Spark would choose varies with cores, and each task's last unit is a short one
+        tasks = -(-asking.missing // REQUESTS_OF_A_TASK)
+        ordered = rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)
         options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
         ordered.write.mode("overwrite").options(**options).parquet(path)
         return path

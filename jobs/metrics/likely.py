@@ -12,10 +12,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from jobs.metrics.contexts import MARK, STAGE
+from udfs.llm.tokens import BYTES_OF_A_TOKEN
 from udfs.stages.figures import Figures, Line
 
-# As `udfs.llm.tokens` has it
-BYTES_OF_A_TOKEN = 4
 # Parts that a hash is told apart by where it draws a number between 0 and 1
 _PARTS = 1_000_003
 

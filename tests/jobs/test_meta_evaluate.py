@@ -172,8 +172,8 @@ def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -
     }
     (line,) = [line for line in report.splitlines() if line.startswith("| e2e | small") and "| zero |" in line]
     lmr, shown = rows["e2e", "small|é\nx", "zero"], line.split(" | ")
-    assert shown[1:4] == ["small\\|é x", "zero", "20"]
-    assert shown[4] == f"{lmr['value']:.3f} [{lmr['ci_low']:.3f}, {lmr['ci_high']:.3f}]"
+    assert shown[1:5] == ["small\\|é x", "zero", "20", "0"]
+    assert shown[5] == f"{lmr['value']:.3f} [{lmr['ci_low']:.3f}, {lmr['ci_high']:.3f}]"
     assert shown[-4:-1] == ["-", "-", "-"]  # what the scores cost is not known
     assert "| e2e | gpt-oss-120b | 0.756 [0.731, 0.779] |" in report
     cells = open_run(evaluated.output).manifest["confusion"]

@@ -276,8 +276,8 @@ class RunOfWorlds:
 def run_worlds(
     run_here: RunHere, server: ModelServer, folder: Path, first: int, store: str | None = None
 ) -> RunOfWorlds:
-    """Plans and runs ten worlds, by a store of other samples where one is given; the run has a store of its own."""
-    samples = [sample for world in worlds(10, first=first) for sample in world.samples(2)]
+    """Plans and runs four worlds, by a store of other samples where one is given; the run has a store of its own."""
+    samples = [sample for world in worlds(4, first=first) for sample in world.samples(2)]
     path, output = write_samples(folder / "in.jsonl", samples), folder / "out"
     settings = settings_for(server.base_url, **PRICES)
     request = PlanRequest(path, str(output), ALL_METRICS, settings, embedded=False)
