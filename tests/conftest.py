@@ -31,6 +31,8 @@ SPARK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Workers import what tests send them, and from no other folder than installed packages
+    "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
 
 

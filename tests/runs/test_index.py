@@ -42,7 +42,7 @@ def settings_of(server: ModelServer) -> dict[str, Any]:
 
 def words(command: str, server: ModelServer, *given: object) -> list[str]:
     pairs = [word for name, value in settings_of(server).items() for word in ("--set", f"{name}={value}")]
-    return [command, *map(str, given), *pairs]
+    return [command, *pairs, *map(str, given)]
 
 
 def index(run: RunHere, server: ModelServer, corpus: Path, output: Path, *flags: str) -> Ended:
