@@ -14,9 +14,7 @@ import bm25s
 import faiss
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 import pyarrow as pa
-from tokenizers import Tokenizer
 
 from tests.benchmarks.figures import Figure, Options
 from udfs.retrieval.chunks import chunk_text
@@ -32,10 +30,8 @@ QUERIES = 200
 DOCUMENTS = 20_000
 WORDS_OF_A_CHUNK = 120
 VOCABULARY = 50_000
-EMBEDDED = 200
-MOST_TOKENS = 256
 TURNS = 3
-GOAL_FAISS, GOAL_BM25, GOAL_EMBEDDING = 0.7, 0.5, 0.8
+GOAL_FAISS, GOAL_BM25 = 0.7, 0.5
 # What still counts as flat: the memory of a search in ten times the chunks over that in the chunks
 GOAL_FLAT = 1.2
 # The corpus that a plan is made for, as figures of the corpus that was measured
@@ -59,7 +55,6 @@ def measure(options: Options) -> list[Figure]:
             *_add(coarse, vectors),
             *_search(coarse, vectors, queries, folder),
             *_words(),
-            *_embedding(),
             *_memory(coarse, vectors, folder),
             *_plan(count),
         ]
@@ -166,37 +161,6 @@ def _words() -> list[Figure]:
     return [Figure(f"BM25 over {DOCUMENTS:,} chunks, against bm25s", _ratios(ours, bare), at_least=GOAL_BM25)]
 
 
-def _embedding() -> list[Figure]:
-    """Chunks and short facts through the embedder, beside a loop that runs the model on one text after the other."""
-    files = find_model("minilm")
-    embedder = open_embedder(files, "mean", MOST_TOKENS)
-    lengths = np.random.default_rng(0).choice([8, 12, 20, WORDS_OF_A_CHUNK], EMBEDDED)
-    given = [" ".join(tokens[:length]) for tokens, length in zip(texts(EMBEDDED), lengths, strict=True)]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(files.model, options, providers=["CPUExecutionProvider"])
-    tokenizer = Tokenizer.from_file(files.tokenizer)
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(MOST_TOKENS)
-
-    def bare() -> Vectors:
-        rows = []
-        for text in given:
-            encoded = tokenizer.encode(text)
-            columns = {
-                "input_ids": encoded.ids,
-                "attention_mask": encoded.attention_mask,
-                "token_type_ids": encoded.type_ids,
-            }
-            feeds = {one.name: np.array([columns[one.name]], np.int64) for one in session.get_inputs()}
-            rows.append(session.run(None, feeds)[0][0].mean(axis=0))
-        return np.array(rows, np.float32)
-
-    assert np.array_equal(embedder.embed(given), bare())
-    ratios = _ratios(lambda: embedder.embed(given), bare)
-    return [Figure(f"embedding of {EMBEDDED:,} texts, against bare onnxruntime", ratios, at_least=GOAL_EMBEDDING)]
-
-
 def _memory(coarse: Path, vectors: Vectors, folder: Path) -> list[Figure]:
     """Anonymous memory that a search takes on top of its process, in a tenth of the chunks and in all of them."""
     sizes = (len(vectors) // 10, len(vectors))
@@ -230,7 +194,7 @@ def _look(folder: Path, size: int) -> float:
 
 def _plan(count: int) -> list[Figure]:
     """What 100 million chunks take: bytes by arithmetic, hours by the rate measured here."""
-    embedder = open_embedder(find_model("minilm"), "mean", MOST_TOKENS)
+    embedder = open_embedder(find_model("minilm"), "mean", 256)
     chunks = list(chunk_text(" ".join(f"word{number}" for number in range(128 * 24)), 128, 0))
     embedder.embed(chunks[:2])
     rate = len(chunks) / _seconds(lambda: embedder.embed(chunks))
