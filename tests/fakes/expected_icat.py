@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import sqrt
+from functools import lru_cache
+from math import hypot
 from typing import Any
 
 from tests.fakes.claims import align, aspects_of, claims_of
@@ -96,13 +97,20 @@ def cut(document: Document, words: int = 128, overlap: int = 32) -> list[Chunk]:
 
 def nearest(query: str, chunks: Sequence[Chunk], top: int = 10) -> list[Chunk]:
     """The chunks by the cosine of their vectors as the server has them, to 6 decimals, then by their ids."""
-    asked = vector_of(query)
-    return sorted(chunks, key=lambda chunk: (-round(_cosine(asked, vector_of(chunk.text)), 6), chunk.chunk_id))[:top]
+    asked = _unit_vector(query)
+    return sorted(chunks, key=lambda chunk: (-round(_product(asked, _unit_vector(chunk.text)), 6), chunk.chunk_id))[
+        :top
+    ]
 
 
-def _cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    dot = sum(a * b for a, b in zip(first, second, strict=True))
-    return dot / sqrt(sum(a * a for a in first) * sum(b * b for b in second) or 1.0)
+@lru_cache(maxsize=10_000)
+def _unit_vector(text: str) -> Sequence[float]:
+    vector = vector_of(text)
+    return [part / (hypot(*vector) or 1.0) for part in vector]
+
+
+def _product(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
 
 
 def expected_icat(

@@ -21,7 +21,7 @@ from tests.fakes.world_icat import IcatWorld, icat_worlds
 from udfs.llm.templates import compile_prompt
 from udfs.stages import STAGES
 
-WORLDS = icat_worlds(150)
+WORLDS = icat_worlds(100)
 QUERY = "What is known of the founding and the home of Ada Mill?"
 CHUNKS = [
     Chunk("d#0", "d", "Ada Mill was founded on 3 May 1912. Ada Mill likes tea."),
@@ -150,7 +150,7 @@ def test_chunks_overlap_and_none_is_superfluous() -> None:
 
 @pytest.mark.parametrize("judge", ["closed", "steps", "noisy"])
 def test_the_server_tells_the_truth_in_forms_that_are_read(judge: str) -> None:
-    for world in icat_worlds(60, judge):
+    for world in icat_worlds(30, judge):
         for sample in world.samples(2):
             claims = [claim.strip() for claim in claims_of(sample["response"])]
             if claims or sample["response"].strip():
