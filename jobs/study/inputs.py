@@ -139,12 +139,13 @@ def read_score_tables(
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
     """model, metric, sample_id, score, failed; NaN is null.
 
-    place: as `_files`. Raises MetaEvaluationError for unreadable files, missing columns and scores that are no numbers.
+    place: as `table_files`. Raises MetaEvaluationError for unreadable files, missing columns and scores that are no
+    numbers.
     """
     where = f"{model} ({place})"
     try:
         # Files of different writers may lack the column `status`
-        rows = spark.read.option("mergeSchema", "true").parquet(*_files(spark, place))
+        rows = spark.read.option("mergeSchema", "true").parquet(*table_files(place, "scores"))
     except PySparkException as error:
         condition = error.getCondition() or type(error).__name__
         raise MetaEvaluationError(
@@ -216,16 +217,16 @@ def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
     return spark.read.schema(schema).parquet(f"{place}/{name}")
 
 
-def _files(spark: SparkSession, place: str) -> list[str]:
-    """The Parquet files of the table `scores` of an output, or of the folder itself.
+def table_files(place: str, name: str) -> list[str]:
+    """The Parquet files of a table of an output (scores, statements), or of the folder itself.
 
     An output whose run has not ended is refused by `open_run`: its tables may be of an earlier start.
     """
-    table = f"{place}/scores"
+    table = f"{place}/{name}"
     system, path = open_filesystem(table)
-    # A folder `scores` without a manifest is somebody's own, and has no run to ask
+    # A folder of that name without a manifest is somebody's own, and has no run to ask
     is_output = system.get_file_info(path).type == fs.FileType.Directory
-    if is_output and system.get_file_info(f"{path.removesuffix('scores')}{NAME}").type == fs.FileType.File:
+    if is_output and system.get_file_info(f"{path.removesuffix(name)}{NAME}").type == fs.FileType.File:
         open_run(place)
     files = inspect_files(find_files(table if is_output else place))
     found = [file.path for file in files if file.kind == "parquet"]

@@ -71,7 +71,7 @@ def item_averages(
     hits, wrong, missed: int[samples], items that metric and people call covered, the metric alone, people alone.
     precision = hits / (hits + wrong), recall = hits / (hits + missed), F1 = 2 hits / (2 hits + wrong + missed); a
     sample where one is 0 / 0 is left out of its macro average. Intervals resample samples, or with `clusters` (a name
-    a sample) whole clusters; micro averages are ratios of sums over these. Methods, sections 7 and 9.
+    a sample) whole clusters; micro averages are ratios of sums over these. Methods, sections 6 and 7.
     """
     tp, fp, fn = (np.asarray(each, dtype=np.int64) for each in (hits, wrong, missed))
     parts = {"precision": (tp, tp + fp), "recall": (tp, tp + fn), "f1": (2 * tp, 2 * tp + fp + fn)}
