@@ -24,9 +24,9 @@ PUBLISHED_ITEMS = {"precision": 0.903, "recall": 0.798, "f1": 0.835}
 PUBLISHED_KAPPA = 0.829
 PUBLISHED_FLOORS = {"bertscore_recall": 0.291, "meteor": 0.027, "rouge1": -0.058, "bleu": -0.099}
 NOT_AT_HAND = (
-    "Published (Samarinas et al. 2025) of responses to topics of the TREC Web Track, with ClueWeb or a web search as the "
-    "source. ClueWeb and the paper's human labels are not at hand: these figures are of other samples than ours, and "
-    "show only how large such figures are. Which coefficient the published floors are is not known here."
+    "Published (Samarinas et al. 2025) of responses to topics of the TREC Web Track, with ClueWeb or a web search as "
+    "the source. ClueWeb and the paper's human labels are not at hand: these figures are of other samples than ours, "
+    "and show only how large such figures are. Which coefficient the published floors are is not known here."
 )
 
 
@@ -42,8 +42,8 @@ def render(
     kappa = next(row for row in rows if row["measure"] == KAPPA)
     parts = [
         "# Meta-evaluation on coverage",
-        f"Intervals: 95 % BCa, 10,000 resamples of {units}; p-values take samples for independent. Human coverage is the "
-        "share of a sample's labelled items that most annotators found covered.",
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}; p-values take samples for independent. Human coverage is "
+        "the share of a sample's labelled items that most annotators found covered.",
         f"Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in covered)}. Of {labels.items:,} "
         f"items, {labels.labelled:,} have a majority; {labels.ties:,} are ties and "
         f"{labels.items - labels.labelled - labels.ties:,} have no label: these are left out. Fleiss' kappa of the "

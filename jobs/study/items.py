@@ -133,7 +133,7 @@ def read_verdicts(
         frame = _read(spark, model, place)
         has = sorted(row["metric"] for row in frame.select("metric").distinct().collect() if row["metric"] is not None)
         # A judge of some metrics is read for these alone
-        wanted = tuple(judged[model] if model in judged else metrics or has)
+        wanted = tuple(judged.get(model, metrics or has))
         problems += [
             f"{model} ({place}): no statements with a reference_id of metric `{shorten(name)}`"
             f"{aside(near_misses(name, has))}; it has {', '.join(has) or 'none'}"
