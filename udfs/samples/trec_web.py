@@ -17,7 +17,7 @@ TOPICS = "*topics.web.*"
 def read_topics(unit: Unit) -> Iterator[Record]:
     """The topics of a file as questions: a topic's description is the query. Raises UnreadableFileError for no XML.
 
-    Types are carried as they are written, whatever they are: the files hold some that their own DTD does not know.
+    Two topics of 2014 have an empty description, and the words that people searched with instead. Types are carried as they are written, whatever they are: the files hold some that their own DTD does not know.
     """
     with open_text(unit.path) as stream:
         try:
@@ -30,15 +30,15 @@ def read_topics(unit: Unit) -> Iterator[Record]:
 
 
 def _record(topic: ElementTree.Element) -> Record:
-    number, subtopics = topic.get("number"), topic.findall("subtopic")
+    number, subtopics, words = topic.get("number"), topic.findall("subtopic"), _text(topic.find("query"))
     if not number:
         return Record(problem="a topic without a number", raw=ElementTree.tostring(topic, encoding="unicode"))
     return Record(
         {
             "sample_id": number,
             "query_id": number,
-            "query": _text(topic.find("description")),
-            "topic": _text(topic.find("query")),
+            "query": _text(topic.find("description")) or words,
+            "topic": words,
             "topic_type": topic.get("type"),
             "aspects": [{"id": one.get("number"), "text": _text(one)} for one in subtopics],
             "aspect_types": [one.get("type") for one in subtopics],
