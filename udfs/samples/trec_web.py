@@ -17,7 +17,8 @@ TOPICS = "*topics.web.*"
 def read_topics(unit: Unit) -> Iterator[Record]:
     """The topics of a file as questions: a topic's description is the query. Raises UnreadableFileError for no XML.
 
-    Two topics of 2014 have an empty description, and the words that people searched with instead. Types are carried as they are written, whatever they are: the files hold some that their own DTD does not know.
+    Two topics of 2014 have an empty description: the words that people searched with are their query. Types are carried
+    as they are written, whatever they are: the files hold some that their own DTD does not know.
     """
     with open_text(unit.path) as stream:
         try:
