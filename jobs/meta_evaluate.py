@@ -247,7 +247,7 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     }
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
-        identity |= {"covered": labels, "embeddings": {"model": request.settings.embeddings.model}}
+        identity |= {"covered": labels, "floors": request.settings.embeddings.model}
     return identity
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from jobs.run.session import spark_schema
-from jobs.study.inputs import SHOWN, MetaEvaluationError, table_files
+from jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from udfs.hints import aside, near_misses, shorten
 from udfs.retrieval.local_models import ModelFiles
 from udfs.samples.labelled import ITEMS, floor_batches, floor_names, floor_schema, item_batches
@@ -142,7 +141,7 @@ def read_verdicts(
         ]
         found[model] = wanted
         frames.append(frame.where(F.col("metric").isin(*wanted)))
-    _raise(problems)
+    raise_all(problems)
     rows = reduce(DataFrame.unionByName, frames)
     _check_ids(rows, items, about)
     return Verdicts(rows, found)
@@ -151,17 +150,7 @@ def read_verdicts(
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
     """The columns of `Verdicts.rows`. Raises MetaEvaluationError for unreadable files and missing columns."""
     where = f"{model} ({place})"
-    try:
-        rows = spark.read.option("mergeSchema", "true").parquet(*table_files(place, "statements"))
-    except PySparkException as error:
-        condition = error.getCondition() or type(error).__name__
-        raise MetaEvaluationError(
-            f"{where}: a file of it cannot be read ({condition}); give one table of statements"
-        ) from error
-    missing = [name for name in VERDICTS if name not in rows.columns]
-    if missing:
-        parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
-        raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; give statements of a metric of aspects or references")
+    rows = read_columns(spark, where, place, "statements", VERDICTS)
     if not isinstance(rows.schema["covered"].dataType, T.BooleanType):
         kind = rows.schema["covered"].dataType.simpleString()
         raise MetaEvaluationError(f"{where}: the column `covered` is {kind}; give true, false, or null where unknown")
@@ -182,18 +171,13 @@ def _check_ids(rows: DataFrame, items: DataFrame, about: str) -> None:
         "unknown": f"statements are of no item of {about}",
         "repeated": f"items of {about} have several statements",
     }
-    _raise(
+    raise_all(
         [
             f"{row['model']}: {row['metric']}: {row['count']:,} {words[row['fault']]}: reference_id "
             f"`{shorten(row['first']['reference_id'])}` of sample `{shorten(row['first']['sample_id'])}`"
             for row in shown
         ]
     )
-
-
-def _raise(problems: Sequence[str]) -> None:
-    if problems:
-        raise MetaEvaluationError("\n".join(problems))
 
 
 def human_coverage(read: DataFrame, items: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections import defaultdict
+from dataclasses import replace
 from operator import and_
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from statsmodels.stats.inter_rater import fleiss_kappa
 from jobs.cli.main import main
 from jobs.meta_evaluate import MetaEvaluationRequest
 from jobs.results import open_run
+from jobs.run.manifest import OutputError
 from jobs.settings.model import Settings
 from jobs.study.inputs import MetaEvaluationError
 from jobs.tables import COVERAGE, META_EVALUATION
@@ -149,6 +151,11 @@ def test_measures_are_those_of_scipy_and_statsmodels(study: MetaEvaluationReques
     alike = [row for row in rows if row["measure"] == "fleiss_kappa"]
     assert [row["n"] for row in alike] == [sum(len(one) >= 2 for one in votes)]
     assert table.schema.names == list(rows[0])
+
+
+def test_other_labels_are_another_study(spark: SparkSession, study: MetaEvaluationRequest) -> None:
+    with pytest.raises(OutputError, match="belongs to another --covered; give another --output"):
+        run(spark, replace(study, covered=("yes",)))
 
 
 def test_annotators_of_one_number_have_the_kappa_of_statsmodels(spark: SparkSession, tmp_path: Path) -> None:
