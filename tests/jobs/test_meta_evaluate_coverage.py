@@ -6,12 +6,14 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from operator import and_
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +23,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu import sentence_bleu
 from scipy import stats
 from statsmodels.stats.inter_rater import fleiss_kappa
+from tokenizers import Tokenizer
 
 from jobs.cli.main import main
 from jobs.meta_evaluate import MetaEvaluationRequest
@@ -31,6 +34,7 @@ from jobs.study.inputs import MetaEvaluationError
 from jobs.tables import COVERAGE, META_EVALUATION
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
+from udfs.retrieval.embedding import find_model
 from udfs.retrieval.token_states import BERTSCORE
 from udfs.samples.realsumm import read_system
 from udfs.samples.records import Unit
@@ -235,6 +239,39 @@ def check_realsumm(samples: Rows, verdicts: Rows, coverage: Rows, measures: Rows
         tokens = [re.findall(r"\w+", text.casefold()) for text in (reference, sample["response"])]
         expected["meteor"] = single_meteor_score(*tokens, wordnet=NoWordNet())
         assert {key: by_metric[key][name]["value"] for key in expected} == pytest.approx(expected)
+
+    states = open_states()
+    for sample in samples[::500]:
+        one, other = (states(text) for text in (sample["response"], "\n".join(f["text"] for f in sample["aspects"])))
+        cosines = one @ other.T
+        # The first token and the last are [CLS] and [SEP], which are matched and have no weight
+        recall, precision = cosines.max(axis=0)[1:-1].mean(), cosines.max(axis=1)[1:-1].mean()
+        found_recall = by_metric["bertscore_recall"][sample["sample_id"]]["value"]
+        found_f1 = by_metric["bertscore_f1"][sample["sample_id"]]["value"]
+        assert [found_recall, found_f1] == pytest.approx(
+            [recall, 2 * recall * precision / (recall + precision)], abs=1e-5
+        )
+
+
+def open_states() -> Callable[[str], np.ndarray]:
+    """The embedded model's states of a text's tokens, by onnxruntime and tokenizers alone."""
+    files = find_model("minilm")
+    tokenizer, session = Tokenizer.from_file(files.tokenizer), onnxruntime.InferenceSession(files.model)
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(512)
+
+    def states(text: str) -> np.ndarray:
+        encoding = tokenizer.encode(text)
+        known = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
+        feeds = {one.name: np.array([known[one.name]]) for one in session.get_inputs()}
+        rows = session.run(None, feeds)[0][0].astype(float)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    return states
 
 
 class NoWordNet:
