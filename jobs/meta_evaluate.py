@@ -31,7 +31,7 @@ from jobs.study import agreement
 from jobs.study.agreement import read_rows
 from jobs.study.annotations import Restate, write_sheet
 from jobs.study.coverage import DATASET as COVERAGE
-from jobs.study.covering import NEEDS, label_items, write_study
+from jobs.study.covering import NEEDS, Items, label_items, write_study
 from jobs.study.inputs import (
     MetaEvaluationError,
     ScoreTables,
@@ -40,6 +40,7 @@ from jobs.study.inputs import (
     read_score_tables,
     read_source_shares,
 )
+from jobs.study.items import Verdicts
 from jobs.study.labelled import add_overlap, find_points, resample_labels
 from jobs.study.points import DATASETS, LMR
 from jobs.study.report import Cost, draw, render, with_published
@@ -217,8 +218,15 @@ def _study_coverage(output: Output, steps: Workspace, request: MetaEvaluationReq
     items = label_items(steps, request.input, samples, request.covered)
     return _Study(
         partial(items.verdicts, request.runs, request.metrics, request.judged),
-        partial(write_study, output, items, settings=request.settings, clustered=request.cluster),
+        partial(_write_coverage, output, request, items),
     )
+
+
+def _write_coverage(
+    output: Output, request: MetaEvaluationRequest, items: Items, verdicts: Verdicts
+) -> tuple[str, dict[str, Any]]:
+    """Writes everything but the runs and the report, as `_write_report`."""
+    return write_study(output, items, verdicts, request.settings, _all_costs(request), clustered=request.cluster)
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
@@ -355,7 +363,7 @@ def _write_report(
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
-    costs = {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
+    costs = _all_costs(request)
     note = None if request.cluster else describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
@@ -400,6 +408,11 @@ def _refuse_to_restate(_: DataFrame) -> DataFrame:
 def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
     """The metrics that any model has, sorted."""
     return tuple(sorted({name for names in scores.metrics.values() for name in names}))
+
+
+def _all_costs(request: MetaEvaluationRequest) -> dict[str, dict[str, Cost]]:
+    """By model and metric what a sample cost; nothing where scores were given."""
+    return {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
 
 
 def _costs(request: MetaEvaluationRequest, endpoint: Endpoint) -> dict[str, Cost]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.study.coverage import BY_QUERY, BY_SAMPLE, KAPPA, Labels
-from jobs.study.report import markdown_cell, markdown_table
+from jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
 from udfs.retrieval.token_states import BERTSCORE
 from udfs.statistics.correlation import COEFFICIENTS
 from udfs.statistics.coverage import AVERAGES, MEASURES
@@ -31,12 +31,19 @@ NOT_AT_HAND = (
 
 
 def render(
-    rows: Sequence[Row], labels: Labels, covered: Sequence[str], *, clustered: bool, notes: Sequence[str]
+    rows: Sequence[Row],
+    labels: Labels,
+    covered: Sequence[str],
+    costs: Mapping[str, Mapping[str, Cost]],
+    *,
+    clustered: bool,
+    notes: Sequence[str],
 ) -> str:
     """The report as Markdown.
 
-    rows: of the table `meta_evaluation`, of one study. covered: the labels that mean covered. notes: lines on what is
-    left out. The same rows give the same text; names from outside are escaped.
+    rows: of the table `meta_evaluation`, of one study. covered: the labels that mean covered. costs: of a sample, by
+    model and metric; none for scores that were given. notes: lines on what is left out. The same rows give the same
+    text; names from outside are escaped.
     """
     units = "whole queries" if clustered else "single samples"
     kappa = next(row for row in rows if row["measure"] == KAPPA)
@@ -51,6 +58,7 @@ def render(
         *[f"Note: {note}." for note in notes],
         *[_correlations(rows, level) for level in (BY_SAMPLE, BY_QUERY)],
         _items(rows),
+        _costs(costs),
         _published(rows),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -92,6 +100,13 @@ def _items(rows: Sequence[Row]) -> str:
     )
     heads = ["metric", "model", "average", *[head for name in MEASURES for head in (name, "n")]]
     return "\n\n".join(["## Covered items", note, markdown_table(heads, lines)])
+
+
+def _costs(costs: Mapping[str, Mapping[str, Cost]]) -> str:
+    """A line a metric of a model that was run; empty where none was."""
+    lines = [[metric, model, *cost_cells(cost)] for model, own in costs.items() for metric, cost in own.items()]
+    heads = ["metric", "model", "calls", "tokens", "cost"]
+    return f"## What a sample cost\n\nOf all starts.\n\n{markdown_table(heads, lines)}" if lines else ""
 
 
 def _published(rows: Sequence[Row]) -> str:

@@ -25,6 +25,7 @@ from jobs.study.items import (
     read_items,
     read_verdicts,
 )
+from jobs.study.report import Cost
 from jobs.tables import COVERAGE, META_EVALUATION
 from udfs.retrieval.embedding import find_model
 from udfs.retrieval.local_models import LocalModelFileError, ModelFiles
@@ -57,9 +58,18 @@ def label_items(steps: Workspace, about: str, samples: DataFrame, covered: Seque
 
 
 def write_study(
-    output: Output, items: Items, verdicts: Verdicts, settings: Settings, *, clustered: bool
+    output: Output,
+    items: Items,
+    verdicts: Verdicts,
+    settings: Settings,
+    costs: Mapping[str, Mapping[str, Cost]],
+    *,
+    clustered: bool,
 ) -> tuple[str, dict[str, Any]]:
-    """Writes the tables `coverage` and `meta_evaluation`; gives the report and what the manifest says of the study."""
+    """Writes the tables `coverage` and `meta_evaluation`; gives the report and what the manifest says of the study.
+
+    costs: of a sample, by model and metric, of those that were run.
+    """
     model, missing = _token_model(settings)
     votes = read_rows(items.judged.groupBy("yes", "no").agg(F.count("*").alias("count")))
     people = read_rows(human_coverage(items.samples, items.judged).orderBy("sample_id"))
@@ -76,7 +86,7 @@ def write_study(
             f"{len(people):,} samples are of {queries:,} queries, and those of one query are alike: intervals that "
             "take samples one by one are too narrow; --cluster takes whole queries"
         )
-    report = render(rows, labels, items.covered, clustered=clustered, notes=notes)
+    report = render(rows, labels, items.covered, costs, clustered=clustered, notes=notes)
     output.write_rows("coverage", samples, COVERAGE)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
     metrics = sorted({metric for metric, _ in owners})

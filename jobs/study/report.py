@@ -189,7 +189,7 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
             [
                 *(metric, model, undefined, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
                 *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
-                *_cost_cells(cost),
+                *cost_cells(cost),
                 "-" if published is None else f"{published:.3f}",
             ]
         )
@@ -206,7 +206,7 @@ def _value(row: Row | None, *, interval: bool) -> str:
     return shown if not interval or row["ci_low"] is None else f"{shown} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
 
 
-def _cost_cells(cost: Cost | None) -> list[str]:
+def cost_cells(cost: Cost | None) -> list[str]:
     """Calls, tokens and cost a sample; six decimals, since a sample may cost a small part of a cent."""
     if cost is None:
         return ["-", "-", "-"]
