@@ -28,6 +28,9 @@ setup(
         "faiss-cpu>=1.15,<2",  # nearest vectors, exact or by an inverted file
         "onnxruntime>=1.31,<2",  # embedding models and classifiers that run within tasks
         "tokenizers>=0.23,<0.24",  # their tokenizers, as files tokenizer.json have them
+        "rouge-score==0.1.2",  # ROUGE, a floor that any metric of coverage has to be better than
+        "sacrebleu>=2.6,<3",  # BLEU, another
+        "nltk>=3.10,<4",  # METEOR, another
         "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
         "pint>=0.25.3,<0.26",  # units of the quantities that answers state
@@ -46,6 +49,7 @@ setup(
             EMBEDDING_MODEL,
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with
+            "statsmodels>=0.15,<0.16",  # whose kappa of several annotators ours is compared with
             "pytest>=9,<10",
             "pytest-xdist>=3.8,<4",  # two processes: a Spark and a Ray that wait leave half of two cores idle
             "hypothesis>=6.170,<7",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
@@ -30,6 +30,8 @@ from jobs.settings.model import Settings
 from jobs.study import agreement
 from jobs.study.agreement import read_rows
 from jobs.study.annotations import Restate, write_sheet
+from jobs.study.coverage import DATASET as COVERAGE
+from jobs.study.covering import NEEDS, Items, label_items, write_study
 from jobs.study.inputs import (
     MetaEvaluationError,
     ScoreTables,
@@ -38,17 +40,24 @@ from jobs.study.inputs import (
     read_score_tables,
     read_source_shares,
 )
-from jobs.study.points import DATASETS, LMR, Dataset, floor_points
+from jobs.study.items import Verdicts
+from jobs.study.labelled import add_overlap, find_points, resample_labels
+from jobs.study.points import DATASETS, LMR
 from jobs.study.report import Cost, draw, render, with_published
 from jobs.study.restating import Restater
 from jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
+from jobs.tables import COVERAGE as COVERAGE_TABLE
 from udfs.files import open_filesystem, write_bytes
-from udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, overlap_batches
-from udfs.statistics.questions import Resampled
+from udfs.samples.conversion import REQUIRED
 
 RUNS = "runs"
 REPORT = "meta_evaluation"
-TABLES = {"meta_evaluation": META_EVALUATION, "match_counts": MATCH_COUNTS, "comparisons": COMPARISONS}
+TABLES = {
+    "meta_evaluation": META_EVALUATION,
+    "match_counts": MATCH_COUNTS,
+    "comparisons": COMPARISONS,
+    "coverage": COVERAGE_TABLE,
+}
 # SVG for documents, PNG for readers that show no SVG
 FIGURES = ("svg", "png")
 # How an output of several runs ended that ended with one of them, by its exit code
@@ -87,7 +96,8 @@ class MetaEvaluationRequest:
     """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder).
 
     `metrics` None: all that the scores have. `cluster`: intervals and tests take all answers to a question together
-    (methods, section 7). `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
+    (methods, section 7). Of coverage alone: `format`, how its samples lie, and `covered`, labels that mean covered.
+    `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
     """
 
     dataset: str
@@ -102,6 +112,8 @@ class MetaEvaluationRequest:
     draw: Draw | None = None
     sheet: Sheet | None = None
     cluster: bool = False
+    format: str | None = None
+    covered: tuple[str, ...] | None = None
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -112,6 +124,27 @@ class MetaEvaluationRequest:
         """By model, where its scores are."""
         made = {one.model: f"{self.output}/{RUNS}/{one.folder}" for one in self.endpoints}
         return made if self.scores is None else dict(self.scores)
+
+    @property
+    def layout(self) -> str | None:
+        """How the input's files lie: a name of `FORMATS`, None where they are samples as they are."""
+        return self.format if self.dataset == COVERAGE else self.dataset
+
+    @property
+    def judged(self) -> dict[str, list[str]]:
+        """By model of `judges`, the metrics that it judges; it is read for these alone."""
+        found = defaultdict[str, list[str]](list)
+        for metric, judge in (self.judges or {}).items():
+            found[judge].append(metric)
+        return found
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What is read of scores that are there, and what is written of them: the report, and what the manifest says."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], tuple[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -154,21 +187,46 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
     """Reads and checks samples and given scores first: then it asks, and removes an earlier start's report."""
     steps = output.workspace(open_session(request.settings))
-    found = read_samples(steps.spark, request.input, format=request.dataset, limit=request.limit, draw=request.draw)
+    needs = NEEDS if request.dataset == COVERAGE else REQUIRED
+    found = read_samples(
+        steps.spark, request.input, format=request.layout, limit=request.limit, draw=request.draw, required=needs
+    )
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
-    dataset = DATASETS[request.dataset]
-    check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
+    study = (_study_coverage if request.dataset == COVERAGE else _study_labels)(output, steps, request, samples)
     content = fingerprint(samples)
     output.claim(_identify(request, content))
-    given = None if request.scores is None else _read_scores(request, samples)
+    given = None if request.scores is None else study.read()
     _remove_report(output)
     _begin(output, request, content, found.row_count)
     try:
-        return _evaluate(output, steps, request, display, samples, given)
+        return _evaluate(output, steps, request, display, study, given)
     except BaseException:
         _remove_report(output)
         raise
+
+
+def _study_labels(output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame) -> _Study:
+    """Scores against labels of whole responses, or against instances. Raises MetaEvaluationError for those."""
+    dataset = DATASETS[request.dataset]
+    check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
+    return _Study(partial(_read_scores, request, samples), partial(_write_report, output, steps, request, samples))
+
+
+def _study_coverage(output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame) -> _Study:
+    """Verdicts on items against labels of these. Raises MetaEvaluationError for items that cannot be used."""
+    items = label_items(steps, request.input, samples, request.covered)
+    return _Study(
+        partial(items.verdicts, request.runs, request.metrics, request.judged),
+        partial(_write_coverage, output, request, items),
+    )
+
+
+def _write_coverage(
+    output: Output, request: MetaEvaluationRequest, items: Items, verdicts: Verdicts
+) -> tuple[str, dict[str, Any]]:
+    """Writes everything but the runs and the report, as `_write_report`."""
+    return write_study(output, items, verdicts, request.settings, _all_costs(request), clustered=request.cluster)
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
@@ -185,13 +243,20 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
 
 
 def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
-    """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own."""
-    return {
+    """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own.
+
+    Of a study of coverage, the labels given and the model of its floors too.
+    """
+    identity: dict[str, Any] = {
         "dataset": request.dataset,
         "input": content,
         "metrics": list(request.metrics) if request.metrics else None,
         "statistics": {"seed": request.settings.statistics.seed, "cluster": request.cluster},
     }
+    if request.dataset == COVERAGE:
+        labels = None if request.covered is None else sorted(request.covered)
+        identity |= {"covered": labels, "floors": request.settings.embeddings.model}
+    return identity
 
 
 def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples: int) -> None:
@@ -202,7 +267,7 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
         metrics=list(request.metrics) if request.metrics else None,
         input={
             "path": request.input,
-            "format": request.dataset,
+            "format": request.layout,
             "limit": request.limit,
             "draw": shown_draw(request.draw),
             "fingerprint": content,
@@ -218,8 +283,8 @@ def _evaluate(
     steps: Workspace,
     request: MetaEvaluationRequest,
     display: Display,
-    samples: DataFrame,
-    given: ScoreTables | None,
+    study: _Study,
+    given: Any,
 ) -> MetaEvaluationOutcome:
     """Scores, then the report and the sheet; a run that ended early ends this one, with its exit code."""
     ended = _score_endpoints(request, display)
@@ -230,8 +295,8 @@ def _evaluate(
     if request.endpoints:
         interrupts.install()  # over those of the runs, which no longer end anything
     with interrupts.waiting():
-        scores = given or _read_scores(request, samples)
-        report, found = _write_report(output, steps, request, samples, scores)
+        report, found = study.write(given or study.read())
+        write_bytes(f"{request.output}/{REPORT}.md", report.encode())
     if request.sheet is not None:
         _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
@@ -260,7 +325,7 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
         metrics=request.metrics,
         settings=endpoint.settings,
         embedded=endpoint.embedded,
-        format=request.dataset,
+        format=request.layout,
         limit=request.limit,
         draw=request.draw,
         overwrite=request.overwrite,
@@ -271,15 +336,9 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
 
 
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
-    """The scores of all models, checked against the samples.
-
-    A judge that is named for some metrics is read for these alone.
-    """
-    spark, judged = samples.sparkSession, defaultdict[str, list[str]](list)
-    for metric, judge in (request.judges or {}).items():
-        judged[judge].append(metric)
+    """The scores of all models, checked against the samples."""
     ids = samples.select("sample_id")
-    return read_score_tables(spark, request.runs, request.metrics, ids, request.input, judged)
+    return read_score_tables(samples.sparkSession, request.runs, request.metrics, ids, request.input, request.judged)
 
 
 def _write_report(
@@ -294,24 +353,23 @@ def _write_report(
     metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
     labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
     shares = steps.keep(read_source_shares(steps.spark, request.runs)) if dataset.by_source else None
-    points = steps.keep(_find_points(scores.scores, labelled, shares, dataset))
+    points = steps.keep(find_points(scores.scores, labelled, shares, dataset))
     counted = read_rows(agreement.count_units(points, clustered=request.cluster))
     found = agreement.point_intervals(counted, dataset.scales, seed=seed)
-    tables = _resample_tables(scores.scores, labelled, dataset, request)
+    tables = resample_labels(scores.scores, labelled, dataset, clustered=request.cluster, seed=seed)
     found |= agreement.table_intervals(tables)
     # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
-    costs = {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
+    costs = _all_costs(request)
     note = None if request.cluster else describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
     counts = agreement.match_counts(request.dataset, counted, dataset.scales)
     output.write_rows("match_counts", counts, MATCH_COUNTS)
     output.write_rows("comparisons", comparisons, COMPARISONS)
-    write_bytes(f"{request.output}/{REPORT}.md", report.encode())
     for form in FIGURES:
         write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
     return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
@@ -352,39 +410,9 @@ def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
     return tuple(sorted({name for names in scores.metrics.values() for name in names}))
 
 
-def add_overlap(samples: DataFrame) -> DataFrame:
-    """sample_id, query, label string, overlap double: what the words of the response cover, `overlap_score`."""
-    fields = samples.sparkSession.createDataFrame(pa.schema(OVERLAP_FIELDS).empty_table()).schema
-    columns = samples.select("sample_id", "query", "response", "contexts", "label")
-    return columns.mapInArrow(overlap_batches, fields)
-
-
-def _find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
-    """Points of the scores, and with labels those of the floors; the constant is the most frequent label.
-
-    samples: label and overlap of each where the data set has labels; shares: of `read_source_shares`, where its points
-    are by source.
-    """
-    points = dataset.find_points(scores, samples, shares)
-    if not dataset.has_labels:
-        return points
-    counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
-    # Ties go to the first label
-    constant = max(LABELS, key=lambda label: counts.get(label, 0))
-    return points.unionByName(floor_points(samples, constant))
-
-
-def _resample_tables(
-    scores: DataFrame, samples: DataFrame, dataset: Dataset, request: MetaEvaluationRequest
-) -> dict[tuple[str, str], Resampled]:
-    """By (model, metric) the confusion table with its resamples; none for a data set without labels.
-
-    They are drawn from counts of questions that look alike, not from samples, so that memory does not grow with these.
-    """
-    if not dataset.has_labels:
-        return {}
-    counted = agreement.count_tables(scores, samples, clustered=request.cluster)
-    return agreement.resample_tables(counted, seed=request.settings.statistics.seed)
+def _all_costs(request: MetaEvaluationRequest) -> dict[str, dict[str, Cost]]:
+    """By model and metric what a sample cost; nothing where scores were given."""
+    return {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
 
 
 def _costs(request: MetaEvaluationRequest, endpoint: Endpoint) -> dict[str, Cost]:

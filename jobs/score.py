@@ -30,7 +30,7 @@ from jobs.metrics.scores import score_columns
 from jobs.retrieval.sources import open_knowledge
 from jobs.run import manifest
 from jobs.run.outcome import Ending
-from jobs.run.output import Output, shown, store_of
+from jobs.run.output import Output, shown, store_of, with_added
 from jobs.run.progress import Display
 from jobs.run.session import SMALL_BYTES, spark_schema
 from jobs.run.workspace import Counted
@@ -269,7 +269,9 @@ def _score_metrics(
     # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {
-        name: reduce(DataFrame.unionByName, [tables[name] for tables in given if name in tables], nothing)
+        name: reduce(
+            DataFrame.unionByName, [with_added(name, tables[name]) for tables in given if name in tables], nothing
+        )
         for name, nothing in empty.items()
     }
 

@@ -61,8 +61,12 @@ STATEMENTS = pa.schema(
         ("in_basis", pa.bool_()),  # uncovered, and entailed by no other uncovered one; null for e2e
         ("sources", pa.list_(pa.string())),  # ids of the contexts that state it
         ("members", pa.list_(pa.string())),  # texts of all its atoms; null for e2e
+        ("reference_id", pa.string()),  # of an aspect that was given, its id; null elsewhere
+        ("claims", pa.list_(pa.string())),  # ids of the claims that cover an aspect; null where there are no claims
     ]
 )
+# Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
+ADDED = {"statements": ("reference_id", "claims")}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -141,6 +145,26 @@ META_EVALUATION = pa.schema(
         ("n", pa.int64()),  # units compared; of a spread, models
         ("left_out", pa.int64()),  # comparisons that the convention leaves out
         ("published", pa.float64()),  # the paper's figure, where there is one
+        ("level", pa.string()),  # what was compared in a study of coverage: sample, query or item
+        ("p_value", pa.float64()),  # of a correlation, two-sided
+    ]
+)
+# A labelled sample under a metric of a model, or under a floor (docs/methods.md, section 6)
+COVERAGE = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("query_id", pa.string()),  # the query itself, or the sample, where none was given
+        ("metric", pa.string()),  # or the floor, whose model is null
+        ("model", pa.string()),
+        ("human", pa.float64()),  # share of the labelled items that people found covered; null without any
+        ("labelled", pa.int64()),  # items with a majority
+        ("ties", pa.int64()),  # items whose annotators are split evenly: left out
+        ("value", pa.float64()),  # share of its items that the metric found covered, or what the floor is
+        ("hits", pa.int64()),  # labelled items that both found covered; null where the metric judged none
+        ("wrong", pa.int64()),  # that the metric alone did
+        ("missed", pa.int64()),  # that people alone did
+        ("rightly_left", pa.int64()),  # that neither did
+        ("judged", pa.int64()),  # their sum
     ]
 )
 # How many questions, or single units, earn so many points: intervals over several data sets are made of these
@@ -220,6 +244,7 @@ TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,
     "meta_evaluation": META_EVALUATION,
+    "coverage": COVERAGE,
     "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,

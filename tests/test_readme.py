@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs.results import open_run
@@ -72,6 +74,10 @@ LABELLED = {
     **{f"answer{number}": f"Ada Mill lives in {city}." for number, city in enumerate(CITIES)},
     **{f"label{number}": "Correct" for number in range(len(CITIES))},
 }
+VERDICTS = [
+    {"sample_id": "1", "metric": "icat", "reference_id": name, "covered": name == "honey"}
+    for name in ("honey", "crops")
+]
 FILLED = "item,method,errors\n1,1,NONE\n1,2,DUP_ATOM\n"
 KEY = "item,method,sample_id,metric,score,label\n1,1,a,e2e,1,Correct\n1,2,a,qa,0.5,Partially correct\n"
 
@@ -91,6 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "judge.yaml": block("yaml"),
         "systems.yaml": block("yaml", 1),
         "labelled.jsonl": json.dumps(LABELLED),
+        "aspects.jsonl": block("jsonl"),
         "filled.csv": FILLED,
         "key.csv": KEY,
     }.items():
@@ -103,6 +110,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"id": "r", "text": "On 3 May 1912.", "origin": "response"}\n',
         encoding="utf-8",
     )
+    (folder / "verdicts").mkdir()
+    pq.write_table(pa.Table.from_pylist(VERDICTS), folder / "verdicts" / "part-0.parquet")
     (folder / "conf" / "demo").mkdir(parents=True)
     shutil.copy(ROOT / "conf" / "demo" / "corpus.jsonl", folder / "conf" / "demo")
     night = folder / "incoming" / "2026-11-20"

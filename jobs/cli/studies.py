@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from jobs.meta_evaluate import Endpoint, Sheet
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
-META_DATASETS = ("wikicontradict", "conflictbank")
+META_DATASETS = ("wikicontradict", "conflictbank", "coverage")
+# Layouts of samples with labelled items; without one they are samples as they are
+COVERAGE_FORMATS = ("realsumm",)
 QUESTION_FORMATS = ("eli5_category",)
 
 
@@ -167,6 +169,17 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
     if not options.scores:
         _metrics_or_error(options)
+    _check_coverage(options)
+
+
+def _check_coverage(options: Options) -> None:
+    """Raises UsageError for what only a study of coverage has, or has not."""
+    if options.dataset != "coverage":
+        given = [f"--{name}" for name in ("covered", "format") if getattr(options, name) is not None]
+        if given:
+            raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
+    elif options.annotation_sheet:
+        raise click.UsageError("--annotation-sheet draws from labels of whole responses, which coverage has not")
 
 
 def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -224,6 +237,8 @@ def _run_meta_evaluate(options: Options) -> int:
         draw=draw_of(options, settings),
         sheet=_sheet_of(each[0], endpoints),
         cluster=options.cluster,
+        format=options.format,
+        covered=options.covered,
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -280,6 +295,8 @@ _LABELLED = [
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
+    Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
+    Option("--format", "NAME", "coverage: a known data set of labelled items: realsumm", read=one_of(COVERAGE_FORMATS)),
     CONFLICTBANK_OPTION,
     SAMPLE_OPTION,
 ]

@@ -6,6 +6,7 @@ of a column carried along is known only at the end of the last file.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -125,7 +126,7 @@ def read_rows(
     """
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
-    files = inspect_files(find_files(path))
+    files = _files(path, adapter)
     units = plan_units(spark, files, whole_files=adapter is not None)
     found = _read(units, adapter, required)
     check_columns(path, files, found.facts, adapter.required if adapter else required)
@@ -220,6 +221,20 @@ def _adapter(name: str | None) -> Adapter | None:
             "or none to go by extension"
         )
     return FORMATS[name]
+
+
+def _files(path: str, adapter: Adapter | None) -> list[InputFile]:
+    """The files of a path, known by extension; of an adapter that reads files of its own, those alone.
+
+    Raises SampleError where there are none, or some cannot be read.
+    """
+    found = find_files(path)
+    if adapter is None or adapter.read is None:
+        return inspect_files(found)
+    files = [file for file in found if fnmatch.fnmatchcase(file.path, adapter.files)]
+    if not files:
+        raise SampleError(f"{path}: no file named like {adapter.files}; give the folder of the data set")
+    return files
 
 
 def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) -> _Pass:

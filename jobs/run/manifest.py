@@ -28,6 +28,8 @@ PARTS = {
     "input": "another input",
     "metrics": "other metrics",
     "statistics": "another statistics.seed or --cluster",
+    "covered": "another --covered",
+    "floors": "another embeddings.model",
 }
 
 Identity = Mapping[str, Any]

@@ -129,7 +129,7 @@ def read_score_tables(
         problems += wrong
         found[model] = names
         frames.append(frame.where(F.col("metric").isin(*names)))
-    _raise(problems)
+    raise_all(problems)
     # Ids are compared once for all models, after what is wrong with a table by itself was told
     scores = reduce(DataFrame.unionByName, frames)
     _check_ids(spark, scores, found, ids, places, about)
@@ -139,21 +139,11 @@ def read_score_tables(
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
     """model, metric, sample_id, score, failed; NaN is null.
 
-    place: as `_files`. Raises MetaEvaluationError for unreadable files, missing columns and scores that are no numbers.
+    place: as `table_files`. Raises MetaEvaluationError for unreadable files, missing columns and scores that are no
+    numbers.
     """
     where = f"{model} ({place})"
-    try:
-        # Files of different writers may lack the column `status`
-        rows = spark.read.option("mergeSchema", "true").parquet(*_files(spark, place))
-    except PySparkException as error:
-        condition = error.getCondition() or type(error).__name__
-        raise MetaEvaluationError(
-            f"{where}: a file of it cannot be read ({condition}); give one table of scores"
-        ) from error
-    missing = [name for name in REQUIRED if name not in rows.columns]
-    if missing:
-        parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
-        raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
+    rows = read_columns(spark, where, place, "scores", REQUIRED)
     if not isinstance(rows.schema["score"].dataType, T.NumericType):
         kind = rows.schema["score"].dataType.simpleString()
         raise MetaEvaluationError(
@@ -167,6 +157,26 @@ def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
         F.when(~F.isnan(score), score).alias("score"),
         _failed(rows).alias("failed"),
     )
+
+
+def read_columns(spark: SparkSession, where: str, place: str, name: str, required: Sequence[str]) -> DataFrame:
+    """All columns of a table, place and name as `table_files`; `where` is what messages call it.
+
+    Raises MetaEvaluationError for unreadable files and for missing columns, with near misses.
+    """
+    try:
+        # Files of different writers may lack columns that are not required
+        rows = spark.read.option("mergeSchema", "true").parquet(*table_files(place, name))
+    except PySparkException as error:
+        condition = error.getCondition() or type(error).__name__
+        raise MetaEvaluationError(
+            f"{where}: a file of it cannot be read ({condition}); give one table of {name}"
+        ) from error
+    missing = [column for column in required if column not in rows.columns]
+    if missing:
+        parts = [f"no column `{column}`{aside(near_misses(column, rows.columns))}" for column in missing]
+        raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
+    return rows
 
 
 def _failed(rows: DataFrame) -> Column:
@@ -216,16 +226,16 @@ def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
     return spark.read.schema(schema).parquet(f"{place}/{name}")
 
 
-def _files(spark: SparkSession, place: str) -> list[str]:
-    """The Parquet files of the table `scores` of an output, or of the folder itself.
+def table_files(place: str, name: str) -> list[str]:
+    """The Parquet files of a table of an output (scores, statements), or of the folder itself.
 
     An output whose run has not ended is refused by `open_run`: its tables may be of an earlier start.
     """
-    table = f"{place}/scores"
+    table = f"{place}/{name}"
     system, path = open_filesystem(table)
-    # A folder `scores` without a manifest is somebody's own, and has no run to ask
+    # A folder of that name without a manifest is somebody's own, and has no run to ask
     is_output = system.get_file_info(path).type == fs.FileType.Directory
-    if is_output and system.get_file_info(f"{path.removesuffix('scores')}{NAME}").type == fs.FileType.File:
+    if is_output and system.get_file_info(f"{path.removesuffix(name)}{NAME}").type == fs.FileType.File:
         open_run(place)
     files = inspect_files(find_files(table if is_output else place))
     found = [file.path for file in files if file.kind == "parquet"]
@@ -295,7 +305,7 @@ def _check_ids(
         shown, close = (lost, [given_id] if given_id else []) if row["fault"] == "lost" else (row["id"], [])
         example = f"`{shorten(shown)}`{aside(close)}"
         problems.append(f"{where}: {row['count']:,} {FAULTS[row['fault']].format(about=about)}: {example}")
-    _raise(problems)
+    raise_all(problems)
 
 
 def _fault() -> Column:
@@ -325,7 +335,7 @@ def describe_repeats(points: DataFrame) -> str | None:
     )
 
 
-def _raise(problems: Sequence[str]) -> None:
+def raise_all(problems: Sequence[str]) -> None:
     """Raises MetaEvaluationError with a line a problem, where there are any."""
     if problems:
         raise MetaEvaluationError("\n".join(problems))

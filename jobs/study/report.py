@@ -164,7 +164,7 @@ def render_averages(rows: Sequence[Row]) -> str:
         "resamples of each."
     )
     heads = ["data set", "metric", "model", "undefined", "n", "LMR", "published"]
-    return "\n\n".join(["# Meta-evaluations together", note, _table(heads, lines), PUBLISHED_NOTE]) + "\n"
+    return "\n\n".join(["# Meta-evaluations together", note, markdown_table(heads, lines), PUBLISHED_NOTE]) + "\n"
 
 
 def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
@@ -189,11 +189,11 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
             [
                 *(metric, model, undefined, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
                 *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
-                *_cost_cells(cost),
+                *cost_cells(cost),
                 "-" if published is None else f"{published:.3f}",
             ]
         )
-    return _table(
+    return markdown_table(
         ["metric", "model", "undefined", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
     )
 
@@ -206,7 +206,7 @@ def _value(row: Row | None, *, interval: bool) -> str:
     return shown if not interval or row["ci_low"] is None else f"{shown} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
 
 
-def _cost_cells(cost: Cost | None) -> list[str]:
+def cost_cells(cost: Cost | None) -> list[str]:
     """Calls, tokens and cost a sample; six decimals, since a sample may cost a small part of a cent."""
     if cost is None:
         return ["-", "-", "-"]
@@ -223,7 +223,7 @@ def _published_table(rows: Sequence[Row]) -> str:
         for one in PUBLISHED
         if (one.dataset, one.metric) in shown
     ]
-    table = _table(["metric", "model", f"published LMR ({PUBLISHED_CONVENTION})"], lines) if lines else ""
+    table = markdown_table(["metric", "model", f"published LMR ({PUBLISHED_CONVENTION})"], lines) if lines else ""
     return "\n\n".join(["## Published", *filter(None, [table]), PUBLISHED_NOTE])
 
 
@@ -241,22 +241,24 @@ def _comparison_table(comparisons: Sequence[Row]) -> str:
     under = comparisons[0]["undefined"]
     note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
     heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
-    return "\n\n".join(["## Metrics compared", note, _table(heads, lines)])
+    return "\n\n".join(["## Metrics compared", note, markdown_table(heads, lines)])
 
 
 def _confusion_table(model: str, metric: str, table: IntArray) -> str:
     """Labels in rows, predictions in columns, `undefined` last."""
     lines = [[label, *(f"{count:,}" for count in counts)] for label, counts in zip(LABELS, table.tolist(), strict=True)]
-    return f"## Labels and predictions of {metric}, {_text(model)}\n\n" + _table(["label", *PREDICTIONS], lines)
+    return f"## Labels and predictions of {metric}, {markdown_cell(model)}\n\n" + markdown_table(
+        ["label", *PREDICTIONS], lines
+    )
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table of cells that are escaped."""
     rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(_text, row))} |" for row in rows)
+    return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
 
 
-def _text(cell: str) -> str:
+def markdown_cell(cell: str) -> str:
     """A cell that neither ends the line nor the column, whatever name a model or a metric has."""
     return one_line(cell).replace("|", "\\|")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from udfs.samples.records import Record
+from udfs.samples import realsumm, trec_web
+from udfs.samples.records import Record, Unit
 
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
 CONFLICTBANK_CONTEXTS = {
@@ -23,10 +24,15 @@ CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
 
 @dataclass(frozen=True)
 class Adapter:
-    """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for."""
+    """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for.
+
+    Files that no extension names have a `read` of their own, which is given those that are named like `files`.
+    """
 
     required: tuple[str, ...]
     expand: Callable[[Record, int], list[Record]]
+    files: str = "*"
+    read: Callable[[Unit], Iterator[Record]] | None = None
 
 
 def _wikicontradict(record: Record, row: int) -> list[Record]:
@@ -84,6 +90,11 @@ def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Recor
     ]
 
 
+def _as_read(record: Record, _: int) -> list[Record]:
+    """The record itself."""
+    return [record]
+
+
 _CONFLICTBANK_COLUMNS = ("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values())
 FORMATS: dict[str, Adapter] = {
     "wikicontradict": Adapter(
@@ -96,4 +107,7 @@ FORMATS: dict[str, Adapter] = {
     # Two evaluations an instance, from which what each source states is read; or ten, each context by itself too
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",))),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
+    "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system),
+    # Queries with their aspects; responses are whoever's answers them
+    "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics),
 }

@@ -59,7 +59,8 @@ def _samples(
     unit: Unit, adapter: Adapter | None, required: Sequence[str]
 ) -> Iterator[tuple[dict[str, int], Record, Sample]]:
     """Each sample with its place and the record that it was read from."""
-    for n, record in enumerate(READERS[unit.kind](unit), start=1):
+    read = READERS[unit.kind] if adapter is None or adapter.read is None else adapter.read
+    for n, record in enumerate(read(unit), start=1):
         expanded = adapter.expand(record, unit.start + n - 1) if adapter else [record]
         for part, row in enumerate(expanded):
             place = {"file": unit.file, "block": unit.start, "n": n, "part": part}

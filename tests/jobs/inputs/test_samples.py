@@ -439,3 +439,15 @@ def test_the_fingerprint_of_an_input_is_what_it_was(spark: SparkSession, tmp_pat
         "ec0c761d255b731a97c9d61d4772f565",
         "be38d3e5b24c871f4e3d9f194a5b0202",
     ]
+
+
+def test_data_sets_with_files_of_their_own_are_read_from_their_folders(spark: SparkSession, data: Path) -> None:
+    topics = read_samples(spark, str(data / "trec_web"), format="trec_web")
+    assert (topics.row_count, topics.invalid_count) == (300, 300)  # nobody has answered yet
+    (seventh,) = topics.samples.where("query_id = '7'").select("query", "aspects").collect()
+    assert seventh["query"].startswith("Find information ")
+    assert [aspect["id"] for aspect in seventh["aspects"]] == [str(n) for n in range(1, len(seventh["aspects"]) + 1)]
+    summaries = read_samples(spark, str(data / "realsumm"), format="realsumm", limit=30)
+    assert (summaries.row_count, summaries.invalid_count) == (30, 0)
+    with pytest.raises(SampleError, match=r"trec_web: no file named like \*/labels/\*\.label; give the folder"):
+        read_samples(spark, str(data / "trec_web"), format="realsumm")

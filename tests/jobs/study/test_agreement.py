@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.meta_evaluate import add_overlap
 from jobs.study import agreement, points
+from jobs.study.labelled import add_overlap
 from udfs.statistics.confusion import FAILED as FAILED_OUTCOME
 from udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
 from udfs.statistics.intervals import Interval

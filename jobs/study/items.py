@@ -1,0 +1,230 @@
+"""What a study of coverage stands on, as Spark has it: labelled items of samples, verdicts on them, floors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from jobs.run.session import spark_schema
+from jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
+from udfs.hints import aside, near_misses, shorten
+from udfs.retrieval.local_models import ModelFiles
+from udfs.samples.labelled import ITEMS, floor_batches, floor_names, floor_schema, item_batches
+
+# The columns of samples that may hold the items, the first that is there
+SOURCES = ("aspects", "references")
+# What a label has to be, without case, for its item to count as covered where --covered names none
+COVERED = ("covered", "true", "yes", "1")
+VERDICTS = ("metric", "sample_id", "reference_id", "covered")
+KEYS = ["model", "metric", "sample_id", "reference_id"]
+# So many labels of the input are looked at: whoever has more kinds has no labels there, but texts
+MOST_LABELS = 1000
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What metrics of models say of items: model, metric, sample_id, reference_id, covered boolean, null if unknown.
+
+    `metrics` are those of each model, in the order asked for, or sorted.
+    """
+
+    rows: DataFrame
+    metrics: Mapping[str, tuple[str, ...]]
+
+
+def read_items(path: str, samples: DataFrame) -> DataFrame:
+    """sample_id, cluster, response, items array<struct<id, text, labels array<string>>>; a row a sample.
+
+    samples: sample_id, query, response, perhaps query_id, and a column of `SOURCES`. The cluster is the query_id, the
+    query where there is none, else the sample. Raises MetaEvaluationError where no column holds items.
+    """
+    source = next((name for name in SOURCES if name in samples.columns), None)
+    if source is None:
+        near = aside(near_misses(SOURCES[0], samples.columns))
+        raise MetaEvaluationError(
+            f"{path}: no column `{SOURCES[0]}`{near} or `{SOURCES[1]}`; give each sample what a response ought to cover"
+        )
+    is_text = isinstance(samples.schema[source].dataType, T.StringType)
+    given = samples.select("sample_id", (F.col(source) if is_text else F.to_json(source)).alias("items"))
+    read = given.mapInArrow(item_batches, spark_schema(ITEMS))
+    names = [name for name in ("query_id", "query") if name in samples.columns]
+    cluster = F.coalesce(*[F.col(name).cast("string") for name in names], F.col("sample_id"))
+    return samples.select("sample_id", cluster.alias("cluster"), "response").join(read, on="sample_id", how="inner")
+
+
+def check_items(path: str, read: DataFrame, covered: Sequence[str] | None) -> tuple[str, ...]:
+    """The labels that mean covered: those given, else those of the input that are in `COVERED` but for case.
+
+    Raises MetaEvaluationError for items that cannot be read, for a label given that no item has, and where no item has
+    a label at all.
+    """
+    broken = read.where(F.col("error").isNotNull())
+    shown = broken.select("sample_id", "error").orderBy("sample_id").limit(SHOWN).collect()
+    if shown:
+        parts = ", ".join(f"`{shorten(row['sample_id'])}` ({row['error']})" for row in shown)
+        raise MetaEvaluationError(f"{path}: {broken.count():,} samples have items that cannot be read: {parts}")
+    labels = read.select(F.explode("items").alias("item")).select(F.explode("item.labels").alias("label"))
+    known = labels.where("label IS NOT NULL").groupBy("label").count().orderBy(F.desc("count"), "label")
+    found = [row["label"] for row in known.limit(MOST_LABELS).collect()]
+    if not found:
+        raise MetaEvaluationError(f"{path}: no item has a label; give each {{id, text, labels}}, a label an annotator")
+    if covered is None:
+        return _default_labels(path, found)
+    unknown = [name for name in covered if name not in found]
+    if unknown:
+        parts = ", ".join(f"`{shorten(name)}`{aside(near_misses(name, found))}" for name in unknown)
+        raise MetaEvaluationError(f"{path}: no item is labelled {parts}; labels are {_listed(found)}")
+    return tuple(covered)
+
+
+def _default_labels(path: str, found: Sequence[str]) -> tuple[str, ...]:
+    labels = tuple(name for name in found if name.strip().lower() in COVERED)
+    if not labels:
+        raise MetaEvaluationError(
+            f"{path}: no label is one of {', '.join(COVERED)}; name those that mean covered with --covered: "
+            f"labels are {_listed(found)}"
+        )
+    return labels
+
+
+def _listed(found: Sequence[str]) -> str:
+    parts = [f"`{shorten(name)}`" for name in found[:SHOWN]]
+    return f"{', '.join(parts)}{', ...' if len(found) > SHOWN else ''}"
+
+
+def judge_items(read: DataFrame, covered: Sequence[str]) -> DataFrame:
+    """sample_id, reference_id, yes and no long (annotators who found it covered or not), said boolean: the majority.
+
+    A row an item. `said` is null where annotators are split evenly, or none said anything. read: of `read_items`.
+    """
+    item = read.select("sample_id", F.explode("items").alias("item"))
+    given = F.array_compact("item.labels")
+    yes = F.size(F.filter(given, lambda label: label.isin(*covered)))
+    votes = item.select(
+        "sample_id",
+        F.col("item.id").alias("reference_id"),
+        yes.cast("long").alias("yes"),
+        (F.size(given) - yes).cast("long").alias("no"),
+    )
+    return votes.withColumn("said", F.when(F.col("yes") != F.col("no"), F.col("yes") > F.col("no")))
+
+
+def read_verdicts(
+    spark: SparkSession,
+    places: Mapping[str, str],
+    metrics: Sequence[str] | None,
+    items: DataFrame,
+    about: str,
+    judged: Mapping[str, Sequence[str]],
+) -> Verdicts:
+    """The table `statements` of each model, from an output of `untold score` or a bare folder of Parquet.
+
+    Arguments and errors as `jobs.study.inputs.read_score_tables`; items: of `judge_items`. Rows without a reference_id
+    are of no item and are passed over. A sample that has none is not judged: its metric failed, and nothing says more.
+    """
+    frames, found, problems = [], {}, []
+    for model, place in places.items():
+        frame = _read(spark, model, place)
+        has = sorted(row["metric"] for row in frame.select("metric").distinct().collect() if row["metric"] is not None)
+        # A judge of some metrics is read for these alone
+        wanted = tuple(judged.get(model, metrics or has))
+        problems += [
+            f"{model} ({place}): no statements with a reference_id of metric `{shorten(name)}`"
+            f"{aside(near_misses(name, has))}; it has {', '.join(has) or 'none'}"
+            for name in wanted or ("any",)
+            if name not in has
+        ]
+        found[model] = wanted
+        frames.append(frame.where(F.col("metric").isin(*wanted)))
+    raise_all(problems)
+    rows = reduce(DataFrame.unionByName, frames)
+    _check_ids(rows, items, about)
+    return Verdicts(rows, found)
+
+
+def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
+    """The columns of `Verdicts.rows`. Raises MetaEvaluationError for unreadable files and missing columns."""
+    where = f"{model} ({place})"
+    rows = read_columns(spark, where, place, "statements", VERDICTS)
+    if not isinstance(rows.schema["covered"].dataType, T.BooleanType):
+        kind = rows.schema["covered"].dataType.simpleString()
+        raise MetaEvaluationError(f"{where}: the column `covered` is {kind}; give true, false, or null where unknown")
+    names = [F.col(name).cast("string").alias(name) for name in VERDICTS[:-1]]
+    return rows.where("reference_id IS NOT NULL").select(F.lit(model).alias("model"), *names, "covered")
+
+
+def _check_ids(rows: DataFrame, items: DataFrame, about: str) -> None:
+    """Raises MetaEvaluationError for verdicts on what is no item of the input, and for two on one."""
+    given = rows.groupBy(*KEYS).agg(F.count("*").alias("given"))
+    known = items.select("sample_id", "reference_id", F.lit(True).alias("known"))
+    both = given.join(known, on=["sample_id", "reference_id"], how="left")
+    fault = F.when(F.col("known").isNull(), "unknown").when(F.col("given") > 1, "repeated")
+    faults = both.select(*KEYS, fault.alias("fault")).where("fault IS NOT NULL").groupBy("model", "metric", "fault")
+    named = F.min(F.struct("sample_id", "reference_id")).alias("first")
+    shown = faults.agg(F.count("*").alias("count"), named).orderBy("model", "metric", "fault").collect()
+    words = {
+        "unknown": f"statements are of no item of {about}",
+        "repeated": f"items of {about} have several statements",
+    }
+    raise_all(
+        [
+            f"{row['model']}: {row['metric']}: {row['count']:,} {words[row['fault']]}: reference_id "
+            f"`{shorten(row['first']['reference_id'])}` of sample `{shorten(row['first']['sample_id'])}`"
+            for row in shown
+        ]
+    )
+
+
+def human_coverage(read: DataFrame, items: DataFrame) -> DataFrame:
+    """sample_id, cluster, labelled and ties long, human double: covered of the labelled; null where none is labelled.
+
+    read: of `read_items`; items: of `judge_items`. Ties have labels and no majority.
+    """
+    counted = items.groupBy("sample_id").agg(
+        F.count("said").alias("labelled"),
+        F.count_if(F.isnull("said") & (F.col("yes") > 0)).alias("ties"),
+        F.avg(F.col("said").cast("double")).alias("human"),
+    )
+    joined = read.select("sample_id", "cluster").join(counted, on="sample_id", how="left")
+    return joined.fillna(0, ["labelled", "ties"]).select("sample_id", "cluster", "labelled", "ties", "human")
+
+
+def metric_coverage(verdicts: DataFrame, items: DataFrame) -> DataFrame:
+    """model, metric, sample_id, value double, then long: hits, wrong, missed, rightly_left, judged.
+
+    `value` is the metric's coverage: covered of all items that it judged, labelled or not. hits to rightly_left count
+    labelled items by what metric and people say of them (both, the metric alone, people alone, neither); `judged` is
+    their sum. A row a sample that the metric judged.
+    """
+    both = verdicts.join(
+        items.select("sample_id", "reference_id", "said"), on=["sample_id", "reference_id"], how="inner"
+    )
+    metric, people = F.col("covered"), F.col("said")
+    return both.groupBy("model", "metric", "sample_id").agg(
+        F.avg(metric.cast("double")).alias("value"),
+        F.count_if(metric & people).alias("hits"),
+        F.count_if(metric & ~people).alias("wrong"),
+        F.count_if(~metric & people).alias("missed"),
+        F.count_if(~metric & ~people).alias("rightly_left"),
+        F.count_if(metric.isNotNull() & people.isNotNull()).alias("judged"),
+    )
+
+
+def floors_of(read: DataFrame, model: ModelFiles | None) -> DataFrame:
+    """sample_id, then a double a floor: response against the texts of all its items, joined by newlines.
+
+    read: of `read_items`. Null where there is no response, or there are no items. BERTScore needs a local model.
+    """
+    reference = F.concat_ws("\n", F.transform("items", _text))
+    texts = read.where(F.size("items") > 0).select("sample_id", "response", reference.alias("reference"))
+    fields = spark_schema(floor_schema(floor_names(model)))
+    return texts.mapInArrow(partial(floor_batches, model=model), fields)
+
+
+def _text(item: Column) -> Column:
+    return item["text"]

@@ -1,0 +1,65 @@
+"""Batches of samples -> batches of their labelled items, and of how alike response and items look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from udfs.retrieval.local_models import ModelFiles
+from udfs.retrieval.token_states import BERTSCORE, TokenScorer
+from udfs.samples.items import normalise_items
+from udfs.statistics.surface import SURFACE, surface_scores
+
+_ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", pa.list_(pa.string()))])
+ITEMS = pa.schema([("sample_id", pa.string()), ("items", pa.list_(_ITEM)), ("error", pa.string())])
+
+
+def floor_names(model: ModelFiles | None) -> tuple[str, ...]:
+    """The floors that can be had, with a local embedding model or without."""
+    return SURFACE if model is None else (*SURFACE, *BERTSCORE)
+
+
+def floor_schema(names: Iterable[str]) -> pa.Schema:
+    """The columns of `floor_batches`: sample_id, then a double a floor."""
+    return pa.schema([("sample_id", pa.string()), *((name, pa.float64()) for name in names)])
+
+
+def item_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns of `ITEMS` of sample_id and items, JSON text; error says why a row's items are null."""
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_items_row(row) for row in batch.to_pylist()], ITEMS)
+
+
+def _items_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        items = normalise_items(row["items"])
+    except ValueError as error:
+        return {"sample_id": row["sample_id"], "error": str(error)}
+    shown = [{"id": item.id, "text": item.text, "labels": list(item.labels)} for item in items]
+    return {"sample_id": row["sample_id"], "items": shown}
+
+
+def floor_batches(batches: Iterable[pa.RecordBatch], model: ModelFiles | None) -> Iterator[pa.RecordBatch]:
+    """The columns of `floor_schema` of sample_id, response and reference, both text; a null response is all null."""
+    names = floor_names(model)
+    for batch in batches:
+        rows = [_floor_row(row, names, model) for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, floor_schema(names))
+
+
+def _floor_row(row: Mapping[str, Any], names: tuple[str, ...], model: ModelFiles | None) -> dict[str, Any]:
+    response, reference = row["response"], row["reference"]
+    if response is None:
+        return {"sample_id": row["sample_id"], **dict.fromkeys(names)}
+    found = surface_scores(response, reference)
+    states = {} if model is None else _scorer(model).score(response, reference)
+    return {"sample_id": row["sample_id"], **found, **states}
+
+
+@lru_cache(maxsize=1)
+def _scorer(model: ModelFiles) -> TokenScorer:
+    """One that a worker process keeps, so that its next task opens none."""
+    return TokenScorer(model)
