@@ -22,7 +22,7 @@ from jobs.asking.requests import Requests, Rows
 from jobs.inputs.drawing import Draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
-from jobs.metrics import METRICS, needs_of, stages_of
+from jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
 from jobs.metrics.base import Assumptions, Metric
 from jobs.metrics.contexts import condense_contexts
 from jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
@@ -83,9 +83,16 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
     paths = [path for path in (request.input, request.store) if path]
     spark = open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
-    needs = needs_of(request.metrics)
+    # What a run would refuse a plan refuses too
+    digests_of(request.metrics, settings)
     found = read_samples(
-        spark, request.input, format=request.format, limit=request.limit, required=needs, draw=request.draw
+        spark,
+        request.input,
+        format=request.format,
+        limit=request.limit,
+        required=needs_of(request.metrics, settings),
+        optional=optional_of(request.metrics),
+        draw=request.draw,
     )
     show_invalid(found, Display())
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from jobs.run import manifest
 from jobs.run.folders import check_folders
@@ -23,6 +24,7 @@ from jobs.run.outcome import Ending
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Counted, Workspace
 from jobs.settings.model import Settings
+from jobs.tables import ADDED, TABLES
 from udfs.files import is_local, open_filesystem
 from udfs.redaction import without_secrets
 
@@ -193,7 +195,7 @@ class Output:
         """
         self.check_lock()
         columns = frame.columns if schema is None else schema.names
-        rows = frame if schema is None else frame.select(*columns)
+        rows = frame if schema is None else with_added(name, frame).select(*columns)
         ordered = rows.coalesce(1).sortWithinPartitions(*order) if few else rows.orderBy(*order)
         # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
         watched = ordered if counted is None else counted.on(ordered)
@@ -223,6 +225,13 @@ class Output:
             if self.has(name):
                 system, path = open_filesystem(f"{self.place}/{name}")
                 system.delete_dir(path)
+
+
+def with_added(name: str, frame: DataFrame) -> DataFrame:
+    """The rows of a table with nulls in those columns of `ADDED` that they lack."""
+    fields = spark_schema(TABLES[name]) if name in ADDED else ()
+    missing = [field for field in fields if field.name in ADDED[name] and field.name not in frame.columns]
+    return frame.select("*", *(F.lit(None).cast(field.dataType).alias(field.name) for field in missing))
 
 
 _PAST: Mapping[str, Any] = {"models": [], "starts": [], "totals": {}}
