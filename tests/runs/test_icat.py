@@ -1,0 +1,219 @@
+"""Whole jobs of the metric icat over a small world: what is asked, concluded, and what becomes of what fails."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import Row, read_table, write_samples
+from tests.runs.here import RunHere
+from tests.runs.worlds import rows_by_sample, scores_of
+
+ICAT = ("--metric", "icat")
+SETTINGS = {"knowledge.retriever": "bm25", "llm.max_attempts": 1}
+HOME, FLEET, TASTE = "Ada Mill lives in France.", "Ada Mill owns exactly 7 boats.", "Ada Mill likes tea."
+BROKEN = "Ada Mill owns at least 3 boats."
+CONTEXTS = ["Ada Mill lives in Lyon.", {"id": "b", "text": "Ada Mill owns exactly 5 boats. Nobody knows more."}]
+ADA, EMPTY = "What is known of Ada Mill?", "What is known of nothing?"
+GIVEN = [{"id": "A7", "text": "her home", "labels": ["yes", "no"]}, "her fleet"]
+SAMPLES: list[Row] = [
+    {"sample_id": "whole", "query": ADA, "response": "whole", "system": "x"},
+    {"sample_id": "again", "query": ADA, "response": "again", "system": "y"},
+    {"sample_id": "given", "query": ADA, "response": "whole", "aspects": GIVEN, "system": "x"},
+    {"sample_id": "blank", "query": ADA, "response": " \n\u00a0"},
+    {"sample_id": "silent", "query": ADA, "response": "silent"},
+    {"sample_id": "partial", "query": ADA, "response": "partial"},
+    {"sample_id": "unaligned", "query": ADA, "response": "unaligned"},
+    {"sample_id": "unread", "query": ADA, "response": "unread"},
+    {"sample_id": "aimless", "query": EMPTY, "response": "whole"},
+    {"sample_id": "wrong", "query": ADA, "response": "whole", "aspects": "her home"},
+]
+CLAIMS = {
+    "whole": [HOME, FLEET, "“ada mill lives in  France”", TASTE],
+    "again": [HOME, TASTE],
+    "silent": [],
+    "partial": [BROKEN, HOME],
+    "unaligned": ["Ada Mill lives in Europe."],
+}
+ASPECTS = {ADA: ["home", "fleet", "Home.", "taste", "later"], EMPTY: []}
+
+
+def rule(deed: Any, **when: str) -> dict[str, Any]:
+    return {"when": when, "do": deed}
+
+
+def said(stage: str, variable: str, value: str, lines: list[str]) -> dict[str, Any]:
+    text = {"text": "\n".join(lines) or "None"}
+    return rule(text, stage=stage, contains=json.dumps({variable: value})[1:-1])
+
+
+RULES = [
+    *(said("extract_claims", "text", response, claims) for response, claims in CLAIMS.items()),
+    rule({"status": 400}, stage="extract_claims", contains="unread"),
+    *(
+        said("generate_aspects", "query", query, [json.dumps({"topic": topic}) for topic in topics])
+        for query, topics in ASPECTS.items()
+    ),
+    # The first chunk that is found for it, so that the waves after that are asked in any case
+    rule({"status": 400}, stage="classify_relation", contains=BROKEN),
+    rule({"text": "no object"}, stage="align_claims", contains="Europe"),
+    rule({"text": '{"topic_id": 1, "evidence": [1, 9]}\n{"topic_id": 12, "evidence": [1]}'}, stage="align_claims"),
+]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[ModelServer]:
+    with ModelServer(answer="world", rules=RULES) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def job(run_here: RunHere, world: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("icat")
+    path = write_samples(folder / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in SAMPLES])
+    settings = {**SETTINGS, "icat.aspects": 4, "store": folder / "store"}
+    ended = run_here(world, path, folder / "out", *ICAT, settings=settings)
+    # Samples failed, as some were made to
+    assert ended.code == 4, ended.err
+    return folder
+
+
+def measures_of(output: Path) -> dict[str, dict[str, tuple[float | None, ...]]]:
+    """By sample and measure: value, low, high."""
+    return {
+        name: {row["measure"]: (row["value"], row["value_low"], row["value_high"]) for row in rows}
+        for name, rows in rows_by_sample(output, "measures").items()
+    }
+
+
+def verdicts_of(output: Path) -> dict[str, list[tuple[str, str | None]]]:
+    return {
+        name: [(row["text"], row["verdict"]) for row in sorted(rows, key=lambda row: row["position"])]
+        for name, rows in rows_by_sample(output, "claims").items()
+    }
+
+
+def exactly(*values: float | None) -> tuple[tuple[float | None, ...], ...]:
+    return tuple((value, value, value) for value in values)
+
+
+def test_scores_measures_and_statuses_are_those_of_the_definition(job: Path) -> None:
+    scores, measures = scores_of(job / "out"), measures_of(job / "out")
+    third = 1 / 3
+    # s_fact, s_coverage, icat, claims
+    wanted: Mapping[str, tuple[str, tuple[tuple[float | None, ...], ...]]] = {
+        "whole": ("ok", exactly(third, third, 2 * third * third / (third + third), 3.0)),
+        "again": ("ok", exactly(0.5, third, 2 * 0.5 * third / (0.5 + third), 2.0)),
+        "given": ("ok", exactly(third, 0.5, 2 * third * 0.5 / (third + 0.5), 3.0)),
+        "blank": ("no_statements", exactly(None, 0.0, None, 0.0)),
+        "silent": ("no_statements", exactly(None, 0.0, None, 0.0)),
+        "aimless": ("no_statements", exactly(third, None, None, 3.0)),
+        "partial": (
+            "partial",
+            ((1.0, 0.5, 1.0), (third, third, 1.0), (0.5, 2 * 0.5 * third / (0.5 + third), 1.0), (2.0, 2.0, 2.0)),
+        ),
+        **dict.fromkeys(("unaligned", "unread", "wrong"), ("failed", (*[(None, 0.0, 1.0)] * 3, (None,) * 3))),
+    }
+    assert scores.keys() == wanted.keys() == measures.keys()
+    for name, (status, figures) in wanted.items():
+        found = tuple(measures[name][one] for one in ("s_fact", "s_coverage", "icat", "claims"))
+        assert (scores[name]["status"], found) == (status, figures), name
+        row, whole = scores[name], measures[name]["icat"]
+        assert (row["score"], row["score_low"], row["score_high"]) == whole, name
+    counts = {name: (row["covered"], row["uncovered"], row["unjudged"], row["dropped"]) for name, row in scores.items()}
+    assert counts["whole"] == (1, 2, 0, 0)
+    assert counts["partial"] == (1, 2, 1, 0)
+    assert counts["blank"] == (0, 3, 0, 0)
+    assert counts["unread"] == (None, None, None, None)
+
+
+def test_claims_have_verdicts_and_equal_ones_are_one(job: Path) -> None:
+    found = verdicts_of(job / "out")
+    assert found["whole"] == [(HOME, "supported"), (FLEET, "contradicted"), (TASTE, "not_supported")]
+    assert found["partial"] == [(BROKEN, None), (HOME, "supported")]
+    assert found.keys() == {"whole", "again", "given", "partial", "unaligned", "aimless"}
+
+
+def test_evidence_names_chunks_by_what_they_say(job: Path) -> None:
+    chunks = {row["chunk_id"]: row for row in read_table(job / "out", "chunks")}
+    assert sorted(row["text"] for row in chunks.values()) == [CONTEXTS[0], CONTEXTS[1]["text"]]  # type: ignore[index]
+    assert {row["document_id"] for row in chunks.values()} == {"1", "b"}
+    claims = {row["claim_id"]: row for row in read_table(job / "out", "claims")}
+    evidence = read_table(job / "out", "evidence")
+    assert {row["claim_id"] for row in evidence} == set(claims)
+    for row in evidence:
+        assert row["relation"] is not None or claims[row["claim_id"]]["text"] == BROKEN
+        assert (row["chunk_id"] in claims[row["claim_id"]]["evidence"]) == (row["relation"] == "entailment")
+        assert chunks[row["chunk_id"]]
+    assert {row["rank"] for row in evidence} == {1, 2}
+
+
+def test_aspects_are_statements_with_the_claims_that_cover_them(job: Path) -> None:
+    found = rows_by_sample(job / "out", "statements")
+    shown = [
+        (row["statement_id"], row["reference_id"], row["text"], row["covered"], row["claims"]) for row in found["whole"]
+    ]
+    assert shown == [
+        ("whole:icat:1", None, "home", True, ["whole:icat:1"]),
+        ("whole:icat:2", None, "fleet", False, []),
+        ("whole:icat:3", None, "taste", False, []),
+    ]
+    assert [(row["reference_id"], row["text"]) for row in found["given"]] == [("A7", "her home"), ("2", "her fleet")]
+    assert found["partial"][0]["claims"] == ["partial:icat:2"]
+    assert found.keys() == {"whole", "again", "given", "blank", "silent", "partial"}
+
+
+def test_what_failed_is_told_of_each_sample(job: Path) -> None:
+    failed = Counter((row["sample_id"], row["stage"], row["error_type"]) for row in read_table(job / "out", "failures"))
+    assert failed == {
+        ("partial", "classify_relation", "http_400"): 2,
+        ("unaligned", "align_claims", "unparsable"): 1,
+        ("unread", "extract_claims", "http_400"): 1,
+        ("wrong", "input", "invalid_input"): 1,
+    }
+
+
+def test_responses_to_one_query_share_what_is_asked(world: ModelServer, job: Path) -> None:
+    asked = {
+        stage: world.count(stage)
+        for stage in ("extract_claims", "generate_aspects", "classify_relation", "align_claims")
+    }
+    # Equal responses are one text; a claim of three samples is looked up and judged once
+    assert (asked["extract_claims"], asked["generate_aspects"]) == (6, 2)
+    assert asked["align_claims"] == 4
+    evidence, texts = (
+        read_table(job / "out", "evidence"),
+        {row["claim_id"]: row["text"] for row in read_table(job / "out", "claims")},
+    )
+    pairs = {(texts[row["claim_id"]], row["chunk_id"]) for row in evidence}
+    assert asked["classify_relation"] == len(pairs) < len(evidence)
+
+
+def test_measures_are_summed_up_by_system(job: Path) -> None:
+    summary = {(row["measure"], row["system"]): row for row in read_table(job / "out", "measures_summary")}
+    overall = summary["s_fact", None]
+    assert (overall["n"], overall["defined"], overall["level"]) == (10, 5, "overall")
+    assert overall["mean"] == pytest.approx((3 * 1 / 3 + 0.5 + 1.0) / 5)
+    assert summary["icat", "y"]["mean"] == pytest.approx(0.4)
+    assert {system for _, system in summary} == {None, "x", "y"}
+
+
+def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer, job: Path) -> None:
+    before = world.count("classify_relation")
+    settings = {**SETTINGS, "icat.aspects": 4, "store": job / "store", "icat.early_stop": "false"}
+    ended = run_here(world, job / "samples.jsonl", job / "whole", *ICAT, settings=settings)
+    assert ended.code == 4, ended.err
+    # Of each grounded claim the chunks behind the wave that grounded it
+    assert world.count("classify_relation") > before
+    for name in ("samples", "statements", "scores", "measures", "chunks", "measures_summary", "summary", "failures"):
+        assert read_table(job / "whole", name) == read_table(job / "out", name), name
+    stopped, whole = read_table(job / "out", "evidence"), read_table(job / "whole", "evidence")
+    assert [row for row in whole if row in stopped] == stopped
+    assert len(whole) > len(stopped)
+    assert verdicts_of(job / "whole") == verdicts_of(job / "out")
