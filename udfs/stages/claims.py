@@ -2,51 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
+from udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import list_items, read_rows, rows_of, says_none, whole
-from udfs.stages.reading import is_drawing
-from udfs.stages.records import STATEMENT_NAMES, Cell, Record, is_empty_list, read_records, unwrapped
+from udfs.stages.lists import (
+    AFTERWORDS,
+    is_heading,
+    is_nested,
+    list_items,
+    rows_of,
+    says_none,
+    whole,
+    without_numbers,
+)
+from udfs.stages.prose import unframed
+from udfs.stages.reading import Line, is_drawing, is_fence, is_none, letters, strip_thinking
+from udfs.stages.records import (
+    Cell,
+    Record,
+    Records,
+    Value,
+    is_empty_list,
+    json_at_line_starts,
+    read_records,
+    unwrapped,
+)
 
-ASPECT_NAMES = ("topic", "aspect", "subtopic", "name", "title", "text")
-_COLONS = (":", "：")
+CLAIM_NAMES = ("claim", "statement", "fact", "text", "sentence", "atomicclaim", "content", "item")
+ASPECT_NAMES = ("topic", "aspect", "subtopic", "name", "title", "text", "item")
 
-
-def _listed(completion: str, names: tuple[str, ...]) -> list[str]:
-    records = read_records(completion)
-    if records:
-        values = unwrapped(records.values, names)
-        cells = [value.cell(names) if isinstance(value, Record) else value for value in values]
-        texts = [cell.bare for cell in cells if isinstance(cell, Cell) and cell.bare]
-        if len(texts) < len(cells) or list_items(rows_of(records.rest)):
-            raise Unparsable("an element of a list is none of what was asked for")
-        return texts
-    rows = read_rows(completion)
-    if any(row.marked and not is_drawing(row) for row in rows):
-        return [whole(" ".join(item)) for item in list_items(rows)]
-    lines = [row.text for row in rows if not is_drawing(row)]
-    if lines and lines[0].rstrip("*_ ").endswith(_COLONS):
-        lines = lines[1:]
-    return [] if says_none(rows) else [whole(line) for line in lines]
+# `Claim 3: ...` and `- **Topic:** ...`: what introduces an item, behind a bullet or in place of one
+_LABEL = re.compile(
+    r"^(?P<indent>[ \t]{0,40})(?:[-*•+–][ \t]{1,9}|\(?\d{1,3}[.)][ \t]{1,9})?(?P<opened>\*{2})?"
+    r"(?:claim|statement|fact|sentence|topic|aspect|subtopic)(?:[ \t]#?\d{1,3})?[ \t]?"
+    r"(?:[:：](?P<closed>\*{2})?|(?P<closing>\*{2})[ \t]?[:：])[ \t]{1,9}(?=\S)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# `{"1": "...", "claim_2": "..."}`: fields that are numbered items
+_NUMBERED_FIELD = re.compile(r"(?:claim|statement|fact|topic|aspect|subtopic)?s?[\s_#-]{0,3}\d{1,3}", re.IGNORECASE)
+_NO_TEXTS = ("", "null", "true", "false")
 
 
 @past_echoes
 def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`claims`: the claims in order, equal ones as often as they stand there; none for a lone `None`."""
-    return {"claims": _read(completion, STATEMENT_NAMES)}
+    """`claims`: the claims in order, one that stands twice twice; none for a lone `None`.
+
+    One claim a line, or the items of a list, or a JSON list or table. Raises `Unparsable` where a line may be a claim
+    or not, and where nothing is one.
+    """
+    source = str(variables.get("text", ""))
+    text = _labels_as_bullets(strip_thinking(completion))
+    claims = _recorded(text, CLAIM_NAMES)
+    if claims is None:
+        claims = _listed(text, source)
+    return {"claims": claims}
 
 
 @past_echoes
 def parse_aspects(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`aspects`: all of them in order, equal ones as often as they stand there; none for a lone `None`."""
-    return {"aspects": _read(completion, ASPECT_NAMES)}
+    """`aspects`: the topics in order, one that stands twice twice; none for a lone `None`.
+
+    One object a line, or a JSON list or table, or a list. Raises `Unparsable` where nothing is one of these; lines
+    without bullets that are sentences may be thoughts.
+    """
+    text = _labels_as_bullets(strip_thinking(completion))
+    aspects = _recorded(text, ASPECT_NAMES)
+    if aspects is None:
+        aspects = _listed(text, "")
+        if not _has_bullets(text) and (len(aspects) == 1 or any(each.endswith(".") for each in aspects)):
+            raise Unparsable("lines that may be thoughts")
+    return {"aspects": aspects}
 
 
-def _read(completion: str, names: tuple[str, ...]) -> list[str]:
-    found = _listed(completion, names)
-    if not found and not says_none(read_rows(completion)) and not is_empty_list(read_records(completion)):
+def _listed(text: str, source: str) -> list[str]:
+    """The items of a list with bullets or without, none for a lone `None`."""
+    inside, personal = _inside_fence(unframed(text, source)), is_personal(source)
+    return _bulleted(inside, personal) if _has_bullets(inside) else bare_items(inside, personal)
+
+
+def _labels_as_bullets(text: str) -> str:
+    """The text with labels of items made bullets; bold type that a label opens and does not close begins behind it."""
+
+    def bullet(found: re.Match[str]) -> str:
+        opens = found["opened"] and not found["closed"] and not found["closing"]
+        return f"{found['indent']}- {'**' if opens else ''}"
+
+    return _LABEL.sub(bullet, text)
+
+
+def _recorded(text: str, names: Sequence[str]) -> list[str] | None:
+    """The texts of a JSON list, of objects or of a table, none for an empty list; None where there is none of these.
+
+    Raises `Unparsable` for a list that is not all texts, and where bulleted items stand beside it.
+    """
+    records = read_records(json_at_line_starts(text))
+    if records is None:
+        return None
+    texts = [cell.bare for value in _elements(records, names) for cell in _cells(value, names)]
+    if "{" in records.rest or _items_beside(records.rest):
+        raise Unparsable("two lists")
+    if any(each in _NO_TEXTS for each in texts) or not (texts or is_empty_list(records)):
+        raise Unparsable("an element of a list is no text")
+    return [] if all(map(is_none, texts)) else texts
+
+
+def _elements(records: Records, names: Sequence[str]) -> list[Value]:
+    """The elements of the list; those of `{"1": "...", "2": "..."}` are its values."""
+    values = unwrapped(records.values, names)
+    lone = values[0] if len(values) == 1 else None
+    if isinstance(lone, Record) and lone.pairs and all(_NUMBERED_FIELD.fullmatch(key) for key, _ in lone.pairs):
+        return [value for _, value in lone.pairs]
+    return values
+
+
+def _cells(value: Value, names: Sequence[str]) -> Iterator[Cell]:
+    """The text of an element. Raises `Unparsable` where it has none."""
+    cell = value.cell(names) if isinstance(value, Record) else value
+    if not isinstance(cell, Cell):
+        raise Unparsable("an element of a list is no text")
+    yield cell
+
+
+def _items_beside(rest: str) -> bool:
+    """Whether bulleted items stand around a list, but for those below a heading such as `Notes:`."""
+    rows = takewhile(lambda row: letters(row.text) not in AFTERWORDS, rows_of(rest))
+    return any(list_items(list(rows)))
+
+
+def _inside_fence(text: str) -> str:
+    """What stands within the only code fence, where there is one. Raises `Unparsable` where items stand around it."""
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if is_fence(line)]
+    if len(fences) != 2:
+        return text
+    around = "\n".join([*lines[: fences[0]], *lines[fences[1] + 1 :]])
+    if _items_beside(around):
+        raise Unparsable("two lists")
+    return "\n".join(lines[fences[0] + 1 : fences[1]])
+
+
+def _has_bullets(text: str) -> bool:
+    return any(row.marked and not is_drawing(row) for row in rows_of(text))
+
+
+def _bulleted(text: str, personal: bool) -> list[str]:
+    """The items of a list. Raises `Unparsable` where there is none, or a line beside them may be another item."""
+    rows = rows_of(text)
+    first = next((row for row in rows if not is_drawing(row)), None)
+    rows = [row for row in rows if row is not first] if first and ends_with_colon(first.text) else rows
+    if is_nested(text):
+        raise Unparsable("lists below the items of a list")
+    items = without_numbers([whole(" ".join(item)) for item in list_items(rows)])
+    if any(is_other_form(each) or not letters(each) for each in items):
+        raise Unparsable("an item is in another form")
+    if items and any(_may_be_items(rows, personal)):
+        raise Unparsable("a line beside a list may belong to it")
+    if not items and not says_none(rows):
         raise Unparsable("no list")
-    return found
+    return items
+
+
+def _may_be_items(rows: Sequence[Line], personal: bool) -> Iterator[bool]:
+    """Of each line without a bullet whether it may be an item: it is no heading, and does not speak of the list."""
+    below: int | None = None
+    for place, row in enumerate(rows):
+        if letters(row.text) in AFTERWORDS:
+            return
+        if row.marked and not is_drawing(row):
+            below = row.indent
+        elif row.text and below is not None and (row.indent > below or row.text[0].islower()):
+            yield False  # goes on with the item above, as `list_items` reads it
+        else:
+            below = None
+            yield bool(letters(row.text)) and not is_heading(rows, place) and not is_talk(row.text, personal)

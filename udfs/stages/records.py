@@ -35,6 +35,13 @@ _SEPARATOR_ROW = re.compile(r"\s{0,40}\|?(?:\s{0,40}:?-{1,200}:?\s{0,40}\|){1,40
 # A bar behind a backslash belongs to its cell
 _CELL = re.compile(r"(?:\\[^\n]|[^|\n])*")
 _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of one
+# Before JSON on its line: a bullet, `1.`, `Topic 1:`, a backtick; no word without a colon, which would be a sentence's.
+# None of these before an empty list: `Topic 2: []` says nothing of topic 1
+_BEFORE_JSON = re.compile(
+    r"^(?=[^ \t\r\n{\[])[>*•+`–— \t-]{0,20}(?:\(?\d{1,3}[.)][ \t]{1,9})?(?:[*_]{0,2}[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?"
+    r"[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"}]|\[[ \t]{0,9}\")",
+    re.MULTILINE,
+)
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -97,6 +104,15 @@ def read_records(completion: str) -> Records | None:
     """
     start, end = answer_span(completion)
     return _read_json(completion, start, end) or read_tables(completion, start, end)
+
+
+def json_at_line_starts(text: str) -> str:
+    """The text without bullets, numbers and labels before JSON, for readers that need no offsets.
+
+    >>> json_at_line_starts('Topic 1: `{"topic": "age"}`')
+    '{"topic": "age"}`'
+    """
+    return _BEFORE_JSON.sub("", text)
 
 
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:
