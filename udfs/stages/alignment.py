@@ -135,7 +135,7 @@ def _topic(value: Record, aspects: _Numbered) -> int:
 
 
 def _evidence(value: Record, claims: _Numbered) -> set[int]:
-    """The known claims of an object. Raises `Unparsable` for what is no number and no claim, and where it denies them."""
+    """The known claims of an object. Raises `Unparsable` for what is none, and where the object denies them."""
     found = value.field(EVIDENCE_NAMES)
     if found is None and any(_may_be_evidence(key, each) for key, each in value.pairs):
         raise Unparsable("evidence under another name")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.lists import AFTERWORDS, rows_of, says_none, whole
@@ -20,7 +21,9 @@ _GREETING = r"(?:sure|certainly|okay|ok|of course|absolutely|great)(?: thing)?"
 _HERE = r"(?:here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|these are|this is)\b"
 # `Sure! Here are the claims.` and `Of course!`
 _PREAMBLE = re.compile(
-    rf"\W{{0,9}}(?:{_GREETING}\W{{1,9}})?{_HERE}[^\n]{{0,100}}\b{_OF_LIST}|\W{{0,9}}{_GREETING}\W{{0,9}}\Z", re.I
+    rf"\W{{0,9}}(?:{_GREETING}\W{{1,9}})?{_HERE}[^\n]{{0,100}}\b{_OF_LIST}"
+    rf"|\W{{0,9}}(?:{_GREETING}|(?:{_GREETING}\W{{1,9}})?(?:here|there) you go)\W{{0,9}}\Z",
+    re.I,
 )
 # `Claims`, `List of atomic facts`, `## The tower`
 _TITLE = re.compile(
@@ -29,15 +32,17 @@ _TITLE = re.compile(
     re.I,
 )
 # `There are no claims in this text.`, `The text does not contain facts`: not the word that was asked for
+_OF_CLAIMS = r"(?:claims?|statements?|assertions?|facts?|topics?|aspects?)\b"
 _DECLINES = re.compile(
     r"\W{0,9}(?:(?:sorry|unfortunately|however)\W{1,3})?(?:as an ai\b"
-    rf"|(?:there (?:are|is) no|no) (?:[\w-]+ ){{0,3}}{_OF_LIST}"
-    rf"|(?:the|this) (?:[\w-]+ )?text\b[^\n]{{0,60}}\b(?:no|not|any|only|without)\b[^\n]{{0,60}}\b{_OF_LIST})",
+    rf"|(?:there (?:are|is) no|no) (?:[\w-]+ ){{0,3}}{_OF_CLAIMS}"
+    rf"|(?:the|this) (?:[\w-]+ )?text\b[^\n]{{0,60}}\b(?:no|not|any|only|without)\b[^\n]{{0,60}}\b{_OF_CLAIMS})",
     re.I,
 )
+_FEW = 2  # lines: a completion that declines has no more
 _REMARK = re.compile(
-    rf"\W{{0,9}}(?:notes?\s?[:：]|(?:these are|this is)\b|(?:that is|that['’]s) all\b|end of\b[^\n]{{0,20}}{_OF_LIST}"
-    r"|total\b[^\n]{0,30}\d{1,4}\W{0,9}\Z|(?:done|end)\W{0,9}\Z)",
+    rf"\W{{0,9}}(?:notes?\s?[:：]|(?:these are|this is)\b[^\n]{{0,60}}\b{_OF_CLAIMS}|(?:that is|that['’]s) all\b"
+    rf"|end of\b[^\n]{{0,20}}{_OF_LIST}|(?:done|end)\W{{0,9}}\Z)",
     re.I,
 )
 _FIRST_PERSON = re.compile(r"\b(?:I|We|we|me|my)\b")
@@ -62,22 +67,18 @@ def is_personal(text: str) -> bool:
 
 
 def is_talk(text: str, personal: bool) -> bool:
-    """Whether a line beside a bulleted list greets, or speaks of the list or, unless claims are `personal`, of a writer.
+    """Whether a line beside a list greets or speaks of the list, or of its writer where items are not `personal`.
 
     >>> is_talk("I left nothing out.", personal=False), is_talk("The tower is high.", personal=False)
     (True, False)
     """
-    return any(each.match(text) for each in (_PREAMBLE, _TITLE)) or _speaks(text, personal) or _names_list(text)
-
-
-def _names_list(text: str) -> bool:
-    return _NAMES_LIST.search(text) is not None
+    of_list = any(each.match(text) for each in (_PREAMBLE, _TITLE)) or _NAMES_LIST.search(text) is not None
+    return of_list or _speaks(text, personal)
 
 
 def _speaks(text: str, personal: bool) -> bool:
-    """Whether a line speaks to whoever asked."""
-    said = any(each.match(text) for each in (_DECLINES, _REMARK))
-    return said or (is_personal(text) and not personal)
+    """Whether a line is a remark to whoever asked."""
+    return _REMARK.match(text) is not None or (is_personal(text) and not personal)
 
 
 def is_other_form(text: str) -> bool:
@@ -102,7 +103,8 @@ def bare_items(text: str, personal: bool) -> list[str]:
     if body and says_none([rows[body[0]]]):
         return _no_claims(body)
     items = [rows[place] for place in body[: _end_of(rows, body, personal)] if _is_item(rows, place, personal)]
-    if not items or _is_partly_bold(items) or _is_wrapped(items):
+    declined = len(items) <= _FEW and any(_DECLINES.match(row.text) for row in items)
+    if not items or declined or _is_partly_bold(items) or _is_wrapped(items):
         raise Unparsable("no list of one item a line")
     return [whole(row.text) for row in items]
 
@@ -119,9 +121,10 @@ def _no_claims(body: Sequence[int]) -> list[str]:
 
 
 def _end_of(rows: Sequence[Line], body: Sequence[int], personal: bool) -> int:
-    """How many of the lines stand above a heading such as `Notes:`, or a last remark in a paragraph of its own."""
+    """How many of the lines stand above a heading such as `Notes:`, or a last remark, further off than other lines."""
     end = next((number for number, place in enumerate(body) if letters(rows[place].text) in AFTERWORDS), len(body))
-    apart = end > 1 and body[end - 1] > body[end - 2] + 1
+    gaps = [below - above for above, below in pairwise(body[:end])]
+    apart = len(gaps) > 0 and gaps[-1] > max([1, *gaps[:-1]])
     return end - 1 if apart and _speaks(rows[body[end - 1]].text, personal) else end
 
 

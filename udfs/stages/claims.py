@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from textwrap import dedent
 from typing import Any
 
 from udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
@@ -21,7 +22,7 @@ from udfs.stages.lists import (
     without_numbers,
 )
 from udfs.stages.prose import unframed
-from udfs.stages.reading import Line, is_drawing, is_fence, is_none, letters, strip_thinking
+from udfs.stages.reading import Line, answer_span, is_drawing, is_fence, is_none, letters
 from udfs.stages.records import (
     Cell,
     Record,
@@ -56,7 +57,7 @@ def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     or not, and where nothing is one.
     """
     source = str(variables.get("text", ""))
-    text = _labels_as_bullets(strip_thinking(completion))
+    text = _labels_as_bullets(_answer(completion))
     claims = _recorded(text, CLAIM_NAMES)
     if claims is None:
         claims = _listed(text, source)
@@ -70,7 +71,7 @@ def parse_aspects(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     One object a line, or a JSON list or table, or a list. Raises `Unparsable` where nothing is one of these; lines
     without bullets that are sentences may be thoughts.
     """
-    text = _labels_as_bullets(strip_thinking(completion))
+    text = _labels_as_bullets(_answer(completion))
     aspects = _recorded(text, ASPECT_NAMES)
     if aspects is None:
         aspects = _listed(text, "")
@@ -83,6 +84,12 @@ def _listed(text: str, source: str) -> list[str]:
     """The items of a list with bullets or without, none for a lone `None`."""
     inside, personal = _inside_fence(unframed(text, source)), is_personal(source)
     return _bulleted(inside, personal) if _has_bullets(inside) else bare_items(inside, personal)
+
+
+def _answer(completion: str) -> str:
+    """A completion without its thinking; its first line is indented no less than before, which `is_nested` goes by."""
+    start, end = answer_span(completion)
+    return dedent(completion[start:end])
 
 
 def _labels_as_bullets(text: str) -> str:

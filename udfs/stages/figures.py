@@ -7,7 +7,8 @@ these figures. Each stage's definition names the source of its own, which is one
   chosen for their question.
 - FACTSCORE: the atomic facts that a model wrote down of 505 biographies (FActScore, Min et al. 2023).
 - WRITTEN: the completions of `tests/udfs/completions`, by hand, in the manner of models, of short texts: their lengths
-  beside those of the variables, all added up. Nothing else is recorded of these stages.
+  beside those of the variables, all added up, or their mean where they do not grow with these. Nothing else is
+  recorded of these stages.
 """
 
 from __future__ import annotations

@@ -7,12 +7,46 @@ import pyarrow as pa
 from udfs.stages.alignment import parse_alignment
 from udfs.stages.claims import parse_aspects, parse_claims
 from udfs.stages.definitions import StageDefinition
+from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
 
 CLAIMS_SCHEMA = pa.schema([pa.field("claims", pa.list_(pa.string()))])
 ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])
 # One list an aspect, in the order of the variable: numbers of claims from 1, ascending; an empty one is not covered
 ALIGNMENT_SCHEMA = pa.schema([pa.field("evidence", pa.list_(pa.list_(pa.int32())))])
 
-EXTRACT_CLAIMS = StageDefinition("extract_claims", ("text",), parse_claims, CLAIMS_SCHEMA)
-GENERATE_ASPECTS = StageDefinition("generate_aspects", ("query",), parse_aspects, ASPECTS_SCHEMA)
-ALIGN_CLAIMS = StageDefinition("align_claims", ("query", "aspects", "claims"), parse_alignment, ALIGNMENT_SCHEMA)
+
+def claims_in(completion: str) -> list[Thing]:
+    """The claims. Raises `Unparsable`."""
+    return list(map(Thing, parse_claims(completion, {})["claims"]))
+
+
+def aspects_in(completion: str) -> list[Thing]:
+    """The aspects. Raises `Unparsable`."""
+    return list(map(Thing, parse_aspects(completion, {})["aspects"]))
+
+
+EXTRACT_CLAIMS = StageDefinition(
+    "extract_claims",
+    ("text",),
+    parse_claims,
+    CLAIMS_SCHEMA,
+    # The same facts as those of `extract_atoms`, without a bullet and a type
+    figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
+    things=claims_in,
+)
+GENERATE_ASPECTS = StageDefinition(
+    "generate_aspects",
+    ("query",),
+    parse_aspects,
+    ASPECTS_SCHEMA,
+    # A long query has no more aspects than a short one
+    figures=Figures(WRITTEN, completion=Line(69.0), things=Line(5.7)),
+    things=aspects_in,
+)
+ALIGN_CLAIMS = StageDefinition(
+    "align_claims",
+    ("query", "aspects", "claims"),
+    parse_alignment,
+    ALIGNMENT_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=0.3)),
+)

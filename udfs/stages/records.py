@@ -38,8 +38,8 @@ _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of
 # Before JSON on its line: a bullet, `1.`, `Topic 1:`, a backtick; no word without a colon, which would be a sentence's.
 # None of these before an empty list: `Topic 2: []` says nothing of topic 1
 _BEFORE_JSON = re.compile(
-    r"^(?=[^ \t\r\n{\[])[>*•+`–— \t-]{0,20}(?:\(?\d{1,3}[.)][ \t]{1,9})?(?:[*_]{0,2}[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?"
-    r"[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"}]|\[[ \t]{0,9}\")",
+    r"^(?=[^ \t\r\n{\[])[^\w\"'{}\[\]()\n]{0,20}(?:\(?\d{1,3}[.)][ \t]{1,9})?"
+    r"(?:[*_]{0,2}[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"}]|\[[ \t]{0,9}\")",
     re.MULTILINE,
 )
 # Not strict: models break lines within a string
