@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import Row, read_table, write_samples
+from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.worlds import rows_by_sample, scores_of
 
@@ -19,7 +19,7 @@ ICAT = ("--metric", "icat")
 SETTINGS = {"knowledge.retriever": "bm25", "llm.max_attempts": 1}
 HOME, FLEET, TASTE = "Ada Mill lives in France.", "Ada Mill owns exactly 7 boats.", "Ada Mill likes tea."
 BROKEN = "Ada Mill owns at least 3 boats."
-CONTEXTS = ["Ada Mill lives in Lyon.", {"id": "b", "text": "Ada Mill owns exactly 5 boats. Nobody knows more."}]
+CONTEXTS = ["Ada Mill lives in Lyon.", {"id": "b", "text": "Ada Mill owns exactly 5 boats."}]
 ADA, EMPTY = "What is known of Ada Mill?", "What is known of nothing?"
 GIVEN = [{"id": "A7", "text": "her home", "labels": ["yes", "no"]}, "her fleet"]
 SAMPLES: list[Row] = [
@@ -186,7 +186,8 @@ def test_responses_to_one_query_share_what_is_asked(world: ModelServer, job: Pat
     }
     # Equal responses are one text; a claim of three samples is looked up and judged once
     assert (asked["extract_claims"], asked["generate_aspects"]) == (6, 2)
-    assert asked["align_claims"] == 4
+    # "whole", "again" and "partial" have the same grounded claims under the same aspects
+    assert asked["align_claims"] == 3
     evidence, texts = (
         read_table(job / "out", "evidence"),
         {row["claim_id"]: row["text"] for row in read_table(job / "out", "claims")},
@@ -217,3 +218,63 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
     assert [row for row in whole if row in stopped] == stopped
     assert len(whole) > len(stopped)
     assert verdicts_of(job / "whole") == verdicts_of(job / "out")
+
+
+def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, job: Path) -> None:
+    settings = {**SETTINGS, "icat.aspects": 4, "store": job / "store"}
+    before = world.count()
+    words = words_of(world, job / "samples.jsonl", job / "out", *ICAT, "--json", settings=settings, command="plan")
+    ended = run_here.command(words)
+    assert (ended.code, world.count()) == (0, before), ended.err
+    rows = {row["stage"]: row for row in json.loads(ended.out)}
+    claims = {row["text"] for row in read_table(job / "out", "claims")}
+    found = {stage: (row["requests"], row["reused"], row["exact"]) for stage, row in rows.items()}
+    assert found == {
+        "extract_claims": (6, 6, True),
+        "generate_aspects": (2, 2, True),
+        # Which chunks are found is known once they were; every claim may be held against ten
+        "classify_relation": (10 * len(claims), 0, False),
+        "align_claims": (rows["align_claims"]["requests"], rows["align_claims"]["reused"], False),
+    }
+    assert rows["align_claims"]["requests"] >= 3
+
+
+QRELS = """t1 A7 1 1
+t1 2 1 0
+t1 2 b 2
+t2 2 1 1
+"""
+ANNOTATED: list[Row] = [
+    {"sample_id": "first", "query": ADA, "response": "whole", "aspects": GIVEN, "query_id": "t1"},
+    {"sample_id": "second", "query": ADA, "response": "whole", "aspects": GIVEN, "query_id": "t2"},
+    {"sample_id": "unknown", "query": ADA, "response": "again", "aspects": GIVEN, "query_id": "t3"},
+    {"sample_id": "aimless", "query": ADA, "response": "whole", "aspects": None, "query_id": "t1"},
+    {"sample_id": "nobody", "query": ADA, "response": "whole", "aspects": GIVEN, "query_id": None},
+]
+
+
+def test_annotated_documents_cover_aspects(run_here: RunHere, world: ModelServer, tmp_path: Path) -> None:
+    (tmp_path / "qrels.txt").write_text(QRELS)
+    path = write_samples(tmp_path / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in ANNOTATED])
+    before = world.count("align_claims"), world.count("generate_aspects")
+    settings = {**SETTINGS, "icat.variant": "m", "icat.qrels": tmp_path / "qrels.txt"}
+    ended = run_here(world, path, tmp_path / "out", *ICAT, settings=settings)
+    assert ended.code == 4, ended.err
+    assert (world.count("align_claims"), world.count("generate_aspects")) == before
+    found = {
+        name: [(row["reference_id"], row["covered"], row["claims"]) for row in rows]
+        for name, rows in rows_by_sample(tmp_path / "out", "statements").items()
+    }
+    assert found == {
+        # The document of the chunk that grounds the claim about her home is context 1
+        "first": [("A7", True, ["first:icat:1"]), ("2", False, [])],
+        "second": [("A7", False, []), ("2", True, ["second:icat:1"])],
+        "unknown": [("A7", False, []), ("2", False, [])],
+    }
+    statuses = {name: (row["status"], row["score"]) for name, row in scores_of(tmp_path / "out").items()}
+    assert statuses["unknown"] == ("ok", 0.0)
+    assert statuses["aimless"] == ("no_statements", None)
+    assert statuses["nobody"] == ("failed", None)
+    assert [row["error"].rpartition(": ")[2] for row in read_table(tmp_path / "out", "failures")] == [
+        "query_id is null"
+    ]
