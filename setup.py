@@ -47,6 +47,7 @@ setup(
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with
             "pytest>=9,<10",
+            "pytest-xdist>=3.8,<4",  # two processes: a Spark and a Ray that wait leave half of two cores idle
             "hypothesis>=6.170,<7",
             "aiohttp>=3.14,<4",
             "psutil>=7,<8",

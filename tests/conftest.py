@@ -36,6 +36,11 @@ SPARK = {
 }
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two for all tests; none where some are named, which one process starts sooner."""
+    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else 2
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     # What a session sets for its workers would keep modules of this folder from the processes that tests start

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from jobs.run.session import spark_schema
 from jobs.run.workspace import Counted, Workspace
 from jobs.settings.model import Settings, prices_for
 from jobs.tables import COMPLETIONS
-from udfs.llm.calls import Tally
+from udfs.llm.calls import CallSettings, Tally
 from udfs.llm.keys import Stage
 from udfs.llm.limiter import Spent
 from udfs.llm.segments import is_local, open_filesystem
@@ -258,31 +258,22 @@ class StageRunner:
     def _answer_in_tasks(self, asking: _Asking, requests: str, lock: FolderLock | None) -> None:
         """Has a local model answer within Spark's tasks. Nothing is called, and nothing is paid for."""
         settings = call_settings(self.settings, asking.stage, "", self.store)
-        last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
-
-        def show(progress: Mapping[str, Any]) -> None:
-            last.update(progress)
-            self.engines.display.show(progress, settings)
 
         def stopped() -> bool:
             return self.engines.interrupts.requested or (lock is not None and lock.lost)
 
         spark, run = self.workspace.spark, self.engines.run
         tasks = TaskRun(spark, asking.stage, requests, asking.folder, run, settings.flush)
-        self.engines.display.start(asking.stage.name)
-        try:
+        with self._shown(asking, settings) as show:
             if tasks.answer(asking.missing, show, stopped) == "interrupted":
                 self.ended = "interrupted"
                 if lock is not None:
                     lock.check()
-        finally:
-            self.engines.display.end()
-            asking.add(last["tally"], last["seconds"])
 
     def _answer(
         self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
     ) -> None:
-        """Hands the job to the answering process, and counts what it spent even where it ends with an error."""
+        """Hands the job to the answering process."""
         section = section_of(asking.stage.api)
         settings = call_settings(self.settings, asking.stage, base_url, self.store)
         job = Job(
@@ -297,15 +288,7 @@ class StageRunner:
             answered_before=section in self.answering or (section == "llm" and self.answered_before),
             confirm_probes=self._spans_nodes(),
         )
-
-        last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
-
-        def show(progress: Mapping[str, Any]) -> None:
-            last.update(progress)
-            self.engines.display.show(progress, settings)
-
-        self.engines.display.start(asking.stage.name)
-        try:
+        with self._shown(asking, settings) as show:
             if lock is not None:
                 # The last look before money is spent
                 lock.check()
@@ -317,6 +300,19 @@ class StageRunner:
                 self.ended, self.error = event["outcome"], event["error"]
                 if self.ended == "refused":
                     self.error = explain_refusal(str(self.error), getattr(self.settings, section), section)
+
+    @contextmanager
+    def _shown(self, asking: _Asking, settings: CallSettings) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Gives what shows the progress of an answering; what that came to counts even where it ends with an error."""
+        last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
+
+        def show(progress: Mapping[str, Any]) -> None:
+            last.update(progress)
+            self.engines.display.show(progress, settings)
+
+        self.engines.display.start(asking.stage.name)
+        try:
+            yield show
         finally:
             self.engines.display.end()
             tally = last["tally"]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import answer_span, is_fence, letters, without_emphasis
+from udfs.stages.reading import answer_span, is_fence, letters, split_marker, without_emphasis
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
@@ -35,12 +35,10 @@ _SEPARATOR_ROW = re.compile(r"\s{0,40}\|?(?:\s{0,40}:?-{1,200}:?\s{0,40}\|){1,40
 # A bar behind a backslash belongs to its cell
 _CELL = re.compile(r"(?:\\[^\n]|[^|\n])*")
 _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of one
-# Before JSON on its line: a bullet, `1.`, `Topic 1:`, a backtick; no word without a colon, which would be a sentence's.
-# None of these before an empty list: `Topic 2: []` says nothing of topic 1
+# Behind a line's marker and before its JSON: `Topic 1:`, a backtick; a word without a colon would be a sentence's.
+# No label before an empty list: `Topic 2: []` says nothing of topic 1
 _BEFORE_JSON = re.compile(
-    r"^(?=[^ \t\r\n{\[])[^\w\"'{}\[\]()\n]{0,20}(?:\(?\d{1,3}[.)][ \t]{1,9})?"
-    r"(?:[*_]{0,2}[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"}]|\[[ \t]{0,9}\")",
-    re.MULTILINE,
+    r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"}]|\[[ \t]{0,9}\")"
 )
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
@@ -112,7 +110,13 @@ def json_at_line_starts(text: str) -> str:
     >>> json_at_line_starts('Topic 1: `{"topic": "age"}`')
     '{"topic": "age"}`'
     """
-    return _BEFORE_JSON.sub("", text)
+    return "\n".join(map(_json_at_start, text.split("\n")))
+
+
+def _json_at_start(line: str) -> str:
+    bare = split_marker(line).text
+    found = _BEFORE_JSON.match(bare)
+    return bare[found.end() :] if found else line
 
 
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:

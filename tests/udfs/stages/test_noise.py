@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +111,21 @@ def coverage(picked: list[int]) -> Case:
     return {"contexts": ["c"] * 4}, lists, headings, {"statements": statements, "dropped": 0}
 
 
+def claimed(picked: list[int]) -> Case:
+    return {"text": "t"}, [[Item(TEXTS[number]) for number in picked]], [""], {"claims": [TEXTS[n] for n in picked]}
+
+
+def aspects(picked: list[int]) -> Case:
+    items = [Item(json.dumps({"topic": TEXTS[number]})) for number in picked]
+    return {"query": "q"}, [items], [""], {"aspects": [TEXTS[number] for number in picked]}
+
+
+def aligned(picked: list[int]) -> Case:
+    items = [Item(json.dumps({"topic_id": number + 1, "evidence": [number + 1, 9]})) for number in picked]
+    evidence = [[number + 1] if number in picked else [] for number in range(len(TEXTS))]
+    return {"query": "q", "aspects": TEXTS, "claims": TEXTS}, [items], [""], {"evidence": evidence}
+
+
 CASES: dict[str, Callable[[list[int]], Case]] = {
     "extract_atoms": atoms,
     "revise_atoms": revised,
@@ -118,6 +134,9 @@ CASES: dict[str, Callable[[list[int]], Case]] = {
     "refine_questions": refined,
     "answer_questions": answered,
     "evaluate_coverage": coverage,
+    "extract_claims": claimed,
+    "generate_aspects": aspects,
+    "align_claims": aligned,
 }
 
 
