@@ -40,7 +40,7 @@ from jobs.tables import ORDER, RESULT_TABLES
 from udfs.llm.keys import Stage
 from udfs.redaction import redact
 from udfs.retrieval.catalog import Catalog
-from udfs.stages import STAGES
+from udfs.stages import definition_of
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
 # An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
@@ -185,7 +185,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
     """Says which stages cannot use the tools that the settings ask for."""
-    unused = [name for name, stage in stages.items() if STAGES[name].tools and not stage.tools]
+    unused = [name for name, stage in stages.items() if definition_of(name).tools and not stage.tools]
     if unused and settings.offers_tools:
         display.note(f"{', '.join(unused)}: text completions have no tools; qa.quantity_tool is as if it were none")
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from jobs.cli.arguments import weights
 from jobs.results import UnreadableRunError, open_run
+from jobs.run.manifest import FORMAT
 from jobs.sweep import BETAS, SweepError, SweepRequest, draw_sweep, sweep, sweep_rows
 from jobs.tables import MEASURES, SCORES
 
@@ -60,7 +61,7 @@ def run(tmp_path: Path) -> Path:
     for name, rows, schema in (("measures", measures, MEASURES), ("scores", scores, SCORES)):
         (folder / name).mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, schema), folder / name / "part-0.parquet")
-    (folder / "manifest.json").write_text(json.dumps({"status": "finished"}))
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "identity": {}, "status": "finished"}))
     return folder
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.fakes.lookups import documents, vector_of
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.worlds import rows_by_sample, scores_of
+from tests.udfs.retrieval.onnx_files import write_classifier
 
 ICAT = ("--metric", "icat")
-SETTINGS = {"knowledge.retriever": "bm25", "llm.max_attempts": 1}
+SETTINGS = {"llm.max_attempts": 1, "icat.aspects": 4}
 HOME, FLEET, TASTE = "Ada Mill lives in France.", "Ada Mill owns exactly 7 boats.", "Ada Mill likes tea."
 BROKEN = "Ada Mill owns at least 3 boats."
 CONTEXTS = ["Ada Mill lives in Lyon.", {"id": "b", "text": "Ada Mill owns exactly 5 boats."}]
@@ -67,6 +71,10 @@ RULES = [
 ]
 
 
+def embedder(server: ModelServer) -> dict[str, str]:
+    return {"embeddings.base_url": server.base_url, "embeddings.model": "embedder"}
+
+
 @pytest.fixture(scope="module")
 def world() -> Iterator[ModelServer]:
     with ModelServer(answer="world", rules=RULES) as server:
@@ -77,7 +85,7 @@ def world() -> Iterator[ModelServer]:
 def job(run_here: RunHere, world: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("icat")
     path = write_samples(folder / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in SAMPLES])
-    settings = {**SETTINGS, "icat.aspects": 4, "store": folder / "store"}
+    settings = {**SETTINGS, **embedder(world), "store": folder / "store"}
     ended = run_here(world, path, folder / "out", *ICAT, settings=settings)
     # Samples failed, as some were made to
     assert ended.code == 4, ended.err
@@ -207,7 +215,7 @@ def test_measures_are_summed_up_by_system(job: Path) -> None:
 
 def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer, job: Path) -> None:
     before = world.count("classify_relation")
-    settings = {**SETTINGS, "icat.aspects": 4, "store": job / "store", "icat.early_stop": "false"}
+    settings = {**SETTINGS, **embedder(world), "store": job / "store", "icat.early_stop": "false"}
     ended = run_here(world, job / "samples.jsonl", job / "whole", *ICAT, settings=settings)
     assert ended.code == 4, ended.err
     # Of each grounded claim the chunks behind the wave that grounded it
@@ -221,7 +229,7 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
 
 
 def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, job: Path) -> None:
-    settings = {**SETTINGS, "icat.aspects": 4, "store": job / "store"}
+    settings = {**SETTINGS, **embedder(world), "store": job / "store"}
     before = world.count()
     words = words_of(world, job / "samples.jsonl", job / "out", *ICAT, "--json", settings=settings, command="plan")
     ended = run_here.command(words)
@@ -232,6 +240,8 @@ def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, 
     assert found == {
         "extract_claims": (6, 6, True),
         "generate_aspects": (2, 2, True),
+        # The claims as queries, and two contexts
+        "embed_text": (len(claims) + 2, len(claims) + 2, True),
         # Which chunks are found is known once they were; every claim may be held against ten
         "classify_relation": (10 * len(claims), 0, False),
         "align_claims": (rows["align_claims"]["requests"], rows["align_claims"]["reused"], False),
@@ -257,7 +267,7 @@ def test_annotated_documents_cover_aspects(run_here: RunHere, world: ModelServer
     (tmp_path / "qrels.txt").write_text(QRELS)
     path = write_samples(tmp_path / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in ANNOTATED])
     before = world.count("align_claims"), world.count("generate_aspects")
-    settings = {**SETTINGS, "icat.variant": "m", "icat.qrels": tmp_path / "qrels.txt"}
+    settings = {"knowledge.retriever": "bm25", "icat.variant": "m", "icat.qrels": tmp_path / "qrels.txt"}
     ended = run_here(world, path, tmp_path / "out", *ICAT, settings=settings)
     assert ended.code == 4, ended.err
     assert (world.count("align_claims"), world.count("generate_aspects")) == before
@@ -278,3 +288,90 @@ def test_annotated_documents_cover_aspects(run_here: RunHere, world: ModelServer
     assert [row["error"].rpartition(": ")[2] for row in read_table(tmp_path / "out", "failures")] == [
         "query_id is null"
     ]
+
+
+LINES = ["Ada Mill lives in Italy.", "Ada Mill lives in Osaka.", "Ada Mill likes rain."]
+CORPUS = {"home": "Ada Mill lives in Turin.", "taste": "Ada Mill likes tea.", "other": "Bo Kern lives in Osaka."}
+ALONE: list[Row] = [
+    {"sample_id": name, "query": ADA, "response": name, "aspects": ["home", "taste"]} for name in ("one", "two")
+]
+
+
+def judge(*claims: str) -> list[dict[str, Any]]:
+    """Two responses with the same claims, in another order; the first grounded claim covers the first aspect."""
+    covered = rule({"text": '{"topic_id": 1, "evidence": [1]}'}, stage="align_claims")
+    lists = {"one": list(claims), "two": list(claims)[::-1]}
+    return [*(said("extract_claims", "text", name, texts) for name, texts in lists.items()), covered]
+
+
+def test_claims_are_looked_up_in_an_index_without_contexts(run_here: RunHere, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"id": name, "text": text, "url": f"http://{name}"} for name, text in CORPUS.items()]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_samples(tmp_path / "samples.jsonl", ALONE)
+    with ModelServer(answer="world", rules=judge(*LINES)) as server:
+        embedding = embedder(server)
+        given = [word for key, value in embedding.items() for word in ("--set", f"{key}={value}")]
+        made = run_here.command(["index", "--input", str(corpus), "--output", str(tmp_path / "index"), *given])
+        assert made.code == 0, made.err
+        server.reset()
+        settings = {**embedding, "knowledge.source": "index", "knowledge.index": tmp_path / "index"}
+        ended = run_here(server, path, tmp_path / "out", *ICAT, settings=settings)
+        asked = Counter(arrival.stage for arrival in server.arrivals())
+    assert ended.code == 0, ended.err
+    found = verdicts_of(tmp_path / "out")
+    verdicts = list(zip(LINES, ["supported", "contradicted", "not_supported"], strict=True))
+    assert found == {"one": verdicts, "two": verdicts[::-1]}
+    evidence = rows_by_sample(tmp_path / "out", "evidence")
+    texts = {row["claim_id"]: row["text"] for row in read_table(tmp_path / "out", "claims")}
+    for rows_of_sample in evidence.values():
+        for line in LINES:
+            ranked = sorted(
+                (row for row in rows_of_sample if texts[row["claim_id"]] == line), key=lambda row: row["rank"]
+            )
+            assert [row["chunk_id"] for row in ranked] == nearest_documents(line)[: len(ranked)]
+            assert len(ranked) == (1 if line == LINES[0] else 3)
+    chunks = {
+        row["chunk_id"]: (row["document_id"], row["url"], row["text"]) for row in read_table(tmp_path / "out", "chunks")
+    }
+    assert chunks == {f"{name}#0": (name, f"http://{name}", text) for name, text in CORPUS.items()}
+    # Both responses state the same claims: three vectors in one call, pairs of the waves, and an alignment
+    assert asked == {"extract_claims": 2, "embed_text": 1, "classify_relation": 3 + 2 * 2, "align_claims": 1}
+
+
+def nearest_documents(line: str) -> list[str]:
+    """The chunks of the corpus by their cosines with a claim."""
+    vectors = {f"{name}#0": np.array(vector_of(text)) for name, text in CORPUS.items()}
+    asked = np.array(vector_of(line))
+    cosines = {name: float(one @ asked / np.linalg.norm(one)) for name, one in vectors.items()}
+    return sorted(cosines, key=lambda name: (-round(cosines[name], 9), name))
+
+
+def test_claims_are_looked_up_on_the_web_and_judged_by_a_classifier(run_here: RunHere, tmp_path: Path) -> None:
+    grounded, wrong = "Ada Mill lives in Turin.", "Ada Mill lives in Lyon."
+    words = {word for one in documents() for word in re.findall(r"\w+|[^\w\s]+", f"{one['title']} {one['text']}")}
+    write_classifier(tmp_path / "judge", sorted(words), ["entailment", "neutral", "contradiction"])
+    path = write_samples(tmp_path / "samples.jsonl", ALONE)
+    with ModelServer(answer="world", rules=judge(grounded, wrong)) as server:
+        settings = {
+            "knowledge.source": "web",
+            "search.base_url": server.search_url,
+            "search.api_key_env": "null",
+            "search.requests_per_minute": "null",
+            "grounding.verifier": tmp_path / "judge",
+        }
+        ended = run_here(server, path, tmp_path / "out", *ICAT, settings=settings)
+        asked = Counter(arrival.stage for arrival in server.arrivals())
+    assert ended.code == 0, ended.err
+    assert asked == {"extract_claims": 2, "web_search": 2, "align_claims": 1}
+    verdicts = verdicts_of(tmp_path / "out")
+    assert verdicts["one"] == [(grounded, "supported"), (wrong, "contradicted")]
+    chunks = {row["chunk_id"]: row for row in read_table(tmp_path / "out", "chunks")}
+    for name, row in chunks.items():
+        assert name.startswith(f"{row['url']}@")
+        assert row["document_id"] == row["url"]
+    evidence = read_table(tmp_path / "out", "evidence")
+    assert {row["chunk_id"] for row in evidence} <= set(chunks)
+    assert all((row["relation"] == "entailment") == (row["probability"] > 0.5) for row in evidence)
+    scores = {name: (row["status"], row["covered"]) for name, row in scores_of(tmp_path / "out").items()}
+    assert scores == {"one": ("ok", 1), "two": ("ok", 1)}

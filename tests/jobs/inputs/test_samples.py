@@ -73,7 +73,8 @@ def test_optional_columns_that_are_read_have_one_type(spark: SparkSession, tmp_p
     rows = [{**ROW, "query_id": 7, "aspects": None}, {**ROW, "query": "p", "query_id": "8"}]
     write_lines(tmp_path / "a.jsonl", rows)
     pq.write_table(pa.Table.from_pylist([{**ROW, "query": "o", "aspects": ["cost"]}]), tmp_path / "b.parquet")
-    write_csv(tmp_path / "c.csv", [{**ROW, "query": "n", "aspects": [{"id": "x", "text": "t", "labels": [1]}]}])
+    labelled = json.dumps([{"id": "x", "text": "t", "labels": [1]}])
+    write_csv(tmp_path / "c.csv", [{**ROW, "query": "n", "aspects": labelled}])
     required = ("query", "response")
 
     read = read_samples(spark, str(tmp_path), required=required, optional=("query_id", "aspects"))
