@@ -165,7 +165,9 @@ class Planner:
         ends = (place for place, asking in enumerate(planned.askings, start=1) if asking.tally["missing"])
         given = planned.askings[: next(ends, len(planned.askings))]
         known = {name: one for name in planned.stages if (one := figures[name]) is not None}
-        if len(given) == len(planned.askings) or planned.assumed.likely is None or len(known) < len(planned.stages):
+        # What looks something up yields nothing that its store's means would tell
+        unknown = [name for name in planned.stages if name not in known and name not in LOOKUPS]
+        if len(given) == len(planned.askings) or planned.assumed.likely is None or unknown:
             for asking in planned.askings:
                 before.add(asking)
             return planned.askings
@@ -345,7 +347,7 @@ class PlanningTools:
         sizes = requests.bound if self.figures is None else requests.likely
         if sizes is not None and self._is_open():
             return self.lookup.by_formula(stage, requests, sizes)
-        figures = None if self.figures is None else self.figures[stage.name]
+        figures = None if self.figures is None else self.figures.get(stage.name)
         # What a store's means say of prompts and completions need not be measured
         measured = figures is None or figures.prompt_tokens is None or figures.completion.slope != 0
         return self.lookup.find(stage, requests, measured=measured)

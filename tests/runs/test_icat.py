@@ -247,6 +247,8 @@ def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, 
         "align_claims": (rows["align_claims"]["requests"], rows["align_claims"]["reused"], False),
     }
     assert rows["align_claims"]["requests"] >= 3
+    # Nothing tells how many chunks ground a claim: every one is likely to be asked for
+    assert rows["classify_relation"]["expected_requests"] == 10 * len(claims)
 
 
 QRELS = """t1 A7 1 1
@@ -375,3 +377,25 @@ def test_claims_are_looked_up_on_the_web_and_judged_by_a_classifier(run_here: Ru
     assert all((row["relation"] == "entailment") == (row["probability"] > 0.5) for row in evidence)
     scores = {name: (row["status"], row["covered"]) for name, row in scores_of(tmp_path / "out").items()}
     assert scores == {"one": ("ok", 1), "two": ("ok", 1)}
+
+
+@pytest.mark.slow
+def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: Path, tmp_path: Path) -> None:
+    settings = {**SETTINGS, **embedder(world)}
+    # Six responses, two queries, two calls for vectors; then two of five first chunks
+    ended = run_here(
+        world, job / "samples.jsonl", tmp_path / "out", *ICAT, settings={**settings, "budget.max_calls": 12}
+    )
+    assert ended.code == 3, ended.err
+    waiting = {"whole", "again", "given", "partial", "unaligned", "aimless"}
+    known = dict.fromkeys(("blank", "silent"), "no_statements") | dict.fromkeys(("unread", "wrong"), "failed")
+    scores = scores_of(tmp_path / "out")
+    assert {name: row["status"] for name, row in scores.items()} == known | dict.fromkeys(waiting, "budget")
+    measures = measures_of(tmp_path / "out")
+    for name in waiting:
+        assert (scores[name]["score"], scores[name]["score_low"], scores[name]["score_high"]) == (None, 0.0, 1.0)
+        assert [measures[name][one] for one in ("s_fact", "icat", "claims")] == [(None, 0.0, 1.0)] * 2 + [(None,) * 3]
+    ended = run_here(world, job / "samples.jsonl", tmp_path / "out", *ICAT, settings=settings)
+    assert ended.code == 4, ended.err
+    for name in ("scores", "measures", "claims", "evidence", "chunks", "statements", "failures"):
+        assert read_table(tmp_path / "out", name) == read_table(job / "out", name), name
