@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.claims import say_icat
 from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
 from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
 from tests.fakes.tools import Call, call
@@ -130,7 +131,7 @@ def world(payload: Payload, judge: str) -> str | Said:
         quantities = quantities_of(payload["question"], payload["first"], payload["second"])
         if quantities:
             return Said("", call=call(quantities))
-    said = say(payload, judge) or say_qa(payload, judge)
+    said = say(payload, judge) or say_qa(payload, judge) or say_icat(payload)
     return e2e(payload) if said is None else Said(*said)
 
 
@@ -216,6 +217,9 @@ _ANSWERS["world"] = _ANSWERS["world_closed"]
 _FIXED = {
     "generate_answer": "A fixed answer. It has two sentences.",
     "restate_answer": "A fixed statement.",
+    "extract_claims": "A fixed claim.",
+    "generate_aspects": '{"topic": "a fixed topic"}',
+    "align_claims": '{"topic_id": 1, "evidence": [1]}',
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),
 }

@@ -175,6 +175,14 @@ def relate(premise: str, hypothesis: str, judge: str) -> str:
     return JUDGES[judge](premise, hypothesis)
 
 
+def relate_text(premise: str, hypothesis: str, judge: str) -> str:
+    """The same of a premise of any number of sentences: what one of them entails, else contradicts, else `neutral`."""
+    relations = [relate(sentence, hypothesis, judge) for sentence in sentences(premise)]
+    return (
+        min([*relations, "neutral"], key=_RELATIONS.index) if len(relations) > 1 else relate(premise, hypothesis, judge)
+    )
+
+
 def _relate_closed(premise: str, hypothesis: str) -> str:
     first, second = read_fact(premise), read_fact(hypothesis)
     if first is None or second is None:
@@ -306,7 +314,9 @@ def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] |
         return "\n".join(f"* {statement}" for statement in revise(payload["text"], payload["statements"])) or "None", {}
     if stage == "rate_relevance":
         return _say_ratings(payload["statements"], rate(payload["query"], payload["statements"]))
-    return (relate(payload["premise"], payload["hypothesis"], judge), {}) if stage == "classify_relation" else None
+    if stage == "classify_relation":
+        return relate_text(payload["premise"], payload["hypothesis"], judge), {}
+    return None
 
 
 def _say_ratings(statements: Sequence[str], rated: Sequence[Odds]) -> tuple[str, dict[int, Odds]]:

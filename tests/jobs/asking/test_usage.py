@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from jobs.asking.prompts import bind_stage
 from jobs.asking.usage import Asked, Usage
 from jobs.settings.model import Settings
+from tests.jobs.executions import counted_executions
 from udfs.llm.calls import Tally
 
 RESULTS = "request_id string, error_type string"
@@ -47,8 +48,7 @@ def test_counting_is_one_execution_for_all_stages_and_none_the_second_time(spark
     usage = Usage()
     for _ in range(3):
         usage.add(asked(spark, ("a", None)))
-    status = spark._jsparkSession.sharedState().statusStore()
-    before = status.executionsCount()
 
-    assert usage.rows == usage.rows
-    assert status.executionsCount() - before == 1
+    with counted_executions(spark) as executions:
+        assert usage.rows == usage.rows
+    assert executions == [1]

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
+from tests.jobs.executions import counted_executions
 from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
 
 
@@ -411,16 +412,14 @@ def test_what_was_read_is_not_read_again(spark: SparkSession, tmp_path: Path) ->
     assert while_written == before == fingerprint(written)
 
 
-def test_a_start_reads_checks_hashes_and_writes_in_four_executions(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_start_reads_checks_hashes_and_writes_in_three_executions(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**ROW, "sample_id": f"s{n}", "n": n} for n in range(30)])
-    status = spark._jsparkSession.sharedState().statusStore()
-    before = status.executionsCount()
 
-    read = read_samples(spark, path)
-    fingerprint(read.samples)
-    write_samples(read, str(tmp_path / "out"))
-
-    assert status.executionsCount() - before <= 4
+    with counted_executions(spark) as executions:
+        read = read_samples(spark, path)
+        fingerprint(read.samples)
+        write_samples(read, str(tmp_path / "out"))
+    assert executions == [3]
 
 
 def test_the_fingerprint_of_an_input_is_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
