@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from graph.views import (
     DRAWN_RELATIONS,
     Graph,
+    claims_graph,
     condensed_graph,
     one_line,
     order_statements,
@@ -33,6 +34,7 @@ __all__ = [
     "DRAWN_RELATIONS",
     "FORMATS",
     "Graph",
+    "claims_graph",
     "condensed_graph",
     "draw_graph",
     "make_figure",

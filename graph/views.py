@@ -131,6 +131,27 @@ def sources_graph(statements: Iterable[Row], contexts: Iterable[Row]) -> Graph:
     return graph
 
 
+def claims_graph(statements: Iterable[Row], claims: Iterable[Row]) -> Graph:
+    """Aspects and the claims that cover them (icat): rows of the tables `statements` and `claims`.
+
+    A claim is of kind `response`, named by its claim_id and labelled `R` and its position; those that cover nothing
+    stand alone.
+    """
+    graph: Graph = nx.DiGraph()
+    ordered = order_statements(statements)
+    for number, row in enumerate(ordered, 1):
+        graph.add_node(row["statement_id"], **_statement(row, number, response=False))
+    for row in sorted(claims, key=lambda row: row["position"]):
+        sources = tuple(row.get("evidence") or ())
+        # Pairs, as an aspect's id may be the same text
+        graph.add_node(("claim", row["claim_id"]), **_node(f"R{row['position']}", row["text"], "response", sources))
+    for row in ordered:
+        for name in row.get("claims") or ():
+            if ("claim", name) in graph:
+                graph.add_edge(("claim", name), row["statement_id"], states=True)
+    return graph
+
+
 def _group(atoms: Iterable[Row], numbered: Mapping[str, tuple[int, Row]]) -> dict[str | None, list[Row]]:
     """The kept atoms by statement, in the order of the statements; those in none under None, last."""
     kept = [atom for atom in atoms if atom.get("kept") is not False]

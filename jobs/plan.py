@@ -22,7 +22,7 @@ from jobs.asking.requests import Requests, Rows
 from jobs.inputs.drawing import Draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import read_samples, show_invalid
-from jobs.metrics import METRICS, needs_of, stages_of
+from jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
 from jobs.metrics.base import Assumptions, Metric
 from jobs.metrics.contexts import condense_contexts
 from jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
@@ -83,9 +83,16 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
     paths = [path for path in (request.input, request.store) if path]
     spark = open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
-    needs = needs_of(request.metrics)
+    # What a run would refuse a plan refuses too
+    digests_of(request.metrics, settings)
     found = read_samples(
-        spark, request.input, format=request.format, limit=request.limit, required=needs, draw=request.draw
+        spark,
+        request.input,
+        format=request.format,
+        limit=request.limit,
+        required=needs_of(request.metrics, settings),
+        optional=optional_of(request.metrics),
+        draw=request.draw,
     )
     show_invalid(found, Display())
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
@@ -158,7 +165,9 @@ class Planner:
         ends = (place for place, asking in enumerate(planned.askings, start=1) if asking.tally["missing"])
         given = planned.askings[: next(ends, len(planned.askings))]
         known = {name: one for name in planned.stages if (one := figures[name]) is not None}
-        if len(given) == len(planned.askings) or planned.assumed.likely is None or len(known) < len(planned.stages):
+        # What looks something up yields nothing that its store's means would tell
+        unknown = [name for name in planned.stages if name not in known and name not in LOOKUPS]
+        if len(given) == len(planned.askings) or planned.assumed.likely is None or unknown:
             for asking in planned.askings:
                 before.add(asking)
             return planned.askings
@@ -338,7 +347,7 @@ class PlanningTools:
         sizes = requests.bound if self.figures is None else requests.likely
         if sizes is not None and self._is_open():
             return self.lookup.by_formula(stage, requests, sizes)
-        figures = None if self.figures is None else self.figures[stage.name]
+        figures = None if self.figures is None else self.figures.get(stage.name)
         # What a store's means say of prompts and completions need not be measured
         measured = figures is None or figures.prompt_tokens is None or figures.completion.slope != 0
         return self.lookup.find(stage, requests, measured=measured)

@@ -22,11 +22,11 @@ from jobs.asking.store import is_transient
 from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.files import count_bytes
 from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
-from jobs.metrics import METRICS, needs_of, retrieves, stages_of
+from jobs.metrics import METRICS, digests_of, needs_of, optional_of, retrieves, stages_of
 from jobs.metrics.base import Metric, Tables
 from jobs.metrics.condensing import Condenser, check_graphframes
 from jobs.metrics.contexts import condense_contexts
-from jobs.metrics.scores import score_columns
+from jobs.metrics.scores import score_columns, unknown_measures
 from jobs.retrieval.sources import open_knowledge
 from jobs.run import manifest
 from jobs.run.outcome import Ending
@@ -40,7 +40,7 @@ from jobs.tables import ORDER, RESULT_TABLES
 from udfs.llm.keys import Stage
 from udfs.redaction import redact
 from udfs.retrieval.catalog import Catalog
-from udfs.stages import STAGES
+from udfs.stages import definition_of
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
 # An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
@@ -151,12 +151,15 @@ def _score(run: _Scoring) -> ScoreOutcome:
         format=request.format,
         limit=request.limit,
         draw=request.draw,
-        required=needs_of(request.metrics),
+        required=needs_of(request.metrics, settings),
+        optional=optional_of(request.metrics),
     )
     show_invalid(found, run.engines.display)
+    digests = digests_of(request.metrics, settings)
     catalog = open_knowledge(settings, run.stages) if retrieves(request.metrics) else None
-    digest = None if catalog is None else catalog.digest
-    identity = manifest.identify(fingerprint(found.samples), request.metrics, settings, run.stages, digest)
+    if catalog is not None:
+        digests["knowledge.index"] = catalog.digest
+    identity = manifest.identify(fingerprint(found.samples), request.metrics, settings, run.stages, digests)
     output.claim(identity)
     if output.earlier and output.is_complete(retry_failed=request.retry_failed):
         return _unchanged(request, output.earlier)
@@ -182,7 +185,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
     """Says which stages cannot use the tools that the settings ask for."""
-    unused = [name for name, stage in stages.items() if STAGES[name].tools and not stage.tools]
+    unused = [name for name, stage in stages.items() if definition_of(name).tools and not stage.tools]
     if unused and settings.offers_tools:
         display.note(f"{', '.join(unused)}: text completions have no tools; qa.quantity_tool is as if it were none")
 
@@ -268,12 +271,15 @@ def _score_metrics(
     names = [name for name in ORDER if any(name in tables for tables in given)]
     # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
-    return {
-        name: reduce(
-            DataFrame.unionByName, [with_added(name, tables[name]) for tables in given if name in tables], nothing
-        )
-        for name, nothing in empty.items()
-    }
+    return {name: _united(name, nothing, given) for name, nothing in empty.items()}
+
+
+def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame:
+    """The rows of a table over all metrics; of chunks, which are no metric's, each once."""
+    rows = reduce(
+        DataFrame.unionByName, [with_added(name, tables[name]) for tables in given if name in tables], nothing
+    )
+    return rows if "metric" in rows.columns else rows.dropDuplicates(list(ORDER[name]))
 
 
 def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Tables:
@@ -293,6 +299,8 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Table
         "error",
     )
     added = {"scores": failed.select(*score_columns(metric.name)), "failures": refused}
+    if metric.unknown:
+        added["measures"] = unknown_measures(unusable, metric.name, metric.unknown)
     return {**tables, **{name: tables[name].unionByName(rows) for name, rows in added.items()}}
 
 
@@ -301,8 +309,12 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     request, output = run.request, run.output
     counted = _counted()
     written = _write_tables(output, tables, counted)
-    summary = aggregate.summarise(written["scores"], seed=request.settings.statistics.seed)
+    seed = request.settings.statistics.seed
+    summary = aggregate.summarise(written["scores"], seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
+    measures = written.get("measures")
+    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:
         run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")

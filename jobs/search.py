@@ -19,7 +19,8 @@ from jobs.inputs.samples import fingerprint
 from jobs.inputs.texts import read_queries
 from jobs.retrieval.asking import Asking, bind_vectors, open_asking
 from jobs.retrieval.catalogs import cache_of, check_model, open_catalog
-from jobs.retrieval.searching import Searcher, SearchError, distinct_queries, query_key
+from jobs.retrieval.searching import Searcher, SearchError, distinct_queries
+from jobs.retrieval.sources import query_key
 from jobs.retrieval.vectors import STAGE
 from jobs.run.outcome import Ending
 from jobs.run.output import Output, shown, store_of

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ from graph.drawing import (
     DRAWN_RELATIONS,
     FORMATS,
     Graph,
+    claims_graph,
     condensed_graph,
     draw_graph,
     one_line,
@@ -30,6 +31,7 @@ from graph.drawing import (
     sources_graph,
 )
 from jobs.results import Run, UnreadableRunError, open_run
+from jobs.study.claims import Claims, Line
 from udfs.files import open_filesystem
 from udfs.hints import did_you_mean, near_misses
 
@@ -68,6 +70,7 @@ class Shown:
     atoms: Sequence[Row]
     relations: Sequence[Row]
     failures: Sequence[Row]
+    claims: Claims = field(default_factory=Claims)
 
 
 def show(request: ShowRequest) -> list[str]:
@@ -137,7 +140,18 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Sh
         # Most pairs are neutral, and a sample may have millions
         relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(DRAWN_RELATIONS)),
         failures=_rows(run, "failures", sample_id, of_metric),
+        claims=_read_claims(run, sample_id, of_metric),
     )
+
+
+def _read_claims(run: Run, sample_id: str, of_metric: pc.Expression) -> Claims:
+    """The sample's claims, and of the chunks, which are of all samples, those that are shown."""
+    found = Claims(_rows(run, "claims", sample_id, of_metric), _rows(run, "evidence", sample_id, of_metric))
+    wanted = found.chunks_of_interest()
+    if not wanted or "chunks" not in run.tables:
+        return found
+    chunks = run.dataset("chunks").to_table(filter=ds.field("chunk_id").isin(wanted))
+    return replace(found, chunks=chunks.to_pylist())
 
 
 def _rows(
@@ -188,6 +202,8 @@ def make_graph(shown: Shown, *, raw: bool) -> Graph:
     if shown.atoms:
         make = raw_graph if raw else condensed_graph
         return make(shown.atoms, shown.relations, shown.statements)
+    if shown.claims.claims:
+        return claims_graph(shown.statements, shown.claims.claims)
     return sources_graph(shown.statements, (shown.sample or {}).get("contexts") or ())
 
 
@@ -197,12 +213,18 @@ def describe(shown: Shown) -> list[str]:
     Statements that are missing come first, as they are what a reader looks for; `*` marks the basis.
     """
     missing = [row for row in shown.statements if not row["covered"]]
-    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score)]
+    # Of a blank response there is no claim, and yet aspects that claims would cover
+    has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
+    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score, "claims" if has_claims else "pairs")]
     lines += [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
     if shown.statements:
-        lines += ["", _missing_line(missing), *_statement_lines(missing, 1)]
+        word = "aspect" if has_claims else "statement"
+        lines += ["", _missing_line(missing, word), *_statement_lines(missing, 1, shown.claims)]
         covered = shown.statements[len(missing) :]
-        lines += ["", f"covered: {_count(covered)}", *_statement_lines(covered, len(missing) + 1)]
+        lines += ["", f"covered: {_count(covered, word)}"]
+        lines += _statement_lines(covered, len(missing) + 1, shown.claims)
+    if has_claims:
+        return [*lines, *_other_claims(shown), ""]
     if shown.statements and not shown.atoms:
         lines += [
             "",
@@ -223,14 +245,26 @@ def _query(shown: Shown) -> list[str]:
     return [] if query is None else _wrap(one_line(query), "query: ", "  ")
 
 
-def _score_line(score: Row) -> str:
-    """The score with its bounds where they differ from it, its status, and what was counted."""
+def _other_claims(shown: Shown) -> Iterator[str]:
+    """The claims that cover no aspect, grounded or not."""
+    covering = (name for row in shown.statements for name in row.get("claims") or ())
+    others = _wrapped(shown.claims.others(covering))
+    return (line for part in ([""], others) for line in part)
+
+
+def _wrapped(lines: Iterable[Line]) -> Iterator[str]:
+    for text, start, indent in lines:
+        yield from _wrap(text, start, indent)
+
+
+def _score_line(score: Row, judged: str) -> str:
+    """The score with its bounds where they differ from it, its status, and what was counted; `judged`: of what."""
     value = _number(score["score"])
     bounds = ""
     if score["score_low"] is not None and not score["score_low"] == score["score"] == score["score_high"]:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
-    unjudged = f", {score['unjudged']:,} pairs unjudged" if score["unjudged"] else ""
+    unjudged = f", {score['unjudged']:,} {judged} unjudged" if score["unjudged"] else ""
     dropped = f", {score['dropped']:,} without a source dropped" if score.get("dropped") else ""
     return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
 
@@ -246,19 +280,22 @@ def _failures(failures: Sequence[Row]) -> list[str]:
     return [f"{stage}: {kind} ({count:,})" for (stage, kind), count in sorted(kinds.items(), key=str)]
 
 
-def _missing_line(missing: Sequence[Row]) -> str:
+def _missing_line(missing: Sequence[Row], word: str) -> str:
     """How many statements are missing, and how many of them would make up for all (methods, section 5)."""
     basis = sum(bool(row["in_basis"]) for row in missing)
-    return f"missing: {_count(missing)}" + (f"; the {basis:,} marked * would make up for all" if basis else "")
+    return f"missing: {_count(missing, word)}" + (f"; the {basis:,} marked * would make up for all" if basis else "")
 
 
-def _count(rows: Sequence[Row]) -> str:
+def _count(rows: Sequence[Row], word: str) -> str:
     """A number of statements in words: `1 statement`, `2 statements`."""
-    return f"{len(rows):,} statement{'' if len(rows) == 1 else 's'}"
+    return f"{len(rows):,} {word}{'' if len(rows) == 1 else 's'}"
 
 
-def _statement_lines(rows: Iterable[Row], first: int) -> Iterator[str]:
-    """A statement's text with its number in the picture, the contexts that state it, and its other wordings."""
+def _statement_lines(rows: Iterable[Row], first: int, claims: Claims) -> Iterator[str]:
+    """A statement's text with its number in the picture, the contexts that state it, and its other wordings.
+
+    Of an aspect, the claims that cover it with what grounds them.
+    """
     for number, row in enumerate(rows, first):
         mark = "*" if row["in_basis"] else " "
         yield from _wrap(one_line(row["text"] or ""), f"{mark} {number:>3}  ", "       ")
@@ -268,6 +305,7 @@ def _statement_lines(rows: Iterable[Row], first: int) -> Iterator[str]:
         for member in row["members"] or ():
             if member != row["text"]:
                 yield from _wrap(one_line(member), "       also: ", "         ")
+        yield from _wrapped(claims.covering(row.get("claims")))
 
 
 def _wrap(text: str, start: str, indent: str) -> list[str]:

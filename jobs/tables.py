@@ -83,6 +83,52 @@ SCORES = pa.schema(
         ("status", pa.string()),  # docs/contract.md, "Scores"
     ]
 )
+# A further measure of a sample under a metric, whatever became of it
+MEASURES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("measure", pa.string()),
+        ("value", pa.float64()),  # null where undefined or unknown
+        ("value_low", pa.float64()),
+        ("value_high", pa.float64()),
+    ]
+)
+# A claim of a response, equal ones once
+CLAIMS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("claim_id", pa.string()),  # <sample_id>:<metric>:<position>
+        ("position", pa.int64()),  # from 1
+        ("text", pa.string()),
+        ("anchor", pa.string()),  # null for icat
+        ("verdict", pa.string()),  # supported, contradicted, not_supported; null where it could not be had
+        ("evidence", pa.list_(pa.string())),  # ids of the chunks that ground it, by rank
+    ]
+)
+# A judged pair of a claim and a chunk that was found for it
+EVIDENCE = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("claim_id", pa.string()),
+        ("chunk_id", pa.string()),
+        ("rank", pa.int64()),  # from 1
+        ("similarity", pa.float64()),  # as of `hits`; null on the web
+        ("relation", pa.string()),  # null: it could not be had
+        ("probability", pa.float64()),  # of entailment; null where no classifier judges
+    ]
+)
+# A chunk that was found for a claim; its id names one text in the whole output
+CHUNKS = pa.schema(
+    [
+        ("chunk_id", pa.string()),
+        ("document_id", pa.string()),
+        ("url", pa.string()),
+        ("text", pa.string()),
+    ]
+)
 # A request that a sample needed and did not get, or a row of the input that cannot be scored
 FAILURES = pa.schema(
     [
@@ -129,6 +175,33 @@ SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, over scored and failed
         ("mean_high", pa.float64()),
+    ]
+)
+# A measure over all samples of a metric, or over those of one system
+MEASURES_SUMMARY = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("measure", pa.string()),
+        ("level", pa.string()),  # overall or system
+        ("system", pa.string()),  # null for overall
+        ("n", pa.int64()),
+        ("defined", pa.int64()),  # samples with a value
+        ("mean", pa.float64()),  # of these
+        ("ci_low", pa.float64()),  # 95 % BCa
+        ("ci_high", pa.float64()),
+        ("mean_low", pa.float64()),  # means of the bounds, where there are any
+        ("mean_high", pa.float64()),
+    ]
+)
+# ICAT of a system, or of all samples, under one beta
+BETA_SWEEP = pa.schema(
+    [
+        ("system", pa.string()),  # null for all
+        ("beta", pa.float64()),
+        ("mean", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("n", pa.int64()),  # samples whose ICAT is defined
     ]
 )
 # A measure of agreement with people, under one convention for undefined scores
@@ -227,9 +300,14 @@ RESULT_TABLES = {
     "relations": RELATIONS,
     "statements": STATEMENTS,
     "scores": SCORES,
+    "measures": MEASURES,
+    "claims": CLAIMS,
+    "evidence": EVIDENCE,
+    "chunks": CHUNKS,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
+    "measures_summary": MEASURES_SUMMARY,
 }
 # What the rows of a table are sorted by, so that one result has one order of rows
 ORDER = {
@@ -238,6 +316,10 @@ ORDER = {
     "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
     "statements": ("sample_id", "metric", "statement_id"),
     "scores": ("sample_id", "metric"),
+    "measures": ("sample_id", "metric", "measure"),
+    "claims": ("sample_id", "metric", "position"),
+    "evidence": ("sample_id", "metric", "claim_id", "rank"),
+    "chunks": ("chunk_id",),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 TABLES = {
@@ -249,4 +331,5 @@ TABLES = {
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,
     "hits": HITS,
+    "beta_sweep": BETA_SWEEP,
 }

@@ -231,6 +231,24 @@ def count(text: str) -> int:
     return int(text)
 
 
+def weights(text: str) -> tuple[float, ...]:
+    """The values of beta of a list by comma. Raises ValueError for one that is no number above 0, up to 1000.
+
+    >>> weights(".5,1, 2")
+    (0.5, 1.0, 2.0)
+    """
+    found = []
+    for word in names(text):
+        try:
+            found.append(float(word))
+        except ValueError:
+            raise ValueError(f"{word!r} is no number") from None
+    # Not `<= 0`, which NaN passes
+    if not found or not all(0 < value <= 1000 for value in found):
+        raise ValueError(f"{text!r} is no list of numbers above 0, up to 1000")
+    return tuple(found)
+
+
 def whole_number(text: str) -> int:
     """An integer. Raises ValueError for another text."""
     try:

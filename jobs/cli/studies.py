@@ -28,6 +28,7 @@ from jobs.cli.arguments import (
     settings_options,
     settings_without_endpoint,
     tell_outcome,
+    weights,
     whole_number,
 )
 
@@ -108,6 +109,19 @@ def _combine_studies(options: Options) -> int:
         notify=Display().note,
     )
     print(report, end="")
+    return 0
+
+
+def _sweep(options: Options) -> int:
+    """ICAT of an output under several betas, as a table and a plot. Asks nothing, so it needs no endpoint."""
+    from jobs.run.output import absolute
+    from jobs.run.session import open_session
+    from jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
+
+    settings = settings_without_endpoint(options)
+    output = absolute(options.output)
+    request = SweepRequest(output, options.betas or BETAS, settings.statistics.seed)
+    show_sweep(sweep(open_session(settings), request), output)
     return 0
 
 
@@ -327,5 +341,14 @@ COMMANDS: dict[str, click.Command] = {
         "hold metrics against human labels",
         _meta_evaluate,
         [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
+    ),
+    "sweep": Command(
+        "weigh coverage against factuality over a range: ICAT by beta",
+        _sweep,
+        [
+            Option("--output", "DIR", "an output of untold score with the metric icat", required=True),
+            Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
+            *settings_options(),
+        ],
     ),
 }

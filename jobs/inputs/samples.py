@@ -44,6 +44,12 @@ __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "
 # A screenful; all of them are in the table `failures`
 SHOWN_INVALID = 20
 SHOWN_CONFLICTS = 5
+LABELLED = [T.StructField(name, T.StringType()) for name in ("id", "text")]
+# The types of those columns of `OPTIONAL` that are read, whatever type a file has for them
+OPTIONAL_TYPES: Mapping[str, T.DataType] = {
+    "query_id": T.StringType(),
+    "aspects": T.ArrayType(T.StructType([*LABELLED, T.StructField("labels", T.ArrayType(T.StringType()))])),
+}
 CONTEXTS = T.ArrayType(T.StructType([T.StructField("id", T.StringType()), T.StructField("text", T.StringType())]))
 PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
 PLACE = list(PLACE_TYPES)
@@ -101,15 +107,17 @@ def read_samples(
     format: str | None = None,
     limit: int | None = None,
     required: Sequence[str] = REQUIRED,
+    optional: Sequence[str] = (),
     draw: Draw | None = None,
 ) -> Samples:
     """The samples of a file, a directory or a glob, read and checked.
 
     `format` names an adapter of `FORMATS`; `draw` keeps rows at random, `limit` of these the first samples by
-    sample_id; `required` are the columns that whoever scores them reads. Raises SampleError for what cannot be read, a
-    missing column, too many columns, no samples at all, and one sample_id with two contents.
+    sample_id; `required` are the columns that whoever scores them reads, `optional` those that are read where they are
+    there: query_id as text, aspects as array<struct<id, text, labels array<string>>>. Raises SampleError for what
+    cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
     """
-    return read_rows(spark, path, _adapter(format), limit, required, draw)
+    return read_rows(spark, path, _adapter(format), limit, required, draw, optional)
 
 
 def read_rows(
@@ -119,6 +127,7 @@ def read_rows(
     limit: int | None = None,
     required: Sequence[str] = REQUIRED,
     draw: Draw | None = None,
+    optional: Sequence[str] = (),
 ) -> Samples:
     """As `read_samples`, by an adapter or none, and for rows that need have only some of `REQUIRED`.
 
@@ -128,7 +137,7 @@ def read_rows(
         raise SampleError(f"limit is {limit}; it must be at least 1")
     files = _files(path, adapter)
     units = plan_units(spark, files, whole_files=adapter is not None)
-    found = _read(units, adapter, required)
+    found = _read(units, adapter, required, optional)
     check_columns(path, files, found.facts, adapter.required if adapter else required)
     if found.conflicts:
         raise SampleError(_describe_conflicts(found, files))
@@ -142,8 +151,10 @@ def read_rows(
     invalid = _invalid(found, kept, files)
     shown = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
     first = [row["error"] for row in shown.collect()] if found.broken else []
+    carried = carried_types(files, found.facts, adapted=adapter is not None)
+    carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
     return Samples(
-        samples=_samples(kept, required, carried_types(files, found.facts, adapted=adapter is not None)),
+        samples=_samples(kept, required, carried),
         invalid=invalid.select("sample_id", "error"),
         row_count=distinct if last_id is None else cast(int, limit),
         # None were shown where there is none, and all of them where they are few
@@ -237,10 +248,11 @@ def _files(path: str, adapter: Adapter | None) -> list[InputFile]:
     return files
 
 
-def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str]) -> _Pass:
+def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str], optional: Sequence[str]) -> _Pass:
     """Reads the files, once: what it found is kept, and everything that must be known of it is one row of sums."""
     schema = T.StructType(READ_FIELDS)
-    read = partial(read_batches, adapter=adapter, required=tuple(required), schema=_arrow(units.sparkSession, schema))
+    wanted: dict[str, Any] = {"required": tuple(required), "optional": tuple(optional)}
+    read = partial(read_batches, adapter=adapter, schema=_arrow(units.sparkSession, schema), **wanted)
     # On disk: an input may be larger than the memory of all workers together
     everything = units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY)
     # Rows of facts have no id, and those of two units that are equal word for word say nothing twice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.metrics import e2e, nli, qa
+from jobs.metrics import e2e, icat, nli, qa
 from jobs.metrics.base import Metric
 from jobs.settings.model import Settings
 from udfs.registry import Registry
@@ -12,7 +12,7 @@ from udfs.registry import Registry
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
 
-METRICS: Registry[Metric] = Registry((e2e.METRIC, nli.METRIC, qa.METRIC), GROUP)
+METRICS: Registry[Metric] = Registry((e2e.METRIC, nli.METRIC, qa.METRIC, icat.METRIC), GROUP)
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
@@ -30,6 +30,17 @@ def retrieves(metrics: Sequence[str]) -> bool:
     return any(METRICS[metric].retrieves for metric in metrics)
 
 
-def needs_of(metrics: Sequence[str]) -> tuple[str, ...]:
+def needs_of(metrics: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """The columns that samples must have for these metrics; whoever reads the samples refuses a file without them."""
-    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].needs))
+    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].columns(settings)))
+
+
+def optional_of(metrics: Sequence[str]) -> tuple[str, ...]:
+    """The optional columns of samples that these metrics read where they are there."""
+    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].reads))
+
+
+def digests_of(metrics: Sequence[str], settings: Settings) -> dict[str, str]:
+    """By setting, the digest of each file that settings of these metrics name. Raises UserError for one of no use."""
+    found = (METRICS[metric].digests for metric in metrics)
+    return {key: digest for given in found if given is not None for key, digest in given(settings).items()}

@@ -77,9 +77,12 @@ class Metric:
     """A metric as the jobs see it.
 
     `stages` that it asks, in order; `options`, its section of the settings, named after it; `tables` that it gives,
-    `needs`, the columns that samples must have; `retrieves`, whether it looks facts up, which asks stages of its own;
-    `assume`, for a plan; `score`, from valid samples (columns of the table
-    `samples`) to rows of its tables. One row a sample of `scores`, and every failed request in `failures`.
+    `needs`, the columns that samples must have; `reads`, those of `udfs.samples.conversion.OPTIONAL` that it reads
+    where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts;
+    `assume`, for a plan; `score`, from valid samples (columns of the table `samples`) to rows of its tables. One row a
+    sample of `scores`, and every failed request in `failures`. `unknown`: its measures, one row a sample of `measures`,
+    each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
+    what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
     """
 
     name: str
@@ -87,9 +90,18 @@ class Metric:
     score: Callable[[DataFrame, Tools, Settings], Tables]
     assume: Callable[[Settings], Assumptions]
     tables: tuple[str, ...] = ("statements", "scores", "failures")
-    needs: tuple[str, ...] = ("query", "response", "contexts")
+    needs: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ("query", "response", "contexts")
     options: type[BaseModel] | None = field(default=None)
     retrieves: bool = False
+    reads: tuple[str, ...] = ()
+    unknown: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    digests: Callable[[Settings], Mapping[str, str]] | None = None
+
+    def columns(self, settings: Settings) -> tuple[str, ...]:
+        """The columns that samples must have under these settings; contexts where facts are looked up in them."""
+        own = self.needs(settings) if callable(self.needs) else self.needs
+        looked_in = ("contexts",) if self.retrieves and settings.knowledge.source == "contexts" else ()
+        return tuple(dict.fromkeys((*own, *looked_in)))
 
     def asks(self, settings: Settings) -> tuple[str, ...]:
         """All stages that the metric may ask: its own, and those of looking facts up."""

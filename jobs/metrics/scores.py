@@ -5,7 +5,9 @@ docs/contract.md, "Scores" and "Bounds". Columns in, columns out: every metric's
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 # Statuses whose counts are numbers, and those of which nothing is known; together all of the contract
@@ -53,6 +55,24 @@ def comprehensiveness() -> Column:
     """
     covered, uncovered = (F.coalesce(F.col(name), F.lit(0)).cast("double") for name in ("covered", "uncovered"))
     return F.try_divide(covered, covered + uncovered)
+
+
+def unknown_measures(
+    samples: DataFrame, metric: str, bounds: Mapping[str, tuple[float | None, float | None]]
+) -> DataFrame:
+    """Rows of the table `measures` of samples of which nothing is known. `bounds`: of each measure, low and high."""
+    null = F.lit(None).cast("double")
+    rows = [
+        F.struct(
+            F.lit(name).alias("measure"),
+            null.alias("value"),
+            F.lit(low).cast("double").alias("value_low"),
+            F.lit(high).cast("double").alias("value_high"),
+        )
+        for name, (low, high) in bounds.items()
+    ]
+    exploded = samples.select("sample_id", F.explode(F.array(*rows)).alias("one"))
+    return exploded.select("sample_id", F.lit(metric).alias("metric"), "one.*")
 
 
 def score_columns(metric: str, dropped: Column | None = None) -> list[Column]:

@@ -10,8 +10,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from jobs.retrieval.catalogs import cache_of
-from jobs.retrieval.searching import Searcher, distinct_queries, query_key
-from jobs.retrieval.sources import FOUND, WEB, context_chunks
+from jobs.retrieval.searching import Searcher, distinct_queries
+from jobs.retrieval.sources import FOUND, WEB, context_chunks, query_key
 from jobs.retrieval.vectors import OUTCOME, STAGE, Ask, embed
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Workspace

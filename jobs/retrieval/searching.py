@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.retrieval.sources import query_key
 from jobs.retrieval.vectors import OUTCOME, Ask, embed
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Counted, Workspace
@@ -17,9 +18,6 @@ from udfs.retrieval import searching
 from udfs.retrieval.catalog import Catalog
 from udfs.retrieval.dense import Probing
 from udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, READ, Searching
-
-# Half of a sha2-256: no two texts of a billion have one
-KEY_CHARACTERS = 32
 
 
 class SearchError(UserError):
@@ -116,8 +114,3 @@ class Searcher:
 def distinct_queries(queries: DataFrame, column: str) -> DataFrame:
     """query (a key) and text: each text of a column once."""
     return queries.select(query_key(column).alias("query"), F.col(column).alias("text")).dropDuplicates(["query"])
-
-
-def query_key(column: str) -> Column:
-    """The key of a query's text."""
-    return F.substring(F.sha2(F.col(column), 256), 1, KEY_CHARACTERS)

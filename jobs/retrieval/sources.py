@@ -18,6 +18,8 @@ from udfs.retrieval.catalog import Catalog
 from udfs.retrieval.cutting import CONTEXT_CHUNKS, chunk_contexts
 
 WEB = "web_search"
+# Half of a sha2-256: no two texts of a billion have one
+KEY_CHARACTERS = 32
 # As long as words of English are, with the space behind
 WORD = "wordly "
 # Keeps what stands in for a chunk from being one that the store knows (a noncharacter of Unicode)
@@ -33,6 +35,11 @@ FOUND = {
     "stage": "string",
     **dict.fromkeys(OUTCOME, "string"),
 }
+
+
+def query_key(column: str) -> Column:
+    """The key of a query's text."""
+    return F.substring(F.sha2(F.col(column), 256), 1, KEY_CHARACTERS)
 
 
 def stages_of_knowledge(settings: Settings) -> tuple[str, ...]:

@@ -45,17 +45,18 @@ def identify(
     metrics: tuple[str, ...],
     settings: Settings,
     stages: Mapping[str, Stage],
-    index: str | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Identity:
     """The identity of the output of these metrics over this input.
 
-    fingerprint: as `jobs.inputs.samples.fingerprint` gives it; index: the digest of the one that facts are looked
-    up in. What may differ from start to start is not in it: docs/contract.md, "Runs, outputs, stores".
+    fingerprint: as `jobs.inputs.samples.fingerprint` gives it; digests: by setting, of what it names, such as
+    `knowledge.index`. What may differ from start to start is not in it: docs/contract.md, "Runs, outputs, stores".
     """
     results = result_settings(settings, [name for name in stages if name not in LOOKUPS])
-    if index is not None:
-        # In the place of its path, which says nothing of what it holds
-        results["knowledge"]["index"] = index
+    for key, digest in (digests or {}).items():
+        section, name = key.split(".")
+        # In the place of a path, which says nothing of what it holds
+        results[section][name] = digest
     return {
         "input": fingerprint,
         "metrics": sorted(metrics),

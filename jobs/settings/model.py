@@ -17,6 +17,7 @@ from pydantic import (
     model_serializer,
 )
 
+from jobs.settings.claims import IcatSettings
 from jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
@@ -53,6 +54,7 @@ NO_RESULT_WITHIN = {
     "search": SearchSettings.NO_RESULT,
     "index": IndexSettings.NO_RESULT,
     "knowledge": KnowledgeSettings.NO_RESULT,
+    "icat": IcatSettings.NO_RESULT,
 }
 
 Api = Literal["chat", "completions"]
@@ -291,6 +293,7 @@ class Settings(Section):
     grounding: GroundingSettings = GroundingSettings()
     index: IndexSettings = IndexSettings()
     knowledge: KnowledgeSettings = KnowledgeSettings()
+    icat: IcatSettings = IcatSettings()
 
     @property
     def offers_tools(self) -> bool:

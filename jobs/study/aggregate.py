@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -32,13 +33,18 @@ def count_values(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
     `measure` is score, score_low or score_high; `value` is null where the measure is null or NaN. With `grid`, values
     are rounded to multiples of 1 / grid.
     """
+    return _count(scores, ("metric", "system", "status"), ("score", "score_low", "score_high"), grid)
+
+
+def _count(rows: DataFrame, keys: tuple[str, ...], values: tuple[str, ...], grid: int | None = None) -> DataFrame:
+    """The columns of `keys`, measure (the name of one of `values`), value, count."""
     value = F.when(~F.isnan("value"), F.col("value"))
     return (
-        scores.unpivot(("metric", "system", "status"), ("score", "score_low", "score_high"), "measure", "value")
+        rows.unpivot(keys, values, "measure", "value")
         .withColumn("value", value if grid is None else F.round(value * grid) / grid)
-        .groupBy("metric", "system", "status", "measure", "value")
+        .groupBy(*keys, "measure", "value")
         .agg(F.count("*").alias("count"))
-        .select("metric", "system", "status", "measure", "value", "count")
+        .select(*keys, "measure", "value", "count")
     )
 
 
@@ -53,7 +59,7 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
     """
     columns: dict[Group, Counter[str]] = defaultdict(Counter)
     values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in _collect_counts(scores, max_distinct):
+    for row in _collect_counts(partial(count_values, scores), max_distinct):
         for group in {(row["metric"], None), (row["metric"], row["system"])}:
             if row["measure"] == "score":
                 columns[group][_column_of(row["status"])] += row["count"]
@@ -65,12 +71,55 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
     return [_summary_row(group, columns[group], values[group], seed) for group in groups]
 
 
-def _collect_counts(scores: DataFrame, max_distinct: int) -> Iterable[dict[str, Any]]:
-    """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time."""
+def summarise_measures(
+    measures: DataFrame, scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT
+) -> list[dict[str, Any]]:
+    """The rows of the table `measures_summary`, in the order of `summarise`, and of one metric by measure.
+
+    measures: the table; scores: sample_id, metric, system. n counts samples, `defined` those with a value, which the
+    mean and its interval are of; means of bounds are of the samples that have them. Rounding as in `summarise`.
+    """
+    systems = scores.select("sample_id", "metric", "system")
+    rows = measures.withColumnRenamed("measure", "named").join(systems, on=["sample_id", "metric"], how="left")
+    count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high"))
+    sizes: Counter[tuple[str, str, str | None]] = Counter()
+    values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
+    for row in _collect_counts(count, max_distinct):
+        for group in {(row["metric"], row["named"], None), (row["metric"], row["named"], row["system"])}:
+            sizes[group] += row["count"] if row["measure"] == "value" else 0
+            if row["value"] is not None:
+                values[group][row["measure"]][row["value"]] += row["count"]
+    groups = sorted(sizes, key=lambda group: (*group[:2], group[2] is not None, group[2] or ""))
+    return [_measure_row(group, sizes[group], values[group], seed) for group in groups]
+
+
+def _measure_row(group: tuple[str, str, str | None], size: int, values: Counts, seed: int) -> dict[str, Any]:
+    metric, measure, system = group
+    interval = _interval(values["value"], seed)
+    return {
+        "metric": metric,
+        "measure": measure,
+        "level": "overall" if system is None else "system",
+        "system": system,
+        "n": size,
+        "defined": values["value"].total(),
+        "mean": interval.mean,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "mean_low": mean_of_counts(*_arrays(values["value_low"])),
+        "mean_high": mean_of_counts(*_arrays(values["value_high"])),
+    }
+
+
+def _collect_counts(count: Callable[..., DataFrame], max_distinct: int) -> Iterable[dict[str, Any]]:
+    """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time.
+
+    `count` takes a `grid`, as `count_values` does.
+    """
     # One more than is allowed says that there are more, without counting them all
-    counted = count_values(scores).limit(max_distinct + 1).toArrow()
+    counted = count().limit(max_distinct + 1).toArrow()
     if counted.num_rows > max_distinct:
-        counted = count_values(scores, grid=GRID).toArrow()
+        counted = count(grid=GRID).toArrow()
     for batch in counted.to_batches(max_chunksize=10_000):
         yield from batch.to_pylist()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from udfs.retrieval.dense import plain_search, use_one_thread
-from udfs.retrieval.ranking import Hit, depth_of, fuse_rankings, rank_hits
+from udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
 from udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
 from udfs.retrieval.tokens import tokenise
 
@@ -60,7 +60,8 @@ def _by_vectors(chunks: Rows, queries: Rows, depth: int) -> Iterator[list[Hit]]:
     vectors, asked = (np.array([row["vector"] for row in rows], np.float32) for rows in (chunks, queries))
     for found in plain_search(vectors, asked, depth):
         hits = zip(found.positions, found.similarities.tolist(), strict=True)
-        yield rank_hits((Hit(chunks[at]["chunk_id"], similarity) for at, similarity in hits), depth)
+        named = (Hit(chunks[at]["chunk_id"], similarity) for at, similarity in hits)
+        yield rank_hits(named, depth, decimals_of("dense"))
 
 
 def _by_words(chunks: Rows, queries: Rows, depth: int) -> Iterator[list[Hit]]:

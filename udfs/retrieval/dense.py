@@ -16,6 +16,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from udfs.retrieval.ranking import COSINE_DECIMALS
 from udfs.retrieval.terms import best_first
 
 CODECS = {"flat": "Flat", "fp16": "SQfp16", "sq8": "SQ8"}
@@ -113,7 +114,8 @@ class Dense:
     def search(self, queries: Vectors, k: int, probing: Probing) -> Iterator[Found]:
         """For each query (n x d) its k best living chunks: similarity descending, then position ascending.
 
-        Equal similarities at the end of a list are settled by looking further, so that the order holds there too.
+        Similarities are compared by `COSINE_DECIMALS`. Equal ones at the end of a list are settled by looking further,
+        so that the order holds there too.
         """
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             yield from self._search(queries[start : start + QUERIES_AT_ONCE], k, probing)
@@ -127,7 +129,7 @@ class Dense:
             similarities, numbers = self._look(queries[waiting], depth, probing)
             settled = (numbers[:, -1] < 0) | (depth >= self._index.ntotal)
             if depth > k:
-                settled |= similarities[:, -1] < similarities[:, k - 1]
+                settled |= _compared(similarities[:, -1]) < _compared(similarities[:, k - 1])
             for row in np.flatnonzero(settled):
                 has = numbers[row] >= 0
                 found[int(waiting[row])] = similarities[row][has], numbers[row][has]
@@ -187,7 +189,7 @@ class Dense:
             positions = np.array([position for found in lists for position in found], np.int64)
             scores = np.repeat(similarities, [len(found) for found in lists])
         by_position = np.argsort(positions, kind="stable")
-        best = by_position[best_first(scores[by_position], k)]
+        best = by_position[best_first(_compared(scores[by_position]), k)]
         return Found(positions[best].astype(np.int32), scores[best])
 
     def _living_texts(self) -> faiss.IDSelector:
@@ -197,6 +199,11 @@ class Dense:
         gone = np.setdiff1d(np.arange(self._index.ntotal), self._texts[living])
         # The inner one is kept by the outer
         return faiss.IDSelectorNot(faiss.IDSelectorBatch(gone.astype(np.int64)))
+
+
+def _compared(similarities: Vectors) -> npt.NDArray[np.float64]:
+    """Similarities as they are compared; as doubles, since single ones have no six decimals of their own."""
+    return similarities.astype(np.float64).round(COSINE_DECIMALS)
 
 
 def plain_search(vectors: Vectors, queries: Vectors, k: int) -> Iterator[Found]:

@@ -10,6 +10,9 @@ FUSION_RANKS = 60
 # What each ranking gives to the fusion. Chosen on the facts of REALSumm: at 180 to 250 as many of 1,056 find their own
 # document among the first ten as by words alone, at 10 to 150 one or two fewer
 FUSION_DEPTH = 200
+# Decimals by which cosines are compared: beyond them it depends on the kernel that summed the products, and texts whose
+# cosines are equal by arithmetic would be ranked by rounding errors
+COSINE_DECIMALS = 6
 
 
 class Hit(NamedTuple):
@@ -19,15 +22,24 @@ class Hit(NamedTuple):
     similarity: float
 
 
-def rank_hits(hits: Iterable[Hit], k: int) -> list[Hit]:
-    """The k best hits: similarity descending, then chunk_id ascending by code points.
+def decimals_of(retriever: str) -> int | None:
+    """The decimals that similarities of a retriever are compared by; None: all. What is fused is no cosine."""
+    return COSINE_DECIMALS if retriever == "dense" else None
+
+
+def rank_hits(hits: Iterable[Hit], k: int, decimals: int | None = None) -> list[Hit]:
+    """The k best hits: similarity descending, as far as `decimals` tell, then chunk_id ascending by code points.
 
     The order is total, so that the best of all shards' best are those of one index over everything.
 
     >>> [hit.chunk_id for hit in rank_hits([Hit("b#0", 0.5), Hit("a#1", 0.5), Hit("a#0", 0.7)], 2)]
     ['a#0', 'a#1']
     """
-    return sorted(hits, key=lambda hit: (-hit.similarity, hit.chunk_id))[:k]
+
+    def place(hit: Hit) -> tuple[float, str]:
+        return -(hit.similarity if decimals is None else round(hit.similarity, decimals)), hit.chunk_id
+
+    return sorted(hits, key=place)[:k]
 
 
 def depth_of(k: int, *, fused: bool) -> int:

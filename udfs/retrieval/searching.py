@@ -14,7 +14,7 @@ from udfs.files import open_filesystem
 from udfs.retrieval import dense
 from udfs.retrieval.dense import Integers, Probing
 from udfs.retrieval.places import open_shard
-from udfs.retrieval.ranking import Hit, depth_of, fuse_rankings, rank_hits
+from udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
 from udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
 from udfs.retrieval.terms import Bm25, Statistics
 from udfs.retrieval.tokens import tokenise
@@ -176,8 +176,9 @@ def _merge(hits: Iterable[Mapping[str, Any]], k: int, *, fused: bool) -> list[Hi
     for hit in hits:
         by_retriever.setdefault(hit["retriever"], []).append(Hit(hit["chunk_id"], hit["similarity"]))
     depth = depth_of(k, fused=fused)
-    rankings = [rank_hits(by_retriever[name], depth) for name in sorted(by_retriever)]
-    return fuse_rankings(rankings, k) if fused else rank_hits((hit for ranking in rankings for hit in ranking), k)
+    rankings = [rank_hits(by_retriever[name], depth, decimals_of(name)) for name in sorted(by_retriever)]
+    # Where nothing is fused there is one retriever, and its depth is k
+    return fuse_rankings(rankings, k) if fused else [hit for ranking in rankings for hit in ranking][:k]
 
 
 def read_hits(batches: Iterable[pa.RecordBatch], searching: Searching) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,11 @@ CONTEXTS_ARE_TEXT = ("csv", "parquet")
 
 
 def read_batches(
-    batches: Iterable[pa.RecordBatch], adapter: Adapter | None, required: Sequence[str], schema: pa.Schema
+    batches: Iterable[pa.RecordBatch],
+    adapter: Adapter | None,
+    required: Sequence[str],
+    schema: pa.Schema,
+    optional: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """A row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception.
 
@@ -32,7 +36,7 @@ def read_batches(
     """
     for batch in batches:
         for row in batch.to_pylist():
-            yield from in_batches(_rows(Unit(**row), adapter, required), schema)
+            yield from in_batches(_rows(Unit(**row), adapter, required, optional), schema)
 
 
 def type_batches(
@@ -56,7 +60,7 @@ def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mappin
 
 
 def _samples(
-    unit: Unit, adapter: Adapter | None, required: Sequence[str]
+    unit: Unit, adapter: Adapter | None, required: Sequence[str], optional: Sequence[str]
 ) -> Iterator[tuple[dict[str, int], Record, Sample]]:
     """Each sample with its place and the record that it was read from."""
     read = READERS[unit.kind] if adapter is None or adapter.read is None else adapter.read
@@ -64,10 +68,12 @@ def _samples(
         expanded = adapter.expand(record, unit.start + n - 1) if adapter else [record]
         for part, row in enumerate(expanded):
             place = {"file": unit.file, "block": unit.start, "n": n, "part": part}
-            yield place, record, to_sample(row, unit.kind in CONTEXTS_ARE_TEXT, required)
+            yield place, record, to_sample(row, unit.kind in CONTEXTS_ARE_TEXT, required, optional)
 
 
-def _rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(
+    unit: Unit, adapter: Adapter | None, required: Sequence[str], optional: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """The rows of a unit as `read_batches` has them, then that of its facts."""
     types_are_known = unit.kind == "parquet" and adapter is None
     columns: set[str] = set()
@@ -75,7 +81,7 @@ def _rows(unit: Unit, adapter: Adapter | None, required: Sequence[str]) -> Itera
     # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
     problem, n = None, 0
     try:
-        for place, record, sample in _samples(unit, adapter, required):
+        for place, record, sample in _samples(unit, adapter, required, optional):
             n = place["n"]
             columns.update(record.values)
             # As it grows: a file whose keys are data would fill the memory before its end.

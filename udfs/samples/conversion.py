@@ -12,6 +12,8 @@ from udfs.samples.values import ENCODER, load_json, text_of
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
+# What some metrics read where it is there: whose question a row is, and what an answer to it ought to cover
+OPTIONAL = ("query_id", "aspects")
 # What an answer has and a question has not, and what names a question
 OF_ANSWERS = ("response", "system", "label")
 QUESTION_ID = "question_id"
@@ -32,10 +34,16 @@ class Sample:
     error: str | None
 
 
-def to_sample(record: Record, contexts_as_text: bool, required_columns: Sequence[str] = REQUIRED) -> Sample:
+def to_sample(
+    record: Record,
+    contexts_as_text: bool,
+    required_columns: Sequence[str] = REQUIRED,
+    optional_columns: Sequence[str] = (),
+) -> Sample:
     """A record as a sample: its id where given, else the hash of all columns. What is unusable is null.
 
-    Of `REQUIRED`, those that are not among `required_columns` may be missing. Of a question, what belongs to answers is
+    Of `REQUIRED`, those that are not among `required_columns` may be missing. Those of `OPTIONAL` that are among
+    `optional_columns` are read; the others are carried along as they are. Of a question, what belongs to answers is
     left out, and question_id is its id where it has one.
     """
     if is_question(required_columns):
@@ -47,6 +55,9 @@ def to_sample(record: Record, contexts_as_text: bool, required_columns: Sequence
         required |= _required(values, contexts_as_text, required_columns, problems)
     rest = {name: value for name, value in values.items() if name not in KNOWN}
     content = _content(record, required["contexts"], rest)
+    if not record.problem:
+        # After the hash, which is of the row as it was given
+        rest |= _optional(values, contexts_as_text, optional_columns, required_columns, problems)
     known = {
         "sample_id": text_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
         **required,
@@ -80,10 +91,28 @@ def _required(
     found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
     try:
         given = values.get("contexts")
-        found["contexts"] = normalise_contexts(contexts_of_text(given) if contexts_as_text else given)
+        found["contexts"] = normalise_contexts(items_of_text(given, "contexts") if contexts_as_text else given)
     except ValueError as error:
         # What nothing reads is no problem of the row, and is kept where it can be read
         problems += [str(error)] if "contexts" in columns else []
+    return found
+
+
+def _optional(
+    values: Mapping[str, Any], as_text: bool, names: Sequence[str], required: Sequence[str], problems: list[str]
+) -> dict[str, Any]:
+    """Those optional columns that the row has and that are read, null where unusable; problems as in `_required`."""
+    found: dict[str, Any] = {}
+    if "query_id" in names and ("query_id" in values or "query_id" in required):
+        found["query_id"] = text_of(values.get("query_id")) or None
+        problems += ["query_id is null"] if found["query_id"] is None and "query_id" in required else []
+    if "aspects" in names and "aspects" in values:
+        given = values["aspects"]
+        try:
+            found["aspects"] = normalise_aspects(items_of_text(given, "aspects") if as_text else given)
+        except ValueError as error:
+            found["aspects"] = None
+            problems += [str(error)]
     return found
 
 
@@ -111,14 +140,43 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
     """
     if value is None:
         raise ValueError("contexts is null")
+    return [{"id": name, "text": text} for name, text, _ in _items(value, "context")]
+
+
+def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
+    """Aspects as [{id, text, labels}], ids as of contexts; labels is a list of texts, or None. None without aspects.
+
+    Raises ValueError that says what is wrong, without the text.
+
+    >>> normalise_aspects(["cost", {"id": 7, "text": "safety", "labels": [True, "no"]}])
+    [{'id': '1', 'text': 'cost', 'labels': None}, {'id': '7', 'text': 'safety', 'labels': ['true', 'no']}]
+    """
+    if value is None:
+        return None
+    return [
+        {"id": name, "text": text, "labels": _labels(item, position)}
+        for position, (name, text, item) in enumerate(_items(value, "aspect"), start=1)
+    ]
+
+
+def _labels(item: Any, position: int) -> list[str | None] | None:
+    """What annotators say of an aspect, null where one of them says nothing."""
+    labels = item.get("labels") if isinstance(item, dict) else None
+    if labels is not None and not isinstance(labels, list):
+        raise ValueError(f"labels of aspect {position} are no list")
+    return None if labels is None else [text_of(label) for label in labels]
+
+
+def _items(value: Any, one: str) -> list[tuple[str, str, Any]]:
+    """The id, the text and the item itself of each of a list. Raises ValueError; `one` is what an item is called."""
     if not isinstance(value, list):
-        raise ValueError("contexts is no list")
-    contexts: list[dict[str, str]] = []
+        raise ValueError(f"{one}s is no list")
+    found: list[tuple[str, str, Any]] = []
     seen: dict[str, int] = {}
     for position, item in enumerate(value, start=1):
         named = isinstance(item, dict)
         text, name = (item.get("text"), item.get("id")) if named else (item, None)
-        where = f"context {position}"
+        where = f"{one} {position}"
         if text is None:
             raise ValueError(f"{where} has no text" if named else f"{where} is null")
         if isinstance(text, list | dict) or isinstance(name, list | dict):
@@ -126,16 +184,16 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
         identifier = text_of(name) or str(position)
         # Sources of statements are ids: with two of one, nobody could say which context states what.
         if identifier in seen:
-            raise ValueError(f"contexts {seen[identifier]} and {position} have one id")
+            raise ValueError(f"{one}s {seen[identifier]} and {position} have one id")
         seen[identifier] = position
-        contexts.append({"id": identifier, "text": cast(str, text_of(text))})
-    return contexts
+        found.append((identifier, cast(str, text_of(text)), item))
+    return found
 
 
-def contexts_of_text(value: Any) -> Any:
-    """Contexts that a column of text holds as JSON. Raises ValueError where it is no JSON.
+def items_of_text(value: Any, column: str) -> Any:
+    """What a column of text holds as a list of JSON. Raises ValueError where it is no JSON.
 
-    >>> contexts_of_text('["one", "two"]')
+    >>> items_of_text('["one", "two"]', "contexts")
     ['one', 'two']
     """
     if not isinstance(value, str | bytes):
@@ -143,7 +201,7 @@ def contexts_of_text(value: Any) -> Any:
     try:
         return load_json(cast(str, text_of(value)))
     except (ValueError, RecursionError):
-        raise ValueError("contexts is no JSON list") from None
+        raise ValueError(f"{column} is no JSON list") from None
 
 
 def _content(record: Record, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from udfs.llm.templates import compile_prompt
 from udfs.llm.tokens import estimate_tokens
 from udfs.ratings import weigh
 from udfs.retrieval.embedding import embedding_inputs, normalised
-from udfs.stages import LOOKUPS, STAGES, definition_of
+from udfs.stages import LOOKUPS, definition_of
 from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.figures import Thing
 
@@ -123,7 +123,7 @@ def read_things(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _read_things(stage: str, text: str | None) -> Sequence[Thing] | None:
-    read = STAGES[stage].things
+    read = definition_of(stage).things
     try:
         return None if read is None or text is None else read(text)
     except Exception:

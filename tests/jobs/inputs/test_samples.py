@@ -70,6 +70,34 @@ def test_samples_have_the_columns_of_the_contract(spark: SparkSession, tmp_path:
     assert (read.row_count, read.invalid_count, read.duplicates, read.first_invalid) == (3, 0, 0, [])
 
 
+def test_optional_columns_that_are_read_have_one_type(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [{**ROW, "query_id": 7, "aspects": None}, {**ROW, "query": "p", "query_id": "8"}]
+    write_lines(tmp_path / "a.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist([{**ROW, "query": "o", "aspects": ["cost"]}]), tmp_path / "b.parquet")
+    labelled = json.dumps([{"id": "x", "text": "t", "labels": [1]}])
+    write_csv(tmp_path / "c.csv", [{**ROW, "query": "n", "aspects": labelled}])
+    required = ("query", "response")
+
+    read = read_samples(spark, str(tmp_path), required=required, optional=("query_id", "aspects"))
+
+    types = {column.name: column.dataType.simpleString() for column in read.samples.schema}
+    assert types["query_id"] == "string"
+    assert types["aspects"] == "array<struct<id:string,text:string,labels:array<string>>>"
+    found = by_query(read.samples)
+    assert {query: row["query_id"] for query, row in found.items()} == {"q": "7", "p": "8", "o": None, "n": None}
+    assert [found[query]["aspects"] for query in "qpon"] == [
+        None,
+        None,
+        [{"id": "1", "text": "cost", "labels": None}],
+        [{"id": "x", "text": "t", "labels": ["1"]}],
+    ]
+    assert read.invalid_count == 0
+    as_read = {
+        column.name: column.dataType.simpleString() for column in read_samples(spark, str(tmp_path)).samples.schema
+    }
+    assert as_read["aspects"] == "string"
+
+
 def test_invalid_rows_are_samples_with_file_and_row(spark: SparkSession, tmp_path: Path) -> None:
     rows: list[Any] = [{**ROW, "n": n} for n in range(30)]
     rows[4], rows[20], rows[29] = {**ROW, "query": " "}, "secret text", {**ROW, "contexts": None}

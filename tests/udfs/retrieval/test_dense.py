@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from udfs.retrieval.dense import Dense, Probing, count_lists, make_exact, open_index, train_lists, use_one_thread
+from udfs.retrieval.dense import (
+    Dense,
+    Probing,
+    count_lists,
+    make_exact,
+    open_index,
+    plain_search,
+    train_lists,
+    use_one_thread,
+)
 
 NONE = np.empty(0, np.int32)
 EXACT = Probing(exact=True)
@@ -153,6 +162,15 @@ def test_a_batch_of_queries_gives_the_bits_of_single_ones() -> None:
 
 def test_lists_grow_with_the_root_of_the_chunks() -> None:
     assert [count_lists(2**power) for power in (16, 20, 26)] == [8 * 256, 8 * 1024, 8 * 8192]
+
+
+def test_texts_whose_cosines_differ_by_rounding_alone_are_in_the_order_of_their_positions() -> None:
+    query = np.array([1.0, 0.0], np.float32)
+    cosines = [0.5 + step * 2e-8 for step in range(8)]
+    vectors = np.array([[cosine, (1 - cosine**2) ** 0.5] for cosine in cosines], np.float32)
+    (found,) = plain_search(vectors, query[None], 3)
+    assert len(set(found.similarities.tolist())) > 1 or len(set(vectors[:, 0].tolist())) > 1
+    assert found.positions.tolist() == [0, 1, 2]
 
 
 def test_no_vector_at_all_is_no_hit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.retrieval.ranking import Hit, fuse_rankings, rank_hits
+from udfs.retrieval.ranking import Hit, decimals_of, fuse_rankings, rank_hits
 
 HITS = st.dictionaries(st.text("a\u00e9\U0001f600#0", min_size=1, max_size=3), st.sampled_from([0.0, 0.5, 1.0]))
 
@@ -32,6 +32,12 @@ def test_equal_hits_are_in_the_order_of_their_ids_by_code_point() -> None:
         "\ufb01#0",
         "\U0001f600#0",
     ]
+
+
+def test_cosines_are_compared_by_six_decimals() -> None:
+    hits = [Hit("b", 0.7071068286895752), Hit("a", 0.7071067690849304), Hit("c", 0.7071079)]
+    assert [hit.chunk_id for hit in rank_hits(hits, 9, decimals_of("dense"))] == ["c", "a", "b"]
+    assert [hit.chunk_id for hit in rank_hits(hits, 9, decimals_of("bm25"))] == ["c", "b", "a"]
 
 
 def test_fusion_sums_the_reciprocals_of_ranks() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 from udfs.samples import records
-from udfs.samples.conversion import Sample, to_sample
+from udfs.samples.conversion import REQUIRED, Sample, to_sample
 from udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
 from udfs.samples.shapes import merge_shapes, shape_of
 
@@ -50,6 +50,48 @@ def sample_of(**values: Any) -> Sample:
 )
 def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> None:
     assert sample_of(**values).error == error
+
+
+OPTIONAL = ("query_id", "aspects")
+
+
+def optional_of(*required: str, as_text: bool = False, **values: Any) -> Sample:
+    return to_sample(Record({**ROW, **values}), as_text, (*REQUIRED, *required), OPTIONAL)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"aspects": "cost"}, "aspects is no list"),
+        ({"aspects": ["cost", None]}, "aspect 2 is null"),
+        ({"aspects": [{"id": "1"}]}, "aspect 1 has no text"),
+        ({"aspects": [["cost"]]}, "aspect 1 is neither text nor an object of id and text"),
+        ({"aspects": [{"id": "2", "text": "a"}, "b"]}, "aspects 1 and 2 have one id"),
+        ({"aspects": [{"text": "a", "labels": "yes"}]}, "labels of aspect 1 are no list"),
+        ({"query": None, "aspects": 3}, "query is null; aspects is no list"),
+    ],
+)
+def test_aspects_that_are_read_say_what_is_wrong(values: dict[str, Any], error: str) -> None:
+    sample = optional_of(**values)
+    assert (sample.error, sample.rest["aspects"]) == (error, None)
+    # Nobody reads them: they are carried along as they are, and say nothing of the row
+    carried = sample_of(**values)
+    assert (carried.rest["aspects"], carried.content) == (values["aspects"], sample.content)
+
+
+def test_optional_columns_have_one_form() -> None:
+    given = ["cost", {"id": 7, "text": "safety", "labels": [True, "no", None], "weight": 2}]
+    wanted = [
+        {"id": "1", "text": "cost", "labels": None},
+        {"id": "7", "text": "safety", "labels": ["true", "no", None]},
+    ]
+    sample = optional_of(aspects=given, query_id=2.0)
+    assert (sample.error, sample.rest["aspects"], sample.rest["query_id"]) == (None, wanted, "2")
+    assert optional_of(aspects=json.dumps(given), as_text=True, contexts='["a"]').rest["aspects"] == wanted
+    assert optional_of(aspects="[", as_text=True, contexts='["a"]').error == "aspects is no JSON list"
+    assert optional_of(aspects=None).rest == {"aspects": None}
+    assert optional_of().rest == {}
+    assert optional_of("query_id", query_id="").error == "query_id is null"
 
 
 def test_an_empty_response_and_no_contexts_are_valid() -> None:

@@ -1,0 +1,73 @@
+"""What icat asks and needs under its settings, and which files belong to its outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
+from jobs.run.manifest import differences, identify
+from jobs.settings.model import Settings
+from udfs.facts.qrels import QrelsError
+
+
+def settings_for(**given: Any) -> Settings:
+    return Settings.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "stages"),
+    [
+        ({}, ["extract_claims", "generate_aspects", "classify_relation", "align_claims", "embed_text"]),
+        (
+            {"icat": {"variant": "s"}, "knowledge": {"source": "web"}},
+            ["extract_claims", "classify_relation", "align_claims", "web_search"],
+        ),
+        (
+            {"icat": {"variant": "m"}, "knowledge": {"retriever": "bm25"}, "grounding": {"verifier": "folder"}},
+            ["extract_claims", "classify_entailment"],
+        ),
+    ],
+)
+def test_stages_follow_from_the_settings(given: dict[str, Any], stages: list[str]) -> None:
+    assert stages_of(["icat"], settings_for(**given)) == stages
+
+
+@pytest.mark.parametrize(
+    ("variant", "source", "columns"),
+    [
+        ("auto", "contexts", ("query", "response", "contexts")),
+        ("a", "index", ("query", "response")),
+        ("s", "web", ("query", "response", "aspects")),
+        ("m", "index", ("query", "response", "query_id", "aspects")),
+    ],
+)
+def test_contexts_are_needed_where_they_are_read(variant: str, source: str, columns: tuple[str, ...]) -> None:
+    settings = settings_for(icat={"variant": variant}, knowledge={"source": source})
+    assert needs_of(["icat"], settings) == columns
+    assert "contexts" in needs_of(["icat", "e2e"], settings)
+    assert optional_of(["icat", "e2e"]) == ("query_id", "aspects")
+
+
+def test_what_the_annotations_say_belongs_to_an_output(tmp_path: Path) -> None:
+    found = []
+    for name, text in (("a", "1 1 d 1\n1 2 d 0\n"), ("b", "1 1 d 3\n"), ("c", "1 2 d 1\n")):
+        (tmp_path / name).write_text(text)
+        settings = settings_for(icat={"variant": "m", "qrels": str(tmp_path / name)})
+        found.append(identify("input", ("icat",), settings, {}, digests_of(["icat"], settings)))
+    assert differences(found[0], found[1]) == []
+    assert differences(found[0], found[2]) == ["other settings (icat.qrels)"]
+    assert digests_of(["icat"], settings_for(icat={"qrels": "not read"})) == {}
+
+
+def test_annotations_that_are_not_there_are_one_line() -> None:
+    with pytest.raises(QrelsError, match=r"^icat\.qrels: not set"):
+        digests_of(["icat"], settings_for(icat={"variant": "m"}))
+
+
+def test_bounds_of_nothing_known_are_of_every_measure() -> None:
+    metric = METRICS["icat"]
+    assert metric.unknown == {"s_fact": (0, 1), "s_coverage": (0, 1), "icat": (0, 1), "claims": (None, None)}
+    assert not metric.has_graph

@@ -1,0 +1,112 @@
+"""The sweep over beta: means of samples under each beta, a table and two pictures in the run's output."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from jobs.cli.arguments import weights
+from jobs.results import UnreadableRunError, open_run
+from jobs.run.manifest import FORMAT
+from jobs.sweep import BETAS, SweepError, SweepRequest, draw_sweep, sweep, sweep_rows
+from jobs.tables import MEASURES, SCORES
+
+# sample, system, s_fact, s_coverage
+SAMPLES = [
+    ("a", "x", 1.0, 0.5),
+    ("b", "x", 0.25, 0.75),
+    ("c", "y", 0.0, 0.0),
+    ("d", None, 0.5, 1.0),
+    ("e", "y", None, 0.5),
+]
+
+
+def by_formula(fact: float, coverage: float, beta: float) -> Fraction:
+    square, first, second = Fraction(beta) ** 2, Fraction(fact), Fraction(coverage)
+    total = square * first + second
+    return (1 + square) * first * second / total if total else Fraction(0)
+
+
+def mean(values: Iterable[Fraction]) -> float:
+    known = list(values)
+    return float(sum(known) / len(known))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run with two metrics, of which one is none of ours to sweep."""
+    measures = [
+        {"sample_id": name, "metric": "icat", "measure": measure, "value": value}
+        for name, _, fact, coverage in SAMPLES
+        for measure, value in (("s_fact", fact), ("s_coverage", coverage), ("claims", 4.0))
+    ]
+    measures += [{**row, "metric": "other", "value": 0.125} for row in measures]
+    scores = [
+        {"sample_id": name, "metric": metric, "system": system}
+        for name, system, *_ in SAMPLES
+        for metric in ("icat", "other")
+    ]
+    folder = tmp_path / "out"
+    for name, rows, schema in (("measures", measures, MEASURES), ("scores", scores, SCORES)):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema), folder / name / "part-0.parquet")
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "identity": {}, "status": "finished"}))
+    return folder
+
+
+def test_means_are_of_samples_under_each_beta(spark: SparkSession, run: Path) -> None:
+    rows = sweep(spark, SweepRequest(str(run), (2.0, 0.5)))
+    assert open_run(run).table("beta_sweep").to_pylist() == rows
+    wanted = {None: SAMPLES[:4], "x": SAMPLES[:2], "y": SAMPLES[2:3]}
+    assert [(row["system"], row["beta"]) for row in rows] == [
+        (system, beta) for system in wanted for beta in (0.5, 2.0)
+    ]
+    for row in rows:
+        values = [by_formula(fact or 0, coverage or 0, row["beta"]) for _, _, fact, coverage in wanted[row["system"]]]
+        assert row["mean"] == pytest.approx(mean(values))
+        assert row["n"] == len(values)
+        assert row["ci_low"] is None or row["ci_low"] <= row["mean"] <= row["ci_high"]
+    assert (run / "pictures" / "beta_sweep.png").read_bytes().startswith(b"\x89PNG")
+    text = " ".join(ElementTree.fromstring((run / "pictures" / "beta_sweep.svg").read_bytes()).itertext())
+    assert "beta" in text
+
+
+def test_a_run_without_icat_is_one_line(spark: SparkSession, run: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
+    with pytest.raises(SweepError, match="no measures of icat"):
+        sweep(spark, SweepRequest(str(run)))
+    with pytest.raises(UnreadableRunError):
+        sweep(spark, SweepRequest(str(run / "measures")))
+
+
+@given(st.dictionaries(st.tuples(st.floats(0, 1), st.floats(0, 1)), st.integers(1, 5), min_size=1, max_size=8))
+def test_counts_stand_for_samples(pairs: dict[tuple[float, float], int]) -> None:
+    rows = list(sweep_rows("x", Counter(pairs), BETAS, seed=0))
+    assert [row["beta"] for row in rows] == list(BETAS)
+    for row in rows:
+        values = [by_formula(*pair, row["beta"]) for pair, times in pairs.items() for _ in range(times)]
+        assert row["mean"] == pytest.approx(mean(values), abs=1e-12)
+
+
+def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:
+    pairs = Counter({(0.5, 0.25): 2, (1.0, 0.5): 1})
+    rows = [row for system in (None, *map(str, range(20))) for row in sweep_rows(system, pairs, BETAS, seed=0)]
+    assert draw_sweep(rows, "svg") == draw_sweep(rows, "svg")
+    assert b"the first 12 of 21 lines" in draw_sweep(rows, "svg")
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1001", "a,1"])
+def test_a_beta_that_is_no_weight_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        weights(text)
