@@ -46,14 +46,14 @@ def ground_claims(claims: DataFrame, tools: Tools, settings: Settings, *, early_
     distinct = keyed.dropDuplicates(list(CLAIM))
     queries = distinct.select(F.col("owner").alias("sample_id"), "claim_key", F.col("text").alias("query"))
     found = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
-    hits = found.withColumn("chunk_id", _chunk_name(settings.knowledge.source))
+    hits = found.withColumn("chunk_id", chunk_name(settings.knowledge.source))
     pairs = _judge_pairs(hits, tools, settings, early_stop=early_stop)
     verdicts = tools.keep(_verdicts(hits, pairs), "verdicts")
     judged = keyed.join(verdicts, on=list(CLAIM), how="left")
     return Grounded(tools.keep(judged, "judged-claims"), pairs, hits)
 
 
-def _chunk_name(source: str | None) -> Column:
+def chunk_name(source: str | None) -> Column:
     """The id of a chunk, which names one text in the whole output.
 
     An index gives such ids. Samples have contexts of one id, and a page is found with other words for another query:
