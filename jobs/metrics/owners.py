@@ -45,9 +45,7 @@ def find_owners(samples: DataFrame, tools: Tools, settings: Settings) -> Owners:
     keyed = tools.keep(shared.select("sample_id", key.alias("key")), "keyed-samples")
     first = keyed.groupBy("key").agg(F.min("sample_id").alias("owner"))
     owned = tools.keep(keyed.join(first, on="key", how="inner").select("sample_id", "owner"), "owned-samples")
-    owners = shared.withColumnRenamed("sample_id", "owner").join(
-        first.select("owner"), on="owner", how="left_semi"
-    )
+    owners = shared.withColumnRenamed("sample_id", "owner").join(first.select("owner"), on="owner", how="left_semi")
     return Owners(owned, tools.keep(owners, "owners"))
 
 
@@ -90,9 +88,7 @@ def find_evidence(owners: Owners, tools: Tools, settings: Settings) -> Evidence:
         return Evidence(owners.owners.select("owner", "contexts").mapInArrow(cut, spark_schema(EVIDENCE)))
     queries = owners.owners.select(F.col("owner").alias("sample_id"), "query")
     hits = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
-    found = F.when(
-        F.col("rank").isNotNull(), F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity")
-    )
+    found = F.when(F.col("rank").isNotNull(), F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity"))
     # collect_list passes over the nulls of queries that found nothing
     by_owner = hits.groupBy("owner").agg(F.collect_list(found).alias("hits"))
     documents = settings.importance.documents if source == "index" else None
@@ -121,5 +117,3 @@ def owners_failures(metric: str, owned: DataFrame, asked: Mapping[str, DataFrame
     ]
     named = [failure_rows(metric, stage, frame) for stage, frame in zip(asked, rows, strict=True)]
     return reduce(DataFrame.unionByName, named)
-
-

@@ -49,8 +49,8 @@ CLASSES = (
 class ReferenceFacts:
     """ranked: columns of `RANKED`, a row an owner whose facts are known; left_out: owner, left_out, beyond the cap.
 
-    texts: owner, the owners that facts were extracted or given of; incomplete: owner, lost, waiting; asked: by stage
-    its results, with the column owner.
+    texts: owner, those that facts were extracted or given of; incomplete: owner, lost, waiting; asked: by stage its
+    results, with the column owner.
     """
 
     ranked: DataFrame
@@ -64,12 +64,11 @@ def find_reference_facts(owners: Owners, evidence: Evidence, tools: Tools, setti
     """The ranked facts of each owner: those of its texts, merged, or those that it was given, rated where need be."""
     mined = owners.owners.where(F.col("given").isNull())
     texts, asked = _texts(mined, evidence, tools, settings)
-    passages = texts.mapInArrow(
-        partial(cut_texts, words=settings.importance.passage_words), spark_schema(PASSAGES)
-    )
+    passages = texts.mapInArrow(partial(cut_texts, words=settings.importance.passage_words), spark_schema(PASSAGES))
     place = ("owner", "place", "passage", "source")
     asked[EXTRACT] = tools.ask(EXTRACT, passages, carry=place)
-    known = incomplete_owners(*asked.values())
+    searched = _searched(mined, evidence)
+    known = incomplete_owners(*searched, *asked.values())
     found = tools.keep(_found(asked[EXTRACT], known, settings), "found-facts")
     merged, judged = _merge(found, tools, settings)
     asked |= judged
@@ -81,7 +80,7 @@ def find_reference_facts(owners: Owners, evidence: Evidence, tools: Tools, setti
     prompts = to_rate.mapInArrow(partial(batch_facts, most=settings.importance.batch), spark_schema(TO_RATE))
     asked[RATE] = tools.ask(RATE, prompts, carry=("owner", "batch"))
     with_texts = texts.select("owner").unionByName(_given(owners.owners).select("owner")).distinct()
-    incomplete = tools.keep(incomplete_owners(*asked.values()), "incomplete-owners")
+    incomplete = tools.keep(incomplete_owners(*searched, *asked.values()), "incomplete-owners")
     ranked = tools.keep(_rank(to_rate, asked[RATE], settings), "ranked-facts")
     return ReferenceFacts(
         ranked, found.select("owner", "left_out"), tools.keep(with_texts, "owners-with-texts"), incomplete, asked
@@ -113,6 +112,11 @@ def _texts(
     )
     asked = {SUMMARISE: condensed} if settings.summarise_contexts else {}
     return complete_alone(texts, condensed), asked
+
+
+def _searched(owners: DataFrame, evidence: Evidence) -> list[DataFrame]:
+    """What was looked up for these owners, whose facts are taken from it."""
+    return [] if evidence.hits is None else [evidence.hits.join(owners.select("owner"), on="owner", how="left_semi")]
 
 
 def _found(extracted: DataFrame, incomplete: DataFrame, settings: Settings) -> DataFrame:
@@ -154,9 +158,9 @@ def _merge(found: DataFrame, tools: Tools, settings: Settings) -> tuple[DataFram
         return alone.mapInArrow(merge_classes, spark_schema(FACTS)), {}
     embedded = tools.ask(EMBED, _to_embed(found), carry=("owner", "place"))
     by_owner = embedded.groupBy("owner").agg(
-        F.transform(
-            F.array_sort(F.collect_list(F.struct("place", "vector"))), lambda one: one["vector"]
-        ).alias("vectors")
+        F.transform(F.array_sort(F.collect_list(F.struct("place", "vector"))), lambda one: one["vector"]).alias(
+            "vectors"
+        )
     )
     ready = tools.keep(found.join(by_owner, on="owner", how="left"), "facts-with-vectors")
     asked = {EMBED: embedded}
@@ -222,7 +226,5 @@ def _rank(facts: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame:
     prompt = F.struct("batch", "relevance", "salience")
     ratings = rated.groupBy("owner").agg(F.array_sort(F.collect_list(prompt)).alias("ratings"))
     both = complete_alone(facts, rated).join(ratings, on="owner", how="left")
-    rank = partial(
-        rank_batches, relevance_weight=own.relevance_weight, min_weight=own.min_weight, top=own.top_k
-    )
+    rank = partial(rank_batches, relevance_weight=own.relevance_weight, min_weight=own.min_weight, top=own.top_k)
     return both.mapInArrow(rank, spark_schema(RANKED))

@@ -151,12 +151,17 @@ def f1_of(precision: Bounded, recall: Bounded) -> Bounded:
 
 
 def measures_of(
-    verdicts: Sequence[str | None] | None, claims: int, facts: Sequence[Checked], ks: Iterable[int], *, rated: bool
+    verdicts: Sequence[str | None] | None,
+    claims: int | None,
+    facts: Sequence[Checked],
+    ks: Iterable[int],
+    *,
+    rated: bool,
 ) -> dict[str, Bounded]:
     """All measures of a sample by name.
 
-    verdicts: of the `claims` claims; None where claims were not to be judged. `rated`: whether all weights are made of
-    ratings; else there is no rank by one rating.
+    verdicts: of the claims; None where claims were not to be judged. claims: how many there are; None where that was
+    not asked. `rated`: whether all weights are made of ratings; else there is no rank by one rating.
     """
     rates = dict.fromkeys(RATES, UNDEFINED) if verdicts is None else rates_of(verdicts)
     recall = recall_of(facts)
@@ -165,9 +170,13 @@ def measures_of(
         for name, rank in RANKINGS.items()
         for k in dict.fromkeys(ks)
     }
-    counts = {name: Bounded(*[float(count)] * 3) for name, count in ((CLAIMS, claims), (FACTS, len(facts)))}
+    counts = {name: _count(number) for name, number in ((CLAIMS, claims), (FACTS, len(facts)))}
     found = {RECALL: recall, WEIGHTED: weighted_recall_of(facts), F1: f1_of(rates[PRECISION], recall)}
     return {**rates, **found, **at_k, **counts}
+
+
+def _count(number: int | None) -> Bounded:
+    return UNDEFINED if number is None else Bounded(*[float(number)] * 3)
 
 
 def names_of_measures(ks: Iterable[int]) -> list[str]:

@@ -87,8 +87,8 @@ def _weighted(row: Row, relevance_weight: float) -> list[Fact]:
 def conclude_batches(batches: Iterable[pa.RecordBatch], ks: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Columns of `CONCLUDED`, a row a sample.
 
-    batches: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null without any; judged,
-    whether claims are to have verdicts; checked list<struct<number, covered, claims list<int>>>, the facts that were
+    batches: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null where they were not
+    asked for; judged, whether claims are to have verdicts; checked list<struct<number, covered, claims list<int>>>, the facts that were
     checked, of which `covered` is null where that was lost. A fact that ought to be given and was not checked is not
     covered: there are no claims. `empty`: nothing weighs anything. Of a sample that lacks facts or claims nothing here
     is to be read.
@@ -107,9 +107,9 @@ def _conclude(row: Row, ks: Sequence[int]) -> dict[str, Any]:
     facts = [
         Checked(fact["weight"], one["covered"], **own) for fact, one, own in zip(kept, coverage, ranks, strict=True)
     ]
-    claims = row["claims"] or ()
-    verdicts = [claim["verdict"] for claim in claims] if row["judged"] else None
-    measures = measures_of(verdicts, len(claims), facts, ks, rated=bool(row["rated"]))
+    claims = row["claims"]
+    verdicts = [claim["verdict"] for claim in claims] if row["judged"] and claims is not None else None
+    measures = measures_of(verdicts, None if claims is None else len(claims), facts, ks, rated=bool(row["rated"]))
     return {
         "sample_id": row["sample_id"],
         "measures": [
