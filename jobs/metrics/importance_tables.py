@@ -117,7 +117,7 @@ def _statement_rows(judged: DataFrame) -> DataFrame:
         "rank",
         "kept",
     )
-    rows = facts.select(
+    return facts.select(
         "sample_id",
         F.lit(NAME).alias("metric"),
         claim_id(NAME, F.col("fact.number")).alias("statement_id"),
@@ -126,7 +126,6 @@ def _statement_rows(judged: DataFrame) -> DataFrame:
         claims.alias("claims"),
         *(F.col(f"fact.{name}").alias(name) for name in of_fact),
     )
-    return rows
 
 
 def _claim_rows(found: Found) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Whose facts and whose evidence: what samples share that ask one query of one source, so that it is worked out once."""
+"""Whose facts and whose evidence: what samples of one query and one source share, so that it is worked out once."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ SHOWN = (
 class Verified:
     """What became of claims.
 
-    claims: sample_id, position, text, owner, claim_key, verdict, waiting, and shown, the chunks that the claim was held
-    against (`SHOWN`, chunk_ids as in the table `chunks`), null where it was not to be verified; failures: owner, claim_key, stage,
-    `OUTCOME`.
+    claims: sample_id, position, text, owner, claim_key, verdict, judged, whether it is to have one, waiting, and shown,
+    the chunks that it was held against (`SHOWN`, chunk_ids as in the table `chunks`), null where it was not to be;
+    failures: owner, claim_key, stage, `OUTCOME`.
     """
 
     claims: DataFrame
@@ -67,7 +67,7 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
 
 
 def _with_evidence(claims: DataFrame, owners: Owners, evidence: Evidence, settings: Settings) -> DataFrame:
-    """owner, claim_key, text; chunks; judged: whether it is to have a verdict; missed, waiting: whether its search was."""
+    """owner, claim_key, text, chunks, judged: whether it is to have a verdict, missed, waiting: whether its search is."""
     if settings.knowledge.source == "contexts":
         judged = F.col("given").isNull() | (F.size("contexts") > 0)
     else:
