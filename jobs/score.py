@@ -313,6 +313,9 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     measures = written.get("measures")
     found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    if measures is not None:
+        pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
+        found += [row for pool in pooling for row in pool(measures, written["scores"])]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 from pyspark.sql import Column, DataFrame
@@ -86,6 +86,8 @@ class Metric:
     sample of `scores`, and every failed request in `failures`. `unknown`: its measures, one row a sample of `measures`,
     each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
     what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
+    `pooled`: from the tables measures and scores as they were written, further rows of `measures_summary`, of what is
+    no mean over samples.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Metric:
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
     digests: Callable[[Settings], Mapping[str, str]] | None = None
     looks_in: str = "contexts"
+    pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""

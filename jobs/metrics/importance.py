@@ -14,6 +14,7 @@ from jobs.asking.lost import has_failed, is_unasked
 from jobs.metrics.base import Metric, Tables, Tools
 from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.importance_plan import assume
+from jobs.metrics.importance_pooled import pool_measures
 from jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
 from jobs.metrics.owners import Owners, find_evidence, find_owners
 from jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
@@ -172,4 +173,5 @@ METRIC = Metric(
     reads=("references",),
     unknown=unknown_bounds,
     looks_in=EITHER,
+    pooled=pool_measures,
 )

@@ -67,7 +67,7 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
 
 
 def _with_evidence(claims: DataFrame, owners: Owners, evidence: Evidence, settings: Settings) -> DataFrame:
-    """owner, claim_key, text, chunks, judged: whether it is to have a verdict, missed, waiting: whether its search is."""
+    """owner, claim_key, text, chunks; judged, whether it is to have a verdict; missed, waiting, what its search is."""
     if settings.knowledge.source == "contexts":
         judged = F.col("given").isNull() | (F.size("contexts") > 0)
     else:

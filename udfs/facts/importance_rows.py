@@ -88,10 +88,10 @@ def conclude_batches(batches: Iterable[pa.RecordBatch], ks: Sequence[int]) -> It
     """Columns of `CONCLUDED`, a row a sample.
 
     batches: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null where they were not
-    asked for; judged, whether claims are to have verdicts; checked list<struct<number, covered, claims list<int>>>, the facts that were
-    checked, of which `covered` is null where that was lost. A fact that ought to be given and was not checked is not
-    covered: there are no claims. `empty`: nothing weighs anything. Of a sample that lacks facts or claims nothing here
-    is to be read.
+    asked for; judged, whether claims are to have verdicts; checked list<struct<number, covered, claims list<int>>>, the
+    facts that were checked, `covered` null where that was lost. A fact that ought to be given and was not checked, as
+    there are no claims, is not covered. `empty`: nothing weighs anything. Of a sample that lacks facts or claims
+    nothing here is to be read.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_conclude(row, ks) for row in batch.to_pylist()], CONCLUDED)
