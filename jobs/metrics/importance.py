@@ -174,4 +174,5 @@ METRIC = Metric(
     unknown=unknown_bounds,
     looks_in=EITHER,
     pooled=pool_measures,
+    dropped="facts beyond importance.max_facts, which were left out",
 )
