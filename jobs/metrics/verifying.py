@@ -25,7 +25,6 @@ from udfs.retrieval.contexts import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")
-_OF_CHUNK = ("document_id", "text", "vector")
 SHOWN = (
     "array<struct<rank: long, chunk_id: string, document_id: string, url: string, text: string, similarity: double>>"
 )
@@ -93,32 +92,36 @@ def _nearest(claims: DataFrame, evidence: Evidence, most: int, tools: Tools) -> 
     of_claims = evidence.chunks.join(queries.select("owner").distinct(), on="owner", how="left_semi")
     chunks = tools.keep(of_claims.select("owner", F.explode("chunks").alias("one")), "evidence-chunks")
     pieces, wanted = _embedded(chunks.select("owner", "one.*"), queries, tools)
-    chunk, query = (F.struct(name, *rest) for name, rest in (("chunk_id", _OF_CHUNK), ("query", ("text", "vector"))))
-    # In a plan vectors are null where nothing failed: then no chunk is known to be nearer than another
-    whole = F.bool_and(F.col("vector").isNotNull()).alias("whole")
-    broken = F.max(has_failed()).alias("broken"), F.max(is_unasked()).alias("left")
-    by_owner = pieces.groupBy("owner").agg(F.collect_list(chunk).alias("chunks"), whole, *broken)
-    asking = wanted.where(F.col("vector").isNotNull()).withColumn("query", F.col("claim_key"))
-    both = by_owner.where("whole").join(
-        asking.groupBy("owner").agg(F.collect_list(query).alias("queries")), on="owner", how="inner"
+    lost = pieces.groupBy("owner").agg(F.max(has_failed()).alias("broken"), F.max(is_unasked()).alias("left"))
+    flags = wanted.join(lost, on="owner", how="left").select(
+        *CLAIM, (has_failed() | F.col("broken")).alias("unplaced"), (is_unasked() | F.col("left")).alias("unasked")
     )
+    broken = pieces.where(has_failed()).select("owner", F.lit(EMBED).alias("stage"), *OUTCOME)
+    of_chunks = queries.select(*CLAIM).join(broken, on="owner", how="inner")
+    nearest = flags.join(_ranked(pieces, wanted, most), on=list(CLAIM), how="left")
+    return nearest, of_chunks.unionByName(_failed(wanted, EMBED))
+
+
+def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
+    """owner, claim_key, nearest: of each claim with a vector whose owner lacks that of no chunk.
+
+    In a plan vectors are null where nothing failed: then no chunk is known to be nearer than another.
+    """
+    has = F.col("vector").isNotNull()
+    chunk = F.struct("chunk_id", "document_id", "text", "vector")
+    by_owner = pieces.groupBy("owner").agg(F.collect_list(chunk).alias("chunks"), F.bool_and(has).alias("whole"))
+    query = F.struct(F.col("claim_key").alias("query"), "text", "vector")
+    asking = wanted.where(has).groupBy("owner").agg(F.collect_list(query).alias("queries"))
+    both = by_owner.where("whole").join(asking, on="owner", how="inner")
     rank = partial(rank_contexts, k=most, retrievers=("dense",))
     ranked = both.select(F.col("owner").alias("sample_id"), "chunks", "queries").mapInArrow(rank, spark_schema(RANKED))
     named = ranked.withColumnsRenamed({"sample_id": "owner", "query": "claim_key"})
     one = F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity")
-    nearest = (
+    return (
         named.join(pieces.select("owner", "chunk_id", "url"), on=["owner", "chunk_id"], how="left")
         .groupBy(*CLAIM)
         .agg(F.array_sort(F.collect_list(one)).alias("nearest"))
     )
-    flags = wanted.join(by_owner.select("owner", "broken", "left"), on="owner", how="left").select(
-        *CLAIM, (has_failed() | F.col("broken")).alias("unplaced"), (is_unasked() | F.col("left")).alias("unasked")
-    )
-    of_chunks = queries.select(*CLAIM).join(
-        pieces.where(has_failed()).select("owner", *OUTCOME), on="owner", how="inner"
-    )
-    failed = of_chunks.withColumn("stage", F.lit(EMBED)).select(*CLAIM, "stage", *OUTCOME)
-    return flags.join(nearest, on=list(CLAIM), how="left"), failed.unionByName(_failed(wanted, EMBED))
 
 
 def _embedded(chunks: DataFrame, claims: DataFrame, tools: Tools) -> tuple[DataFrame, DataFrame]:
