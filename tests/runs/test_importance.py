@@ -116,7 +116,9 @@ def test_what_is_lost_leaves_bounds_or_fails_a_sample(run_here: RunHere, tmp_pat
     broken = {silent["sample_id"]: "extract_claims"}
     broken |= dict.fromkeys((one["sample_id"] for one in unread.samples(2)), "extract_facts")
     broken |= dict.fromkeys((one["sample_id"] for one in unrated.samples(2)), "rate_importance")
-    path = write_samples(tmp_path / "samples.jsonl", samples)
+    # Neither contexts nor references
+    nothing = {**silent, "sample_id": "nothing", "contexts": None, "references": []}
+    path = write_samples(tmp_path / "samples.jsonl", [*samples, nothing])
     with ModelServer(answer="world", rules=rules) as server:
         ended = run_here(server, path, tmp_path / "out", *IMPORTANCE, settings=embedder(server))
     assert ended.code == 4, ended.err
@@ -124,6 +126,9 @@ def test_what_is_lost_leaves_bounds_or_fails_a_sample(run_here: RunHere, tmp_pat
     assert Counter(one.status for one in whole.values())["partial"] > 10
     scores, measures = scores_of(tmp_path / "out"), rows_by_sample(tmp_path / "out", "measures")
     failures = rows_by_sample(tmp_path / "out", "failures")
+    assert [(row["stage"], row["error"].rpartition(": ")[2]) for row in failures["nothing"]] == [
+        ("input", "contexts is null")
+    ]
     for name, stage in broken.items():
         row = scores[name]
         assert (row["status"], row["score"], row["score_low"], row["score_high"]) == ("failed", None, 0.0, 1.0)
@@ -176,7 +181,7 @@ def test_shares_are_over_all_claims(job: ImportanceJob) -> None:
     assert_pooled(job.output, job.expected, {sample["sample_id"]: sample["system"] for sample in job.samples})
 
 
-def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: ImportanceJob, tmp_path: Path) -> None:
+def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: ImportanceJob) -> None:
     before = job.server.count()
     settings = {**SETTINGS, **embedder(job.server)}
     known = planned(run_here, job, job.output, settings)
@@ -185,45 +190,34 @@ def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: Importance
     }
     asked = {stage: row["requests"] for stage, row in known.items() if stage != "embed_text"}
     assert asked == dict(job.asked)
+    assert job.server.count() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("duplicates", ["words", "entailed"])
+def test_a_plan_is_a_bound_before_facts_are_known(
+    run_here: RunHere, job: ImportanceJob, tmp_path: Path, duplicates: str
+) -> None:
+    before = job.server.count()
+    settings = {**SETTINGS, **embedder(job.server), "importance.duplicates": duplicates}
     fresh = planned(run_here, job, tmp_path / "other", settings)
     assert job.server.count() == before
     assert {stage for stage, row in fresh.items() if row["exact"]} == {"summarise_context"}
-    for stage, row in fresh.items():
-        assert row["requests"] >= known[stage]["requests"], stage
+    for stage, count in job.asked.items():
+        assert fresh[stage]["requests"] >= count, stage
+    if duplicates == "entailed":
+        lists = {str(sample["contexts"]): job.expected[sample["sample_id"]] for sample in job.samples}
+        mined = [len(one.facts) for one in lists.values() if one.facts and one.facts[0].members]
+        assert fresh["classify_relation"]["requests"] >= sum(count * (count - 1) for count in mined)
 
 
 def planned(run_here: RunHere, job: ImportanceJob, output: Path, settings: Mapping[str, Any]) -> dict[str, Row]:
-    """The rows of a plan by stage; a stage that is asked several times has their sums."""
+    """The rows of a plan by stage, of which there is one each."""
     ended = run_here.command(
         words_of(job.server, job.path, output, *IMPORTANCE, "--json", settings=settings, command="plan")
     )
     assert ended.code == 0, ended.err
-    found: dict[str, Row] = {}
-    for row in json.loads(ended.out):
-        known = found.setdefault(row["stage"], {"requests": 0, "reused": 0, "exact": True})
-        for name in ("requests", "reused"):
-            known[name] += row[name]
-        known["exact"] = known["exact"] and row["exact"]
+    rows = json.loads(ended.out)
+    found = {row["stage"]: row for row in rows}
+    assert len(found) == len(rows)
     return found
-
-
-def test_contexts_may_be_missing_where_references_are_given(run_here: RunHere, tmp_path: Path) -> None:
-    rows = [
-        {"sample_id": "given", "query": "q", "response": "Ada Mill likes tea.", "references": ["Ada Mill likes tea."]},
-        {"sample_id": "neither", "query": "q", "response": "Ada Mill likes tea."},
-    ]
-    path = write_samples(tmp_path / "samples.jsonl", rows)
-    with ModelServer(answer="world") as server:
-        ended = run_here(server, path, tmp_path / "out", *IMPORTANCE, settings=embedder(server))
-        asked = Counter(arrival.stage for arrival in server.arrivals())
-        bare = write_samples(tmp_path / "bare.jsonl", [{"query": "q", "response": "r"}])
-        refused = run_here(server, bare, tmp_path / "none", *IMPORTANCE, settings=embedder(server))
-    assert ended.code == 4, ended.err
-    assert asked == {"extract_claims": 1, "rate_importance": 1, "check_coverage": 1}
-    scores = scores_of(tmp_path / "out")
-    assert (scores["given"]["status"], scores["given"]["score"]) == ("ok", 1.0)
-    assert scores["neither"]["status"] == "failed"
-    (failure,) = read_table(tmp_path / "out", "failures")
-    assert failure["error"].endswith("contexts is null")
-    assert refused.code == 1
-    assert "contexts or references" in refused.err
