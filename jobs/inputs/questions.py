@@ -51,7 +51,7 @@ def _read_topics(spark: SparkSession, path: str, limit: int | None, draw: Draw |
     """Topics as questions, their contexts empty lists."""
     found = read_rows(spark, path, FORMATS[TOPICS], limit, ("query",), draw, tuple(OPTIONAL_TYPES))
     nothing = F.array().cast(CONTEXTS_TYPE).alias("contexts")
-    topics = found.samples.drop("contexts")
+    topics = found.samples.drop(*OF_ANSWERS, "contexts")
     return replace(found, samples=topics.select("sample_id", "query", nothing, *_rest(topics)))
 
 

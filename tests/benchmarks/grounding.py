@@ -18,7 +18,7 @@ from tests.benchmarks.reuse import completions_of
 from tests.benchmarks.running import run_command, run_job
 from tests.benchmarks.samples import bound_stage
 from tests.benchmarks.sharing import QUICK
-from tests.benchmarks.watching import DRIVER, PYTHON_WORKERS, peak_bytes
+from tests.benchmarks.watching import DRIVER, JVM, PYTHON_WORKERS, peak_bytes
 from tests.fakes.claims import aspects_of, claims_of
 from tests.fakes.expected_icat import cut
 from tests.fakes.model_server import ModelServer
@@ -111,7 +111,7 @@ def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
                 server, path, folder / "job", f"store={folder / 'store'}", BM25, metric=METRIC, calls=0, watch=True
             )
         figures.append(Figure(f"samples a second from a full store, {size:,} samples", (size / ran.seconds,)))
-        for role in (DRIVER, PYTHON_WORKERS):
+        for role in (DRIVER, JVM, PYTHON_WORKERS):
             peaks[role, size] = peak_bytes(ran.looks, role) / MEGABYTE
             figures.append(Figure(f"{role}, {size:,} samples", (peaks[role, size],), "MB"))
     small, large = min(sizes), max(sizes)
