@@ -44,7 +44,8 @@ STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What `untold generate` was asked to do. `contexts` is the second file of questions in the form of ELI5-Category.
+    """What `untold generate` was asked to do. `contexts` is the second file of questions in the form of ELI5-Category;
+    `topics`: the questions are topics of the TREC Web Track.
 
     `systems` have settings of their own in `llm.*` alone. `command` is how to start it again.
     """
@@ -53,6 +54,7 @@ class GenerateRequest:
     output: str
     systems: Mapping[str, Resolved]
     contexts: str | None = None
+    topics: bool = False
     limit: int | None = None
     draw: Draw | None = None
     overwrite: bool = False
@@ -154,7 +156,12 @@ def _generate(run: _Generating) -> GenerateOutcome:
     """One start: reads and claims, asks each system, writes. An output with nothing left to ask is not touched."""
     request, output = run.request, run.output
     found, notes = read_questions(
-        run.engines.spark, request.input, contexts=request.contexts, limit=request.limit, draw=request.draw
+        run.engines.spark,
+        request.input,
+        contexts=request.contexts,
+        topics=request.topics,
+        limit=request.limit,
+        draw=request.draw,
     )
     for note in notes:
         run.engines.display.note(note)
@@ -203,8 +210,10 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
 def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     """The answers of one system after the other; where one ends the run, those after it are not asked."""
     # Prompts show texts alone; ids go back to the samples through the question
-    texts = F.transform("contexts", lambda context: context["text"]).alias("contexts")
-    rows = questions.select("sample_id", "query", texts)
+    texts = F.transform("contexts", lambda context: context["text"])
+    # Null and no empty list, of which a system would have to say that it holds nothing relevant
+    texts = F.lit(None).cast("array<string>") if run.request.topics else texts
+    rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
     for system in run.systems:
         run.engines.display.note(f"system {system.name}: {system.stage.model}")

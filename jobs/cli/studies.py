@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 META_DATASETS = ("wikicontradict", "conflictbank", "coverage")
 # Layouts of samples with labelled items; without one they are samples as they are
 COVERAGE_FORMATS = ("realsumm",)
-QUESTION_FORMATS = ("eli5_category",)
+ELI5, TOPICS = QUESTION_FORMATS = ("eli5_category", "trec_web")
 
 
 def _generate(options: Options) -> int:
     """Questions to the answers of several systems, laid out as samples to be scored."""
-    if (options.format is None) != (options.contexts is None):
+    if (options.format == ELI5) != (options.contexts is not None):
         raise click.UsageError("--format eli5_category and --contexts go together: give both, or neither")
     # Only here: wrong use is told before the engines are imported
     from jobs.generate import GenerateRequest, generate, show_systems
@@ -58,6 +58,7 @@ def _generate(options: Options) -> int:
         output=absolute(options.output),
         systems=systems,
         contexts=options.contexts,
+        topics=options.format == TOPICS,
         limit=options.limit,
         draw=draw_of(options, next(iter(systems.values())).settings),
         overwrite=options.overwrite,
@@ -294,7 +295,9 @@ _QUESTIONS = [
     Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
     Option("--output", "DIR", "where the tables go", required=True),
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
-    Option("--format", "NAME", "a known data set, with --contexts: eli5_category", read=one_of(QUESTION_FORMATS)),
+    Option(
+        "--format", "NAME", "a known data set: eli5_category with --contexts, trec_web", read=one_of(QUESTION_FORMATS)
+    ),
     Option("--contexts", "FILE", "the contexts of such questions: rows of q_id and contexts"),
     SAMPLE_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
