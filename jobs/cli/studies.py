@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank", "coverage")
 # Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm",)
-QUESTION_FORMATS = ("eli5_category",)
+COVERAGE_FORMATS = ("realsumm", "k_qa")
+# Questions whose contexts lie in a second file, and questions that bring theirs, or have none
+CONTEXTS_APART = "eli5_category"
+QUESTION_FORMATS = (CONTEXTS_APART, "expertqa", "qampari", "romqa", "longfact")
 
 
 def _generate(options: Options) -> int:
     """Questions to the answers of several systems, laid out as samples to be scored."""
-    if (options.format is None) != (options.contexts is None):
-        raise click.UsageError("--format eli5_category and --contexts go together: give both, or neither")
+    if (options.format == CONTEXTS_APART) != (options.contexts is not None):
+        raise click.UsageError(f"--format {CONTEXTS_APART} and --contexts go together: give both, or neither")
     # Only here: wrong use is told before the engines are imported
     from jobs.generate import GenerateRequest, generate, show_systems
     from jobs.run.output import absolute
@@ -58,6 +60,7 @@ def _generate(options: Options) -> int:
         output=absolute(options.output),
         systems=systems,
         contexts=options.contexts,
+        format=None if options.format == CONTEXTS_APART else options.format,
         limit=options.limit,
         draw=draw_of(options, next(iter(systems.values())).settings),
         overwrite=options.overwrite,
@@ -281,8 +284,8 @@ _QUESTIONS = [
     Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
     Option("--output", "DIR", "where the tables go", required=True),
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
-    Option("--format", "NAME", "a known data set, with --contexts: eli5_category", read=one_of(QUESTION_FORMATS)),
-    Option("--contexts", "FILE", "the contexts of such questions: rows of q_id and contexts"),
+    Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
+    Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
     SAMPLE_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
@@ -310,7 +313,12 @@ _LABELLED = [
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
-    Option("--format", "NAME", "coverage: a known data set of labelled items: realsumm", read=one_of(COVERAGE_FORMATS)),
+    Option(
+        "--format",
+        "NAME",
+        f"coverage: a known data set of labelled items: {', '.join(COVERAGE_FORMATS)}",
+        read=one_of(COVERAGE_FORMATS),
+    ),
     CONFLICTBANK_OPTION,
     SAMPLE_OPTION,
 ]

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from jobs.inputs.drawing import Draw
 from jobs.inputs.samples import SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from udfs.samples.adapters import FORMATS
 from udfs.samples.conversion import OF_ANSWERS
 from udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
@@ -18,6 +19,7 @@ def read_questions(
     path: str,
     *,
     contexts: str | None = None,
+    format: str | None = None,
     limit: int | None = None,
     draw: Draw | None = None,
 ) -> tuple[Samples, list[str]]:
@@ -27,14 +29,16 @@ def read_questions(
     of its columns), query, contexts array<struct<id, text>>, then the rest by name. Columns of answers (`response`,
     `system`, `label`) are left out, so that rows that differ in these alone are one question.
 
-    With `contexts`, the questions are in the form of ELI5-Category (q_id, title, selftext, ...) and their contexts in
-    that file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of
+    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some. With
+    `contexts`, the questions are in the form of ELI5-Category (q_id, title, selftext, ...) and their contexts in that
+    file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of
     these the first by id.
     Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
     """
     if contexts is not None:
         return _join_contexts(spark, path, contexts, limit, draw)
-    found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
+    adapter = None if format is None else FORMATS[format]
+    found = read_rows(spark, path, adapter, limit, ("query", "contexts"), draw)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
     notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []

@@ -276,3 +276,19 @@ def test_a_format_and_contexts_go_together(capsys: pytest.CaptureFixture[str], f
 
     assert raised.value.code == 2
     assert "--format eli5_category and --contexts go together" in capsys.readouterr().err
+
+
+def test_questions_of_a_known_data_set_bring_their_contexts_and_references(spark: SparkSession, tmp_path: Path) -> None:
+    answer = {"answer_text": "Marigold", "aid": "a0", "proof": [{"proof_text": "Osk built the Marigold."}]}
+    path = write_lines(tmp_path / "a.jsonl", [{"qid": "7", "question_text": "Which boat?", "answer_list": [answer]}])
+    (found,) = read_questions(spark, path, format="qampari")[0].samples.collect()
+    assert (found["sample_id"], found["query"]) == ("7", "Which boat?")
+    assert [context["text"] for context in found["contexts"]] == ["Marigold: Osk built the Marigold."]
+    assert [one.asDict() for one in found["references"]] == [
+        {"id": "a0", "anchor": "Marigold", "text": "Osk built the Marigold."}
+    ]
+    prompts = write_lines(tmp_path / "b.jsonl", [{"prompt": "What is rain?", "canary": "c"}])
+    (prompt,) = read_questions(spark, prompts, format="longfact")[0].samples.collect()
+    assert (prompt["query"], prompt["contexts"]) == ("What is rain?", [])
+    with pytest.raises(SampleError, match="no column `prompt`"):
+        read_questions(spark, path, format="longfact")
