@@ -31,7 +31,7 @@ from jobs.study import agreement
 from jobs.study.agreement import read_rows
 from jobs.study.annotations import Restate, write_sheet
 from jobs.study.coverage import DATASET as COVERAGE
-from jobs.study.covering import NEEDS, Items, label_items, write_study
+from jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
 from jobs.study.inputs import (
     MetaEvaluationError,
     ScoreTables,
@@ -45,10 +45,11 @@ from jobs.study.labelled import add_overlap, find_points, resample_labels
 from jobs.study.points import DATASETS, LMR
 from jobs.study.report import Cost, draw, render, with_published
 from jobs.study.restating import Restater
-from jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
+from jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from jobs.tables import COVERAGE as COVERAGE_TABLE
 from udfs.files import open_filesystem, write_bytes
 from udfs.samples.conversion import REQUIRED
+from udfs.statistics.tiers import Subset
 
 RUNS = "runs"
 REPORT = "meta_evaluation"
@@ -57,6 +58,9 @@ TABLES = {
     "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "coverage": COVERAGE_TABLE,
+    "tiers": TIERS,
+    "false_negatives": FALSE_NEGATIVES,
+    "subset": SUBSET,
 }
 # SVG for documents, PNG for readers that show no SVG
 FIGURES = ("svg", "png")
@@ -96,7 +100,8 @@ class MetaEvaluationRequest:
     """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder).
 
     `metrics` None: all that the scores have. `cluster`: intervals and tests take all answers to a question together
-    (methods, section 7). Of coverage alone: `format`, how its samples lie, and `covered`, labels that mean covered.
+    (methods, section 7). Of coverage alone: `format`, how its samples lie, `covered`, labels that mean covered,
+    and `subset`, of which references it is.
     `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
     """
 
@@ -114,6 +119,7 @@ class MetaEvaluationRequest:
     cluster: bool = False
     format: str | None = None
     covered: tuple[str, ...] | None = None
+    subset: Subset | None = None
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -215,7 +221,9 @@ def _study_labels(output: Output, steps: Workspace, request: MetaEvaluationReque
 
 def _study_coverage(output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame) -> _Study:
     """Verdicts on items against labels of these. Raises MetaEvaluationError for items that cannot be used."""
-    items = label_items(steps, request.input, samples, request.covered)
+    items = label_items(
+        steps, request.input, samples, request.covered, metrics=request.metrics, unlabelled=request.subset is not None
+    )
     return _Study(
         partial(items.verdicts, request.runs, request.metrics, request.judged),
         partial(_write_coverage, output, request, items),
@@ -226,7 +234,8 @@ def _write_coverage(
     output: Output, request: MetaEvaluationRequest, items: Items, verdicts: Verdicts
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
-    return write_study(output, items, verdicts, request.settings, _all_costs(request), clustered=request.cluster)
+    plan = Plan(request.settings, request.runs, request.subset, request.cluster)
+    return write_study(output, items, verdicts, plan, _all_costs(request))
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
@@ -256,6 +265,8 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
         identity |= {"covered": labels, "floors": request.settings.embeddings.model}
+        # Only where there is one: what was studied before there were any stays as it is
+        identity |= {"subset": str(request.subset)} if request.subset else {}
     return identity
 
 

@@ -31,6 +31,7 @@ from jobs.cli.arguments import (
     weights,
     whole_number,
 )
+from udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from jobs.meta_evaluate import Endpoint, Sheet
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank", "coverage")
 # Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm", "k_qa")
+COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions")
 # Questions whose contexts lie in a second file, and questions that bring theirs, or have none
 CONTEXTS_APART = "eli5_category"
 QUESTION_FORMATS = (CONTEXTS_APART, "expertqa", "qampari", "romqa", "longfact")
@@ -192,7 +193,7 @@ def _check_meta_evaluate(options: Options) -> None:
 def _check_coverage(options: Options) -> None:
     """Raises UsageError for what only a study of coverage has, or has not."""
     if options.dataset != "coverage":
-        given = [f"--{name}" for name in ("covered", "format") if getattr(options, name) is not None]
+        given = [f"--{name}" for name in ("covered", "format", "subset") if getattr(options, name) is not None]
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
     elif options.annotation_sheet:
@@ -256,6 +257,7 @@ def _run_meta_evaluate(options: Options) -> int:
         cluster=options.cluster,
         format=options.format,
         covered=options.covered,
+        subset=options.subset,
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -319,6 +321,7 @@ _LABELLED = [
         f"coverage: a known data set of labelled items: {', '.join(COVERAGE_FORMATS)}",
         read=one_of(COVERAGE_FORMATS),
     ),
+    Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     SAMPLE_OPTION,
 ]

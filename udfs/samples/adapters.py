@@ -114,6 +114,7 @@ FORMATS: dict[str, Adapter] = {
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
     "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system),
     "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers),
+    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions),
     "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers),
     # Queries with their aspects or references; responses are whoever's answers them
     "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics),

@@ -2,7 +2,8 @@
 
 Manes et al. 2024. `NLI_medical_annotator.csv` has a row a pair of answer and statement, those of one answer together:
 Question, llm_x (who answered), answer, claim, category_x (Must_have or Nice_to_have), label_0 to label_2 (Entailment,
-Neutral or Contradiction, what each physician says of the answer and the statement).
+Neutral or Contradiction, what each physician says of the answer and the statement). `questions_w_answers.jsonl` has all
+questions, each with a physician's answer (Free_form_answer) and the statements of both kinds.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from udfs.samples.records import READERS, Record, Unit, UnreadableFileError
 FILES = "*.csv"
 LABELS = ("label_0", "label_1", "label_2")
 COLUMNS = ("Question", "llm_x", "answer", "claim", "category_x", *LABELS)
+MUST_HAVE, NICE_TO_HAVE = "Must_have", "Nice_to_have"
 # A statement that an answer has to give counts in full, one that would be nice to have half
-WEIGHTS = {"Must_have": 1.0, "Nice_to_have": 0.5}
+WEIGHTS = {MUST_HAVE: 1.0, NICE_TO_HAVE: 0.5}
+QUESTIONS = ("Question", "Free_form_answer", MUST_HAVE, NICE_TO_HAVE)
 
 
 def read_answers(unit: Unit) -> Iterator[Record]:
@@ -38,6 +41,29 @@ def read_answers(unit: Unit) -> Iterator[Record]:
         ):
             number = questions.setdefault(question, len(questions))
             yield _record(f"{number}-{system}", str(number), question, response, system, list(own))
+
+
+def questions(record: Record, row: int) -> list[Record]:
+    """A question with a physician's answer, and the statements of both kinds as references, yet to be weighed.
+
+    sample_id is the row, from 0; `reference_types` says which statement is of which kind.
+    """
+    if record.problem:
+        return [record]
+    values = record.values
+    given = [(kind, text) for kind in WEIGHTS for text in values.get(kind) or []]
+    return [
+        Record(
+            {
+                "sample_id": str(row),
+                "query": values.get("Question"),
+                "response": values.get("Free_form_answer"),
+                "contexts": [],
+                "references": [{"id": str(place), "text": text} for place, (_, text) in enumerate(given, start=1)],
+                "reference_types": [kind for kind, _ in given],
+            }
+        )
+    ]
 
 
 def _checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
