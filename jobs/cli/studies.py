@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from jobs.meta_evaluate import Endpoint, Sheet
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
-META_DATASETS = ("wikicontradict", "conflictbank", "coverage")
+META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
 # Layouts of samples with labelled items; without one they are samples as they are
 COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions")
+# Layouts of labelled claims; without one they are rows of claim, evidence and label
+CLAIM_FORMATS = ("expertqa", "factscore")
 # Questions whose contexts lie in a second file, and questions that bring theirs, or have none
 CONTEXTS_APART = "eli5_category"
 QUESTION_FORMATS = (CONTEXTS_APART, "expertqa", "qampari", "romqa", "longfact")
@@ -171,7 +173,9 @@ def _report_annotations(options: Options) -> int:
 
 def _check_meta_evaluate(options: Options) -> None:
     """Raises UsageError where arguments are missing or do not go together."""
-    needed = ("dataset", "input") if options.scores else ("dataset", "input", "metric")
+    # Claims are judged by a stage, and by no metric
+    asks_metrics = not options.scores and options.dataset != "claims"
+    needed = ("dataset", "input", "metric") if asks_metrics else ("dataset", "input")
     missing = [f"--{name}" for name in needed if not getattr(options, name)]
     if missing:
         raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
@@ -185,19 +189,35 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
     if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
-    if not options.scores:
+    if asks_metrics:
         _metrics_or_error(options)
     _check_coverage(options)
+    _check_claims(options)
 
 
 def _check_coverage(options: Options) -> None:
     """Raises UsageError for what only a study of coverage has, or has not."""
     if options.dataset != "coverage":
-        given = [f"--{name}" for name in ("covered", "format", "subset") if getattr(options, name) is not None]
+        given = [f"--{name}" for name in ("covered", "subset") if getattr(options, name) is not None]
+        given += ["--format"] if options.format is not None and options.dataset != "claims" else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
+    elif options.format not in (None, *COVERAGE_FORMATS):
+        raise click.UsageError(f"--format {options.format} is of --dataset claims")
     elif options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which coverage has not")
+
+
+def _check_claims(options: Options) -> None:
+    """Raises UsageError for what a study of claims has not."""
+    if options.dataset != "claims":
+        return
+    if options.metric and not options.scores:
+        raise click.UsageError("--metric goes with --scores: claims are judged by the stage verify_claim")
+    if options.annotation_sheet:
+        raise click.UsageError("--annotation-sheet draws from labels of whole responses, which claims have not")
+    if options.format not in (None, *CLAIM_FORMATS):
+        raise click.UsageError(f"--format {options.format} is of --dataset coverage")
 
 
 def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -318,8 +338,8 @@ _LABELLED = [
     Option(
         "--format",
         "NAME",
-        f"coverage: a known data set of labelled items: {', '.join(COVERAGE_FORMATS)}",
-        read=one_of(COVERAGE_FORMATS),
+        f"a known data set: of coverage {', '.join(COVERAGE_FORMATS)}, of claims {', '.join(CLAIM_FORMATS)}",
+        read=one_of((*COVERAGE_FORMATS, *CLAIM_FORMATS)),
     ),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.study.coverage import BY_QUERY, KAPPA
-from jobs.study.report import markdown_cell, markdown_table
+from jobs.study.report import markdown_table
 from udfs.statistics.correlation import COEFFICIENTS
 
 Row = Mapping[str, Any]
@@ -89,7 +89,7 @@ def _icat(by_key: Mapping[Key, Mapping[str | None, Row]]) -> str:
 
 
 def _importance(means: Mapping[str, Mapping[str, float | None]]) -> str:
-    lines = [[f"here: {markdown_cell(model)}", *_percent(own)] for model, own in means.items()]
+    lines = [[f"here: {model}", *_percent(own)] for model, own in means.items()]
     for (data, system), figures in IMPORTANCE_MEANS.items():
         lines.append([f"{data}, {system}", *(f"{value:.1f}" for value in figures)])
     heads = ["answers", "precision %", "recall %", "F1 %"]

@@ -27,12 +27,14 @@ class Adapter:
     """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for.
 
     Files that no extension names have a `read` of their own, which is given those that are named like `files`.
+    `by_row`: ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole.
     """
 
     required: tuple[str, ...]
     expand: Callable[[Record, int], list[Record]]
     files: str = "*"
     read: Callable[[Unit], Iterator[Record]] | None = None
+    by_row: bool = True
 
 
 def _wikicontradict(record: Record, row: int) -> list[Record]:

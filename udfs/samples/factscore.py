@@ -21,7 +21,7 @@ VERDICTS = {"S": "supported", "NS": "not_supported"}
 def read_claims(unit: Unit) -> Iterator[Record]:
     """The facts of a model's biographies that are supported or not: claim, evidence, label.
 
-    sample_id is `<model>-<row>-<place>`, the row from 0 and the place among the biography's facts from 1. There is no
+    sample_id is `<row>-<model>-<place>`, the row from 0 and the place among the biography's facts from 1. There is no
     evidence: Wikipedia's texts are no part of the data set. Irrelevant facts are no claims on the topic, as published.
     Raises UnreadableFileError where rows have no annotations.
     """
@@ -32,7 +32,7 @@ def read_claims(unit: Unit) -> Iterator[Record]:
         elif "annotations" not in record.values:
             raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
         else:
-            yield from _claims(f"{system}-{row}", system, record.values)
+            yield from _claims(f"{row}-{system}", system, record.values)
 
 
 def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[Record]:
