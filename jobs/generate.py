@@ -45,7 +45,7 @@ STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 @dataclass(frozen=True)
 class GenerateRequest:
     """What `untold generate` was asked to do. `contexts` is the second file of questions in the form of ELI5-Category;
-    `topics`: the questions are topics of the TREC Web Track.
+    `format` is the layout of other questions, None where they are samples as they are.
 
     `systems` have settings of their own in `llm.*` alone. `command` is how to start it again.
     """
@@ -54,7 +54,7 @@ class GenerateRequest:
     output: str
     systems: Mapping[str, Resolved]
     contexts: str | None = None
-    topics: bool = False
+    format: str | None = None
     limit: int | None = None
     draw: Draw | None = None
     overwrite: bool = False
@@ -159,7 +159,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
         run.engines.spark,
         request.input,
         contexts=request.contexts,
-        topics=request.topics,
+        format=request.format,
         limit=request.limit,
         draw=request.draw,
     )
@@ -195,6 +195,7 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
         input={
             "path": request.input,
             "contexts": request.contexts,
+            "format": request.format,
             "limit": request.limit,
             "draw": shown_draw(request.draw),
             "fingerprint": content,
@@ -211,8 +212,9 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     """The answers of one system after the other; where one ends the run, those after it are not asked."""
     # Prompts show texts alone; ids go back to the samples through the question
     texts = F.transform("contexts", lambda context: context["text"])
-    # Null and no empty list, of which a system would have to say that it holds nothing relevant
-    texts = F.lit(None).cast("array<string>") if run.request.topics else texts
+    if run.request.format is not None:
+        # Of a data set without contexts: of an empty list a system would have to say that it holds nothing relevant
+        texts = F.when(F.size("contexts") > 0, texts)
     rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
     for system in run.systems:

@@ -154,7 +154,7 @@ def test_the_questions_of_eli5_category_are_read(spark: SparkSession, data: Path
 def test_topics_of_the_web_track_are_questions_with_aspects_and_without_contexts(
     spark: SparkSession, data: Path
 ) -> None:
-    found, notes = read_questions(spark, str(data / "trec_web"), topics=True, limit=3)
+    found, notes = read_questions(spark, str(data / "trec_web"), format="trec_web", limit=3)
 
     rows = rows_of(found)
     assert (notes, list(rows)) == ([], ["1", "10", "100"])
@@ -308,3 +308,20 @@ def test_a_format_and_contexts_go_together(capsys: pytest.CaptureFixture[str], f
 
     assert raised.value.code == 2
     assert "--format eli5_category and --contexts go together" in capsys.readouterr().err
+
+
+def test_questions_of_a_known_data_set_bring_their_contexts_and_references(spark: SparkSession, tmp_path: Path) -> None:
+    answer = {"answer_text": "Marigold", "aid": "a0", "proof": [{"proof_text": "Osk built the Marigold."}]}
+    path = write_lines(tmp_path / "a.jsonl", [{"qid": "7", "question_text": "Which boat?", "answer_list": [answer]}])
+    (found,) = read_questions(spark, path, format="qampari")[0].samples.collect()
+    assert (found["sample_id"], found["query"]) == ("7", "Which boat?")
+    assert [context["text"] for context in found["contexts"]] == ["Marigold: Osk built the Marigold."]
+    assert [one.asDict() for one in found["references"]] == [
+        dict.fromkeys(("weight", "labels", "covered_by"))
+        | {"id": "a0", "anchor": "Marigold", "text": "Osk built the Marigold."}
+    ]
+    prompts = write_lines(tmp_path / "b.jsonl", [{"prompt": "What is rain?", "canary": "c"}])
+    (prompt,) = read_questions(spark, prompts, format="longfact")[0].samples.collect()
+    assert (prompt["query"], prompt["contexts"]) == ("What is rain?", [])
+    with pytest.raises(SampleError, match="no column `prompt`"):
+        read_questions(spark, path, format="longfact")
