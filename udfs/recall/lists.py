@@ -21,7 +21,7 @@ _SPAN = re.compile(r"\*{2,3}(?P<bold>[^*]+)\*{2,3}|__(?P<underlined>.+?)__|\[(?P
 _SEPARATOR = re.compile(r": | - | \(")
 _BRACKETS = {")": "(", "]": "["}
 # What stands between a span and what is said of it
-_BEHIND_SPAN = re.compile(r"\s*(?:[:,;(]|-(?=\s))?\s*")
+_BEHIND_SPAN = re.compile(r"^\s*(?:[:,;(]|-(?=\s))?\s*")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def fact_of(item: str, anchor_words: int) -> Fact:
     """
     span = _SPAN.match(item)
     if span:
-        anchor, evidence = next(filter(None, span.groups())), item[_BEHIND_SPAN.match(item, span.end()).end() :]
+        anchor, evidence = next(filter(None, span.groups())), _BEHIND_SPAN.sub("", item[span.end() :], count=1)
     else:
         anchor, evidence = _parted(item, anchor_words)
     anchor, evidence = anchor.strip().rstrip(":").rstrip(), _without_unmatched(evidence)

@@ -25,8 +25,8 @@ Values = NDArray[np.float64]
 _CELLS = 1 << 24
 # Tokens compared with all others in one call
 _ROWS = 256
-# rapidfuzz drops values that equal its cutoff now and then: 7 and 8 signs that are 0.8 alike are not, with a cutoff of 0.8
-_SLACK = 0.01
+# rapidfuzz now and then drops a value that equals its cutoff, as that of 7 and 8 signs that are 0.8 alike
+SLACK = 0.01
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -44,14 +44,17 @@ def jaccard(first: Tokens, second: Tokens, similarity: float) -> float:
 
 def _similar(left: Sequence[str], right: Sequence[str], similarity: float) -> Flags:
     """bool[left, right], which may pair."""
-    cutoff = max(similarity - _SLACK, 0.0)
+    cutoff = max(similarity - SLACK, 0.0)
     values = cdist(left, right, scorer=Indel.normalized_similarity, score_cutoff=cutoff, dtype=np.float64)
     return np.asarray(values >= similarity)
 
 
 @dataclass(frozen=True)
 class TokenSets:
-    """Token sets over one vocabulary: of each set its tokens' numbers, and of each token those that it may pair with."""
+    """Token sets over one vocabulary.
+
+    sets: of each set its tokens' numbers; near: of each token the others that it may pair with.
+    """
 
     sets: tuple[Numbers, ...]
     near: tuple[Numbers, ...]
@@ -149,7 +152,7 @@ def number_tokens(sets: Iterable[Tokens], similarity: float) -> TokenSets:
 
 
 def _near(tokens: Sequence[str], similarity: float) -> list[Numbers]:
-    """For each token the others that it may pair with; tokens by length, so that those of a block are near each other."""
+    """For each token the others that it may pair with. tokens: by length, so that a block is even."""
     pairs: list[tuple[Numbers, Numbers]] = []
     for start in range(0, len(tokens), _ROWS):
         block = tokens[start : start + _ROWS]

@@ -56,7 +56,7 @@ def sentences(text: str) -> Iterator[str]:
 
     for line in text.splitlines():
         for piece in _pieces(line):
-            yield from map(str, sent_tokenize(piece))
+            yield from (str(sentence).strip() for sentence in sent_tokenize(piece))
 
 
 def distinct_facts(facts: Iterable[Fact]) -> list[Fact]:
