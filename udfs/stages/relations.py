@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
@@ -74,7 +74,7 @@ def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     of without a negation; what neither entails nor contradicts is neutral. Raises `Unparsable` where that is none or
     several.
     """
-    lines = _first_answer(strip_thinking(completion).split("\n"))
+    lines = first_answer(strip_thinking(completion).split("\n"), _PAIR_LINE, _answers)
     for labels in (_stated_labels(lines), _leading_labels(lines), _spoken_labels(lines, variables)):
         if len(labels) == 1:
             return {"relation": labels.pop()}
@@ -83,17 +83,21 @@ def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     raise Unparsable(f"none of {', '.join(RELATIONS)} is the answer")
 
 
-def _first_answer(lines: Iterable[str]) -> list[str]:
-    """The lines up to where a plain completion runs on into a further example, without a pair that is repeated."""
+def first_answer(lines: Iterable[str], repeated: re.Pattern[str], answers: Callable[[str], bool]) -> list[str]:
+    """The lines up to where a plain completion runs on into a further example, without a pair that is `repeated`."""
     kept: list[str] = []
     answered = False
     for line in lines:
-        if not _PAIR_LINE.match(line):
+        if not repeated.match(line):
             kept.append(line)
-            answered = answered or bool(_stated_labels([line]) or _leading_labels([line]))
+            answered = answered or answers(line)
         elif answered:
             break
     return kept
+
+
+def _answers(line: str) -> bool:
+    return bool(_stated_labels([line]) or _leading_labels([line]))
 
 
 def _stated_labels(lines: Iterable[str]) -> set[str]:
