@@ -62,11 +62,36 @@ STATEMENTS = pa.schema(
         ("sources", pa.list_(pa.string())),  # ids of the contexts that state it
         ("members", pa.list_(pa.string())),  # texts of all its atoms; null for e2e
         ("reference_id", pa.string()),  # of an aspect that was given, its id; null elsewhere
-        ("claims", pa.list_(pa.string())),  # ids of the claims that cover an aspect; null where there are no claims
+        ("claims", pa.list_(pa.string())),  # ids of the claims that cover it; null where there are no claims
+        ("anchor", pa.string()),  # of a reference: the name or short phrase that it is about
+        ("found_by", pa.string()),  # lexical or semantic: how a reference's covering claims were found
+        ("relevance", pa.float64()),  # 1 to 5: to the query
+        ("salience", pa.float64()),  # 1 to 5: among the query's facts
+        ("weight", pa.float64()),  # of both, from 0 to 1, or as given
+        ("rank", pa.int64()),  # from 1, by weight
+        ("kept", pa.bool_()),  # whether an answer ought to state it; null where all count
+        ("arecall", pa.bool_()),  # what each baseline says of a reference; null where it was not asked for
+        ("erecall", pa.bool_()),
+        ("holistic", pa.bool_()),
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {"statements": ("reference_id", "claims")}
+ADDED = {
+    "statements": (
+        "reference_id",
+        "claims",
+        "anchor",
+        "found_by",
+        "relevance",
+        "salience",
+        "weight",
+        "rank",
+        "kept",
+        "arecall",
+        "erecall",
+        "holistic",
+    )
+}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -127,6 +152,21 @@ CHUNKS = pa.schema(
         ("document_id", pa.string()),
         ("url", pa.string()),
         ("text", pa.string()),
+    ]
+)
+# A pair of a reference and a generated fact that a stage of entailment was shown
+CANDIDATES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("statement_id", pa.string()),
+        ("claim_id", pa.string()),
+        ("step", pa.string()),  # lexical or semantic: what it was found by
+        ("rank", pa.int64()),  # from 1, within its step
+        ("jaccard", pa.float64()),
+        ("lcs", pa.float64()),
+        ("cosine", pa.float64()),  # null for lexical ones
+        ("chosen", pa.bool_()),  # null: its request failed
     ]
 )
 # A request that a sample needed and did not get, or a row of the input that cannot be scored
@@ -202,6 +242,18 @@ BETA_SWEEP = pa.schema(
         ("ci_low", pa.float64()),
         ("ci_high", pa.float64()),
         ("n", pa.int64()),  # samples whose ICAT is defined
+    ]
+)
+# Recall of the first k facts of a ranking, over a system's samples, or over all
+RECALL_CURVE = pa.schema(
+    [
+        ("system", pa.string()),  # null for all
+        ("ranking", pa.string()),  # combined, relevance or salience
+        ("k", pa.int64()),
+        ("mean", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("n", pa.int64()),  # samples whose recall at k is defined
     ]
 )
 # A measure of agreement with people, under one convention for undefined scores
@@ -304,6 +356,7 @@ RESULT_TABLES = {
     "claims": CLAIMS,
     "evidence": EVIDENCE,
     "chunks": CHUNKS,
+    "candidates": CANDIDATES,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
@@ -320,6 +373,7 @@ ORDER = {
     "claims": ("sample_id", "metric", "position"),
     "evidence": ("sample_id", "metric", "claim_id", "rank"),
     "chunks": ("chunk_id",),
+    "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 TABLES = {
@@ -332,4 +386,5 @@ TABLES = {
     "human_study": HUMAN_STUDY,
     "hits": HITS,
     "beta_sweep": BETA_SWEEP,
+    "recall_curve": RECALL_CURVE,
 }

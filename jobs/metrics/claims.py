@@ -53,7 +53,7 @@ def ground_claims(claims: DataFrame, tools: Tools, settings: Settings, *, early_
     return Grounded(tools.keep(judged, "judged-claims"), pairs, hits)
 
 
-def _chunk_name(source: str) -> Column:
+def _chunk_name(source: str | None) -> Column:
     """The id of a chunk, which names one text in the whole output.
 
     An index gives such ids. Samples have contexts of one id, and a page is found with other words for another query:

@@ -42,7 +42,8 @@ class Knowledge:
         source = self.settings.knowledge.source
         keyed = rows.withColumn("key", query_key("query"))
         keys = ["sample_id", "key"] if source == "contexts" else ["key"]
-        look = {"index": self._in_index, "web": self._on_the_web, "contexts": self._in_contexts}[source]
+        looks = {"index": self._in_index, "web": self._on_the_web, "contexts": self._in_contexts}
+        look = looks[source or "contexts"]
         found, lost = look(keyed, most)
         columns = [*(F.col(name) for name in keys), *(_of(found, name) for name in FOUND)]
         missed = [*(F.col(name) for name in keys), *(_of(lost, name) for name in FOUND)]

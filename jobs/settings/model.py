@@ -17,7 +17,7 @@ from pydantic import (
     model_serializer,
 )
 
-from jobs.settings.claims import IcatSettings
+from jobs.settings.claims import IcatSettings, ImportanceSettings, LongrecallSettings
 from jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
@@ -295,6 +295,8 @@ class Settings(Section):
     index: IndexSettings = IndexSettings()
     knowledge: KnowledgeSettings = KnowledgeSettings()
     icat: IcatSettings = IcatSettings()
+    importance: ImportanceSettings = ImportanceSettings()
+    longrecall: LongrecallSettings = LongrecallSettings()
 
     @property
     def offers_tools(self) -> bool:

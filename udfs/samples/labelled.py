@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from udfs.retrieval.local_models import ModelFiles
 from udfs.retrieval.token_states import BERTSCORE, TokenScorer
-from udfs.samples.items import normalise_items
+from udfs.samples.items import items_of_json
 from udfs.statistics.surface import SURFACE, surface_scores
 
 _ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", pa.list_(pa.string()))])
@@ -35,10 +35,10 @@ def item_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _items_row(row: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        items = normalise_items(row["items"])
+        items = items_of_json(row["items"])
     except ValueError as error:
         return {"sample_id": row["sample_id"], "error": str(error)}
-    shown = [{"id": item.id, "text": item.text, "labels": list(item.labels)} for item in items]
+    shown = [{"id": item.id, "text": item.text, "labels": list(item.labels or ())} for item in items]
     return {"sample_id": row["sample_id"], "items": shown}
 
 

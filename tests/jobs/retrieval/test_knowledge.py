@@ -18,9 +18,6 @@ from jobs.settings.lookups import KnowledgeSettings
 from jobs.settings.model import Settings
 from tests.jobs.retrieval.indexes import POISON, SETTINGS, Indexes, ask, make_corpus, names_of, nearest
 
-# Workers of a session that another test began cannot import what these send them: run apart, with -m slow
-pytestmark = pytest.mark.slow
-
 CONTEXTS = {
     "s1": {"1": "bees make honey in the ice42 of spring", "b": "the sea is salt"},
     "s2": {"1": "Öl seaway " * 8},
