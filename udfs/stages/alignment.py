@@ -10,7 +10,17 @@ from typing import Any
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import rows_of, says_none
-from udfs.stages.numbered import Numbered, cells_of, known_numbers, lone_number, number_of, number_texts
+from udfs.stages.numbered import (
+    CLAIM_NAMES,
+    CLAIM_WORDS,
+    EVIDENCE_NAMES,
+    Numbered,
+    cells_of,
+    known_numbers,
+    lone_number,
+    number_of,
+    number_texts,
+)
 from udfs.stages.reading import strip_thinking, unfenced
 from udfs.stages.records import (
     Cell,
@@ -50,22 +60,14 @@ _TOPIC_NAMES = (
     *("topicid", "aspectid", "subtopicid", "topicnumber", "aspectnumber", "id", "number", "no"),
     *("topic", "aspect", "subtopic", "index", "name", "text", ""),
 )
-_EVIDENCE_NAMES = (
-    *("evidence", "evidenceids", "evidenceclaims", "evidenceclaimids", "evidencenumbers", "claimids", "claimnumbers"),
-    *("claims", "supportingclaims", "coveredby", "supportedby", "support", "claimid", "claimnumber", "claim"),
-)
 _ASPECTS_AND_CLAIMS = Alignment(
     left_names=_TOPIC_NAMES,
     text_names=("topic", "aspect", "subtopic", "topictext", "aspecttext", "topicname", "name", "title", "text"),
     # `Topic 3`, `aspect_3`
     left_words=re.compile(r"(?<![^\W_])(?:topics?|aspects?|subtopics?|no|number|id|[ta])(?![^\W\d_])", re.IGNORECASE),
-    right_names=_EVIDENCE_NAMES,
-    listing=(*_EVIDENCE_NAMES, "id", "number", "text", "statement"),
-    # `C1`, `claims 1 and 2`
-    right_words=re.compile(
-        r"(?<![^\W_])(?:claims?|and|nos?|numbers?|ids?|evidence|c)(?![^\W\d_])",
-        re.IGNORECASE,
-    ),
+    right_names=EVIDENCE_NAMES,
+    listing=CLAIM_NAMES,
+    right_words=CLAIM_WORDS,
     verdict_names=("covered", "iscovered"),
     other_form=re.compile(
         r"\{|\[\s{0,3}\d|\b(?:topic|aspect)\s?#?\d{1,4}\W{1,6}(?:claims?\W{1,3})?\d",

@@ -8,9 +8,9 @@ from typing import Any
 
 from udfs.stages.comparison import BOXED
 from udfs.stages.definitions import Unparsable
+from udfs.stages.labels import first_answer
 from udfs.stages.reading import letters, split_marker, strip_thinking
 from udfs.stages.records import Cell, Record, field_name, read_records
-from udfs.stages.relations import first_answer
 
 VARIABLES = ("reference", "candidate")
 

@@ -1,4 +1,4 @@
-"""Reading the numbers by which completions speak of texts that a prompt numbers from 1. Every function is linear."""
+"""Reading which of the texts that a prompt numbers is meant, by number or by text. Every function is linear."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from udfs.stages.reading import is_none
 from udfs.stages.records import Cell, Record, Value
 from udfs.stages.sources import numbers_of
 
+EVIDENCE_NAMES = (
+    *("evidence", "evidenceids", "evidenceclaims", "evidenceclaimids", "evidencenumbers", "claimids", "claimnumbers"),
+    *("claims", "supportingclaims", "coveredby", "supportedby", "support", "claimid", "claimnumber", "claim"),
+)
+# What stands beside a claim's number: `C1`, `claims 1 and 2`
+CLAIM_WORDS = re.compile(r"(?<![^\W_])(?:claims?|and|nos?|numbers?|ids?|evidence|c)(?![^\W\d_])", re.IGNORECASE)
+CLAIM_NAMES = (*EVIDENCE_NAMES, "id", "number", "text", "statement")
 _WHOLE = re.compile(r"(?<![\d.,])(\d{1,9})\.0{1,3}(?![\d.,])")
 _AROUND = " \t\r\n[](){}\"'“”.:#*_`"
 _LONE_NUMBER = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _LISTED_NUMBERS = re.compile(r"[\s\d,;&/#、，–—-]+")
 _TEXT_BEHIND_NUMBER = re.compile(
-    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|reference|candidate|fact)\W{1,3})?"
-    r"(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
+    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
     re.I,
 )
-_NOTHING = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
+_NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Numbered:
     """The texts that a prompt numbers from 1, and by its letters and digits the number of each.
 
-    `words` are those that stand beside a number: `Topic 3`, `C1`, `claims 1 and 2`.
+    `words` match what may stand beside a number, `Topic 3` and `C1`.
     """
 
     texts: Sequence[str]
@@ -49,49 +55,23 @@ def number_texts(texts: Sequence[str], words: re.Pattern[str]) -> Numbered:
     return Numbered(texts, {key: number for number, key in numbered}, words)
 
 
-def cells_of(value: Value | None, names: Sequence[str]) -> Iterator[Cell]:
-    """The texts and numbers of a field: itself, the elements of a list, or a field of theirs: `[{"claim_id": 1}]`.
-
-    Raises `Unparsable` for an object without a field of one of `names`.
-    """
-    if isinstance(value, list):
-        for each in value:
-            yield from cells_of(each, names)
-    elif isinstance(value, Record):
-        cell = value.cell(names)
-        if cell is None:
-            raise Unparsable("an element of a list of numbers is none")
-        yield cell
-    elif value is not None:
-        yield value
-
-
-def known_numbers(text: str, numbered: Numbered) -> Iterator[int]:
-    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, or of the text that is repeated.
-
-    Raises `Unparsable` for another text.
-    """
-    if _NOTHING.fullmatch(text) or is_none(text):
-        return
-    bare = without_words(text, numbered)
-    listed = numbers_of(bare, len(numbered.texts)) if _LISTED_NUMBERS.fullmatch(bare) else None
-    if listed is not None:
-        yield from listed
-    elif (number := number_of(text, numbered)) in numbered:
-        yield number
-
-
 def number_of(text: str, numbered: Numbered) -> int:
     """The number that a text is, or whose text it is; 0 where there is none. Raises `Unparsable` for another text."""
-    number = lone_number(text, numbered)
+    found = number_in(text, numbered)
+    if found is None:
+        raise Unparsable("a text that is neither a number nor one of those given")
+    return found
+
+
+def number_in(text: str, numbered: Numbered) -> int | None:
+    """The number that a text is, or whose text it is; None for any other text."""
+    lone = lone_number(text, numbered)
     found = numbered.find(text)
-    if number is not None and (number in numbered or found is None):
-        return number
+    if lone is not None and (lone in numbered or found is None):
+        return lone
     behind = _TEXT_BEHIND_NUMBER.match(text)
     if found is None and behind and numbered.find(text[behind.end() :]) == int(behind["number"]):
         found = int(behind["number"])
-    if found is None:
-        raise Unparsable("a text that is neither a number nor one of those given")
     return found
 
 
@@ -103,6 +83,48 @@ def lone_number(text: str, numbered: Numbered) -> int | None:
     return int(found["digits"]) if not found["sign"] and len(found["digits"]) < 10 else 0
 
 
+def listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, none of `N/A`; None for a text that lists no numbers."""
+    if _NO_EVIDENCE.fullmatch(text) or is_none(text):
+        return frozenset()
+    bare = without_words(text, numbered)
+    return numbers_of(bare, len(numbered.texts)) if _LISTED_NUMBERS.fullmatch(bare) else None
+
+
+def known_numbers(text: str, numbered: Numbered) -> frozenset[int]:
+    """The known numbers of a text that lists some or is one, or the number of the text that it repeats.
+
+    Raises `Unparsable` for another text.
+    """
+    listed = listed_numbers(text, numbered)
+    if listed is not None:
+        return listed
+    number = number_of(text, numbered)
+    return frozenset({number} if number in numbered else ())
+
+
+def evidence_cells(value: Value | None) -> Iterator[Cell]:
+    """The claims of a field, as `cells_of` gives them."""
+    return cells_of(value, CLAIM_NAMES)
+
+
+def cells_of(value: Value | None, names: Sequence[str]) -> Iterator[Cell]:
+    """The texts and numbers of a field: itself, the elements of a list, or a field of theirs: `[{"claim_id": 1}]`.
+
+    Raises `Unparsable` for an object without a field of one of `names`.
+    """
+    if isinstance(value, list):
+        for each in value:
+            yield from cells_of(each, names)
+    elif isinstance(value, Record):
+        cell = value.cell(names)
+        if cell is None:
+            raise Unparsable("an element of a list of numbers has none")
+        yield cell
+    elif value is not None:
+        yield value
+
+
 def without_words(text: str, numbered: Numbered) -> str:
-    """The text without the words beside its numbers and the signs around all of it."""
+    """The text without the words beside its numbers and without the signs around all of it."""
     return _WHOLE.sub(r"\1", numbered.words.sub(" ", text)).strip(_AROUND)

@@ -105,9 +105,9 @@ def read_records(completion: str) -> Records | None:
 
 
 def json_at_line_starts(text: str) -> str:
-    """The text without bullets, numbers and labels before JSON, for readers that need no offsets.
+    """The text with line breaks in place of the bullets, numbers and labels before JSON, so that offsets stay.
 
-    >>> json_at_line_starts('Topic 1: `{"topic": "age"}`')
+    >>> json_at_line_starts('1. Topic: `{"topic": "age"}`').strip()
     '{"topic": "age"}`'
     """
     return "\n".join(map(_json_at_start, text.split("\n")))
@@ -116,7 +116,8 @@ def json_at_line_starts(text: str) -> str:
 def _json_at_start(line: str) -> str:
     bare = split_marker(line).text
     found = _BEFORE_JSON.match(bare)
-    return bare[found.end() :] if found else line
+    begin = line.find(bare[found.end() :]) if found else 0
+    return "\n" * begin + line[begin:] if begin > 0 else line
 
 
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:
