@@ -27,6 +27,8 @@ from udfs.recall.substrings import contained, share_common
 from udfs.samples.batches import in_batches
 
 LEXICAL, SEMANTIC = STEPS = ("lexical", "semantic")
+# Vectors are single-precision: beyond these, cosines that are equal differ by the order of their sums alone
+_DECIMALS = 6
 # Kinds of texts, in the words of `embed_text`
 QUERY, DOCUMENT = "query", "document"
 
@@ -266,7 +268,7 @@ def _find_by_vectors(row: Mapping[str, Any], embedded: Embedded, options: Option
         unseen = vector is None or any(lost and place not in before for place, lost in enumerate(missing))
         pairs: list[dict[str, Any]] = []
         if vector is not None and not (waits or waiting):
-            cosines = matrix @ vector.astype(np.float64)
+            cosines = np.round(matrix @ vector.astype(np.float64), _DECIMALS)
             form = form_of_texts(one["text"], one["anchor"])
             ranked = semantic_candidates(form, stated, cosines, before, options.thresholds, options.cosine)
             pairs = [_pair(one["number"], SEMANTIC, rank, each) for rank, each in enumerate(ranked, start=1)]

@@ -1,5 +1,4 @@
-"""A metric's own code over a few samples on Spark, with answers from a script: no server, and each request written down.
-"""
+"""A metric's own code over a few samples on Spark, with answers from a script: no server, and each request written down."""
 
 from __future__ import annotations
 
@@ -49,7 +48,9 @@ class ScriptedTools:
             self.requests.append((stage, variables))
             said = self._script(stage, variables)
             found = {"error_type": said, "error": said} if isinstance(said, str) else said
-            answered.append([*(given[name] for name in kept), key, *(found.get(one.name) for one in schema[len(kept) + 1 :])])
+            answered.append(
+                [*(given[name] for name in kept), key, *(found.get(one.name) for one in schema[len(kept) + 1 :])]
+            )
         return self._spark.createDataFrame(answered, schema)
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
@@ -75,9 +76,7 @@ def samples_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     return spark.createDataFrame([[row[name] for name in schema.names] for row in given], schema)
 
 
-def score_rows(
-    metric: Metric, tools: ScriptedTools, samples: DataFrame, settings: Settings
-) -> dict[str, list[Row]]:
+def score_rows(metric: Metric, tools: ScriptedTools, samples: DataFrame, settings: Settings) -> dict[str, list[Row]]:
     """The rows of each table that the metric gives."""
     tables = metric.score(samples, tools, settings)
     return {name: [row.asDict(recursive=True) for row in frame.collect()] for name, frame in tables.items()}
