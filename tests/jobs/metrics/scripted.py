@@ -1,4 +1,4 @@
-"""A metric's own code over a few samples on Spark, with answers from a script: no server, and each request written down."""
+"""A metric's own code over a few samples on Spark, answered by a script: no server, and each request written down."""
 
 from __future__ import annotations
 
