@@ -14,6 +14,7 @@ from jobs.retrieval.catalogs import cache_of
 from jobs.retrieval.searching import Searcher, distinct_queries
 from jobs.retrieval.sources import FOUND, WEB, context_chunks, query_key
 from jobs.retrieval.vectors import OUTCOME, STAGE, Ask, embed
+from jobs.run.output import absolute
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
@@ -64,7 +65,8 @@ class Knowledge:
         assert settings.knowledge.index is not None
         searcher = Searcher(
             self.steps,
-            settings.knowledge.index,
+            # Tasks may run in other folders than the command
+            absolute(settings.knowledge.index),
             self.catalog,
             self.ask,
             cache_of(settings),

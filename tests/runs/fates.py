@@ -22,6 +22,7 @@ ERRORS = {
     "length": "truncated",
     "garbage": "unparsable",
     "finish": "bad_finish",
+    **dict.fromkeys(("nan", "zero", "drop"), "bad_body"),
 }
 ASKED_ONCE = {"http_400", "http_403", "http_408"}
 PASSING = {"http_408", "http_500", "connection", "timeout", "bad_body", "bad_finish"}
