@@ -87,7 +87,8 @@ class Metric:
     each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
     what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
     `pooled`: from the tables measures and scores as they were written, further rows of `measures_summary`, of what is
-    no mean over samples.
+    no mean over samples. `dropped`: what samples with `dropped` in the table `scores` lack, where a run is to say that
+    there are some.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Metric:
     digests: Callable[[Settings], Mapping[str, str]] | None = None
     looks_in: str = "contexts"
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
+    dropped: str | None = None
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""

@@ -12,37 +12,20 @@ from pyspark.sql import functions as F
 
 from jobs.asking.lost import has_failed, is_unasked
 from jobs.metrics.base import Metric, Tables, Tools
-from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.importance_plan import assume
+from jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages
 from jobs.metrics.importance_pooled import pool_measures
 from jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
 from jobs.metrics.owners import Owners, find_evidence, find_owners
-from jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
-from jobs.metrics.reference_facts import RATE, RELATE, ReferenceFacts, find_reference_facts
-from jobs.metrics.verifying import VERIFY, verify_claims
-from jobs.retrieval.vectors import STAGE as EMBED
+from jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
+from jobs.metrics.verifying import verify_claims
 from jobs.run.session import spark_schema
 from jobs.settings.model import Settings
 from udfs.facts.claims import CLAIMS, number_claims
 from udfs.facts.importance_rows import CONCLUDED, conclude_batches
 from udfs.samples.conversion import EITHER
 
-EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
 CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"
 TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures")
-
-
-def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric may ask, in order. Given references need none of the first."""
-    condense = settings.summarise_contexts and settings.knowledge.source == "contexts"
-    relate = settings.importance.duplicates == "entailed"
-    return (
-        *((SUMMARISE,) if condense else ()),
-        EXTRACT_FACTS,
-        EMBED,
-        *((RELATE,) if relate else ()),
-        *(RATE, EXTRACT_CLAIMS, VERIFY, CHECK),
-    )
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -174,4 +157,5 @@ METRIC = Metric(
     unknown=unknown_bounds,
     looks_in=EITHER,
     pooled=pool_measures,
+    dropped="facts beyond importance.max_facts, which were left out",
 )

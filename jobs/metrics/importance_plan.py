@@ -1,4 +1,4 @@
-"""What a plan of the metric importance takes for granted: as many facts and claims as texts can have, all to check."""
+"""What the metric importance asks, and what a plan of it takes for granted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from jobs.metrics.base import Assumptions
+from jobs.metrics.contexts import STAGE as SUMMARISE
 from jobs.metrics.contexts import assumed_summaries
 from jobs.metrics.graphs import different_texts
 from jobs.metrics.likely import (
@@ -20,32 +21,49 @@ from jobs.metrics.likely import (
     value_of,
     whole,
 )
+from jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
+from jobs.metrics.reference_facts import RATE, RELATE
+from jobs.metrics.verifying import VERIFY
+from jobs.retrieval.sources import assumed_results
+from jobs.retrieval.vectors import STAGE as EMBED
 from jobs.settings.model import Settings
 from udfs.facts.claims import SUPPORTED
 
-EXTRACTING = {"extract_facts": "facts", "extract_claims": "claims"}
+EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
+EXTRACTING = {EXTRACT_FACTS: "facts", EXTRACT_CLAIMS: "claims"}
 # A statement takes two words at least, so that no text has more than half its words
 WORDS_OF_A_STATEMENT = 2
+
+
+def stages(settings: Settings) -> tuple[str, ...]:
+    """The stages that the metric may ask, in order. Given references need none of the first."""
+    condense = settings.summarise_contexts and settings.knowledge.source == "contexts"
+    relate = settings.importance.duplicates == "entailed"
+    return (
+        *((SUMMARISE,) if condense else ()),
+        EXTRACT_FACTS,
+        EMBED,
+        *((RELATE,) if relate else ()),
+        *(RATE, EXTRACT_CLAIMS, VERIFY, CHECK),
+    )
 
 
 def assume(settings: Settings) -> Assumptions:
     """As many facts and claims as texts can have, none of them near another, and all facts to be checked."""
     texts = different_texts(WORDS_OF_A_STATEMENT)
     found = {stage: {name: texts} for stage, name in EXTRACTING.items()}
-    return Assumptions(settings, {**assumed_summaries(), **found, **_judged()}, likely=_likely)
+    everything = {**assumed_summaries(), **found, **_judged()}
+    return Assumptions(settings, {name: everything[name] for name in stages(settings)}, likely=_likely)
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
-    """Of ratings the highest, so that facts are kept; nothing is asked of what verdicts say."""
+    """Of ratings the highest, so that facts are kept; nothing is asked of what vectors, relations and verdicts say."""
     return {
-        "rate_importance": {
-            "relevance": all_highest("facts"),
-            "salience": all_highest("facts"),
-            "weighted": F.lit(True),
-        },
-        "classify_relation": {"relation": F.lit(None).cast("string")},
-        "verify_claim": {"relation": F.lit(SUPPORTED)},
-        "check_coverage": {"covered": F.lit(True), "claims": F.array().cast("array<int>")},
+        EMBED: assumed_results()[EMBED],
+        RATE: {"relevance": all_highest("facts"), "salience": all_highest("facts"), "weighted": F.lit(True)},
+        RELATE: {"relation": F.lit(None).cast("string")},
+        VERIFY: {"relation": F.lit(SUPPORTED)},
+        CHECK: {"covered": F.lit(True), "claims": F.array().cast("array<int>")},
     }
 
 

@@ -50,31 +50,29 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
     order where there are no more. Where nothing was found a claim is not supported; where references are given and
     there are no contexts, claims are not judged. A claim whose search, vector or verdict was lost has none.
     """
+    most, source = settings.importance.evidence_chunks, settings.knowledge.source
     keyed = claims.join(owners.owned, on="sample_id", how="inner").withColumn("claim_key", query_key("text"))
-    looked_up = _with_evidence(keyed.dropDuplicates(list(CLAIM)), owners, evidence, settings)
+    known = _known_evidence(owners, evidence, most, source)
+    looked_up = keyed.dropDuplicates(list(CLAIM)).select(*CLAIM, "text").join(known, on="owner", how="inner")
     distinct = tools.keep(looked_up, "distinct-claims")
-    most = settings.importance.evidence_chunks
-    nearest, embedded = _nearest(distinct.where(F.size("chunks") > most), most, tools)
-    found = distinct.join(nearest, on=list(CLAIM), how="left").withColumn(
-        "shown", _shown(most, settings.knowledge.source)
-    )
+    chosen, embedded = _nearest(distinct.where(F.col("chunks") > most), evidence, most, tools)
+    found = distinct.join(chosen, on=list(CLAIM), how="left").withColumn("shown", _shown(source))
     ready = tools.keep(found, "claims-with-evidence")
     asked = tools.ask(VERIFY, _to_verify(ready), carry=CLAIM)
-    verdicts = _verdicts(ready, asked)
-    judged = keyed.join(verdicts, on=list(CLAIM), how="left")
-    failures = embedded.unionByName(_failed(asked, VERIFY, *CLAIM))
-    return Verified(tools.keep(judged, "verified-claims"), failures)
+    judged = keyed.join(_verdicts(ready, asked), on=list(CLAIM), how="left")
+    return Verified(tools.keep(judged, "verified-claims"), embedded.unionByName(_failed(asked, VERIFY)))
 
 
-def _with_evidence(claims: DataFrame, owners: Owners, evidence: Evidence, settings: Settings) -> DataFrame:
-    """owner, claim_key, text, chunks; judged, whether it is to have a verdict; missed, waiting, what its search is."""
-    if settings.knowledge.source == "contexts":
-        judged = F.col("given").isNull() | (F.size("contexts") > 0)
-    else:
-        judged = F.lit(True)
-    flags = owners.owners.select("owner", F.coalesce(judged, F.lit(False)).alias("judged"))
-    found = claims.select(*CLAIM, "text").join(flags, on="owner", how="inner")
-    found = found.join(evidence.chunks, on="owner", how="left")
+def _known_evidence(owners: Owners, evidence: Evidence, most: int, source: str | None) -> DataFrame:
+    """A row an owner: chunks, how many there are; first, so many of them; judged, whether claims are to have verdicts;
+    missed and waiting, what became of a search.
+    """
+    judged = F.lit(True)
+    if source == "contexts":
+        judged = F.col("given").isNull() | (F.coalesce(F.size("contexts"), F.lit(0)) > 0)
+    flags = owners.owners.select("owner", judged.alias("judged"))
+    few = evidence.chunks.select("owner", F.size("chunks").alias("chunks"), F.slice("chunks", 1, most).alias("first"))
+    found = flags.join(few, on="owner", how="left")
     if evidence.hits is None:
         return found.withColumns({"missed": F.lit(False), "waiting": F.lit(False)})
     searches = evidence.hits.groupBy("owner").agg(
@@ -83,76 +81,80 @@ def _with_evidence(claims: DataFrame, owners: Owners, evidence: Evidence, settin
     return found.join(searches, on="owner", how="left")
 
 
-def _nearest(claims: DataFrame, most: int, tools: Tools) -> tuple[DataFrame, DataFrame]:
-    """The claims' nearest chunks, and what failed on the way.
+def _nearest(claims: DataFrame, evidence: Evidence, most: int, tools: Tools) -> tuple[DataFrame, DataFrame]:
+    """The chunks nearest to claims (owner, claim_key, text) of owners with more than `most`, and what was lost.
 
-    First: owner, claim_key, nearest (of `SHOWN`, null where vectors are missing), unplaced, whether one failed, and
-    unasked, whether one was not asked. claims: owner, claim_key, text, chunks, more than `most` of them. A claim of an
-    owner that lacks the vector of a chunk is not looked up among the others.
+    First: owner, claim_key, nearest (of `SHOWN`, null where a vector is missing); unplaced and unasked, whether one
+    failed, or was not asked. A claim is not looked up among a part of its owner's chunks. Second: owner, claim_key,
+    stage, `OUTCOME`.
     """
     queries = claims.select(*CLAIM, "text")
-    chunks = (
-        claims.select("owner", "chunks").dropDuplicates(["owner"]).select("owner", F.explode("chunks").alias("one"))
+    of_claims = evidence.chunks.join(queries.select("owner").distinct(), on="owner", how="left_semi")
+    chunks = tools.keep(of_claims.select("owner", F.explode("chunks").alias("one")), "evidence-chunks")
+    pieces, wanted = _embedded(chunks.select("owner", "one.*"), queries, tools)
+    lost = pieces.groupBy("owner").agg(F.max(has_failed()).alias("broken"), F.max(is_unasked()).alias("left"))
+    flags = wanted.join(lost, on="owner", how="left").select(
+        *CLAIM, (has_failed() | F.col("broken")).alias("unplaced"), (is_unasked() | F.col("left")).alias("unasked")
     )
-    placed = tools.keep(chunks.select("owner", "one.*"), "evidence-chunks")
-    documents = tools.ask(EMBED, placed.select("*", F.lit("document").alias("kind")), carry=("owner", "chunk_id"))
-    asked = tools.ask(EMBED, queries.select("*", F.lit("query").alias("kind")), carry=CLAIM)
+    broken = pieces.where(has_failed()).select("owner", F.lit(EMBED).alias("stage"), *OUTCOME)
+    of_chunks = queries.select(*CLAIM).join(broken, on="owner", how="inner")
+    nearest = flags.join(_ranked(pieces, wanted, most), on=list(CLAIM), how="left")
+    return nearest, of_chunks.unionByName(_failed(wanted, EMBED))
+
+
+def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
+    """owner, claim_key, nearest: of each claim with a vector whose owner lacks that of no chunk.
+
+    In a plan vectors are null where nothing failed: then no chunk is known to be nearer than another.
+    """
+    has = F.col("vector").isNotNull()
     chunk = F.struct("chunk_id", "document_id", "text", "vector")
-    pieces = placed.join(documents, on=["owner", "chunk_id"], how="inner")
-    whole = F.bool_and(F.col("vector").isNotNull()).alias("whole")
-    by_owner = pieces.groupBy("owner").agg(
-        F.collect_list(chunk).alias("chunks"),
-        whole,
-        F.max(has_failed()).alias("broken"),
-        F.max(is_unasked()).alias("left"),
-    )
-    wanted = queries.join(asked, on=list(CLAIM), how="inner").where(F.col("vector").isNotNull())
+    by_owner = pieces.groupBy("owner").agg(F.collect_list(chunk).alias("chunks"), F.bool_and(has).alias("whole"))
     query = F.struct(F.col("claim_key").alias("query"), "text", "vector")
-    of_owner = wanted.groupBy("owner").agg(F.collect_list(query).alias("queries"))
-    both = by_owner.where("whole").join(of_owner, on="owner", how="inner")
+    asking = wanted.where(has).groupBy("owner").agg(F.collect_list(query).alias("queries"))
+    both = by_owner.where("whole").join(asking, on="owner", how="inner")
     rank = partial(rank_contexts, k=most, retrievers=("dense",))
     ranked = both.select(F.col("owner").alias("sample_id"), "chunks", "queries").mapInArrow(rank, spark_schema(RANKED))
     named = ranked.withColumnsRenamed({"sample_id": "owner", "query": "claim_key"})
-    urls = placed.select("owner", "chunk_id", "url")
     one = F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity")
-    nearest = (
-        named.join(urls, on=["owner", "chunk_id"], how="left")
+    return (
+        named.join(pieces.select("owner", "chunk_id", "url"), on=["owner", "chunk_id"], how="left")
         .groupBy(*CLAIM)
         .agg(F.array_sort(F.collect_list(one)).alias("nearest"))
     )
-    flags = asked.select(*CLAIM, has_failed().alias("own_lost"), is_unasked().alias("own_left")).join(
-        by_owner.select("owner", "broken", "left"), on="owner", how="left"
-    )
-    outcome = flags.select(
-        *CLAIM,
-        (F.col("own_lost") | F.coalesce("broken", F.lit(False))).alias("unplaced"),
-        (F.col("own_left") | F.coalesce("left", F.lit(False))).alias("unasked"),
-    )
-    of_chunks = queries.select(*CLAIM).join(_failed(documents, EMBED, "owner"), on="owner", how="inner")
-    return outcome.join(nearest, on=list(CLAIM), how="left"), of_chunks.unionByName(_failed(asked, EMBED, *CLAIM))
 
 
-def _shown(most: int, source: str | None) -> Column:
-    """The chunks that a claim is shown: all where there are no more than `most`, else the nearest.
+def _embedded(chunks: DataFrame, claims: DataFrame, tools: Tools) -> tuple[DataFrame, DataFrame]:
+    """The chunks and the claims with their vectors and `OUTCOME`: asked for together."""
+    documents = chunks.select("owner", F.col("chunk_id").alias("key"), "text", F.lit("document").alias("kind"))
+    queries = claims.select("owner", F.col("claim_key").alias("key"), "text", F.lit("query").alias("kind"))
+    asked = tools.ask(EMBED, documents.unionByName(queries), carry=("owner", "key", "kind"))
 
-    In a plan that knows no vector so many of them stand for the nearest.
+    def of_kind(kind: str, key: str) -> DataFrame:
+        rows = asked.where(F.col("kind") == kind)
+        return rows.select("owner", F.col("key").alias(key), "vector", *OUTCOME)
+
+    pieces = chunks.join(of_kind("document", "chunk_id"), on=["owner", "chunk_id"], how="inner")
+    return pieces, claims.join(of_kind("query", "claim_key"), on=list(CLAIM), how="inner")
+
+
+def _shown(source: str | None) -> Column:
+    """The chunks that a claim is shown: the nearest, or all where there are no more than it may see.
+
+    In a plan that knows no vector the first ones stand for the nearest.
     """
     first = F.transform(
-        F.slice("chunks", 1, most),
+        "first",
         lambda one, place: F.struct(
             (place + 1).cast("long").alias("rank"),
-            one["chunk_id"].alias("chunk_id"),
-            one["document_id"].alias("document_id"),
-            one["url"].alias("url"),
-            one["text"].alias("text"),
+            *(one[name].alias(name) for name in ("chunk_id", "document_id", "url", "text")),
             F.lit(None).cast("double").alias("similarity"),
         ),
     ).cast(SHOWN)
     missing = F.coalesce(F.col("unplaced") | F.col("unasked"), F.lit(False))
-    is_shown = F.col("judged") & ~missing
     shown = F.coalesce(F.col("nearest").cast(SHOWN), first)
     named = F.transform(shown, lambda one: one.withField("chunk_id", chunk_name(source, one["chunk_id"], one["text"])))
-    return F.when(is_shown, named)
+    return F.when(F.col("judged") & ~missing, named)
 
 
 def _to_verify(ready: DataFrame) -> DataFrame:
@@ -168,7 +170,7 @@ def _verdicts(ready: DataFrame, asked: DataFrame) -> DataFrame:
     missed, waiting, unanswered, unasked = (
         F.coalesce(name, F.lit(False)) for name in ("missed", "waiting", "unanswered", "unasked")
     )
-    nothing = F.col("judged") & (F.coalesce(F.size("chunks"), F.lit(0)) == 0) & ~missed & ~waiting
+    nothing = F.col("judged") & (F.coalesce("chunks", F.lit(0)) == 0) & ~missed & ~waiting
     verdict = F.when(nothing, F.lit(NOT_SUPPORTED)).otherwise(F.col("relation"))
     both = ready.join(relations, on=list(CLAIM), how="left")
     return both.select(
@@ -176,8 +178,9 @@ def _verdicts(ready: DataFrame, asked: DataFrame) -> DataFrame:
     )
 
 
-def _failed(asked: DataFrame, stage: str, *keys: str) -> DataFrame:
-    return asked.where(has_failed()).select(*keys, F.lit(stage).alias("stage"), *OUTCOME)
+def _failed(asked: DataFrame, stage: str) -> DataFrame:
+    """owner, claim_key, stage, `OUTCOME` of what failed for a claim."""
+    return asked.where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
 
 
 def evidence_rows(metric: str, verified: Verified) -> DataFrame:

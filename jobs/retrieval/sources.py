@@ -76,7 +76,9 @@ def assumed_hits(rows: DataFrame, settings: Settings, k: int | None) -> DataFram
     """The columns of `rows`, and those of as many hits as there may be, each as long as a chunk may be."""
     most = k or settings.knowledge.top_k
     ranked = rows.withColumn("rank", F.explode(F.sequence(F.lit(1), F.lit(most))))
-    text = F.concat(F.repeat(F.lit(WORD), settings.index.words), F.lit(MARK), F.col("rank").cast("string"))
+    # What is made of a text alone is asked once: two queries may find different ones
+    number = F.concat_ws(MARK, F.hex(F.xxhash64("query")), F.col("rank").cast("string"))
+    text = F.concat(F.repeat(F.lit(WORD), settings.index.words), F.lit(MARK), number)
     given = {"rank": F.col("rank"), "chunk_id": F.concat(F.lit(MARK), F.col("rank").cast("string")), "text": text}
     hits = [given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in FOUND.items()]
     return ranked.select(*rows.columns, *hits)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import (
+    clustering,
     condensation,
     cpu,
     embedding,
@@ -46,6 +47,7 @@ BENCHMARKS = {
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
+    "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
     "grounding": Benchmark("requests and speed of icat", grounding.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),

@@ -21,9 +21,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from tests.fakes.answers import expected_score
 from tests.fakes.claims import claims_of
-from tests.fakes.expected_icat import Chunk, _product, _unit_vector, distinct, nearest
+from tests.fakes.expected_icat import Chunk, distinct
 from tests.fakes.facts import normalise, relate
 from tests.fakes.importance import covering, facts_of, importance, verify
+from tests.fakes.lookups import vector_of
 
 Bounds = tuple[float | None, float | None, float | None]
 # Those of the language of the world that the method leaves out of account
@@ -52,6 +53,8 @@ class Options:
     top_k: int | None = None
     evidence_chunks: int = 5
     ks: tuple[int, ...] = (5, 10, 20, 50)
+    # Which chunks are shown where there are more; by default by products in double precision
+    nearest: Callable[[str, Sequence[Chunk], int], Sequence[Chunk]] | None = None
     unverified: Callable[[str], bool] = lambda claim: False
     unchecked: Callable[[str], bool] = lambda fact: False
 
@@ -170,7 +173,8 @@ def _classes(texts: Sequence[str], frequencies: Sequence[int], options: Options)
     everyone = range(len(texts))
     if options.duplicates == "none" or len(texts) < 2:
         return [([at], at) for at in everyone]
-    cosines = [[_product(_unit_vector(one), _unit_vector(other)) for other in texts] for one in texts]
+    vectors = _unit_vectors(texts)
+    cosines = vectors @ vectors.T
     if options.duplicates == "entailed":
         graph = nx.DiGraph()
         graph.add_nodes_from(everyone)
@@ -195,6 +199,19 @@ def _classes(texts: Sequence[str], frequencies: Sequence[int], options: Options)
         return round(sum(cosines[at][other] for other in members if other != at), 6)
 
     return [(members, max(members, key=lambda at: (nearness(at, members), -at))) for members in classes]
+
+
+def _unit_vectors(texts: Sequence[str]) -> Any:
+    """Of length 1 as single precision has it, in which vectors are kept; products are in double precision."""
+    vectors = np.array([vector_of(text) for text in texts])
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)
+
+
+def nearest(claim: str, chunks: Sequence[Chunk], most: int) -> list[Chunk]:
+    """The chunks by the cosines of their vectors as the server has them, to 6 decimals, then by their ids."""
+    cosines = _unit_vectors([chunk.text for chunk in chunks]) @ _unit_vectors([claim])[0]
+    order = sorted(range(len(chunks)), key=lambda at: (-round(float(cosines[at]), 6), chunks[at].chunk_id))
+    return [chunks[at] for at in order[:most]]
 
 
 def _say_same_words(first: str, second: str) -> bool:
@@ -247,7 +264,7 @@ def _weigh(relevance: float, salience: float, options: Options) -> float:
 
 def _verified(claim: str, chunks: Sequence[Chunk], options: Options) -> ExpectedClaim:
     many = len(chunks) > options.evidence_chunks
-    shown = nearest(claim, chunks, options.evidence_chunks) if many else list(chunks)
+    shown = (options.nearest or nearest)(claim, chunks, options.evidence_chunks) if many else list(chunks)
     verdict = verify(claim, [chunk.text for chunk in shown], options.judge) if shown else "not_supported"
     lost = bool(shown) and options.unverified(claim)
     return ExpectedClaim(claim, None if lost else verdict, tuple(chunk.chunk_id for chunk in shown))

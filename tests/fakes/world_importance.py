@@ -27,7 +27,9 @@ class ImportanceWorld:
 
     def samples(self, responses: int = 1) -> list[dict[str, Any]]:
         """A sample for each response, with `references`, null where facts are to be mined."""
-        more = {"references": self.references} | ({"contexts": []} if self.kind == "alone" else {})
+        # No contexts are none of any kind: an empty list, or null where references stand in for them
+        none = {"contexts": [] if self.seed % 2 else None}
+        more = {"references": self.references} | (none if self.kind == "alone" else {})
         return [sample | more for sample in self._world.samples(responses)]
 
 

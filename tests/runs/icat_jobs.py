@@ -53,13 +53,20 @@ class Nearest:
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         use_one_thread()
-        self._chunks, self._known = list(chunks), dict[str, list[Chunk]]()
+        self._chunks, self._known = list(chunks), dict[str, tuple[list[Chunk], list[float]]]()
         self._index = faiss.IndexFlatIP(len(vector_of("")))
         if self._chunks:
             self._index.add(_unit([chunk.text for chunk in self._chunks]))
 
     def __call__(self, claim: str) -> Sequence[Chunk]:
         """The best of them."""
+        return self._search(claim)[0]
+
+    def cosines(self, claim: str) -> Sequence[float]:
+        """Of the best of them, to six decimals."""
+        return self._search(claim)[1]
+
+    def _search(self, claim: str) -> tuple[list[Chunk], list[float]]:
         if claim not in self._known:
             cosines, places = self._index.search(_unit([claim]), max(1, len(self._chunks)))
             scored = [
@@ -67,7 +74,8 @@ class Nearest:
                 for cosine, place in zip(cosines[0], places[0], strict=True)
                 if place >= 0
             ]
-            self._known[claim] = [self._chunks[place] for *_, place in sorted(scored)[:TOP]]
+            best = sorted(scored)[:TOP]
+            self._known[claim] = [self._chunks[place] for *_, place in best], [-score for score, *_ in best]
         return self._known[claim]
 
 

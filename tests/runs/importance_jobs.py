@@ -23,10 +23,10 @@ def assert_concluded(output: Path, expected: Expected) -> None:
     assert_claims(output, expected)
 
 
-def assert_scores(output: Path, expected: Expected) -> None:
-    """Status, score, bounds and counts."""
+def assert_scores(output: Path, expected: Expected, *, alone: bool = True) -> None:
+    """Status, score, bounds and counts; `alone`: of all samples that there are."""
     rows = scores_of(output)
-    assert rows.keys() == expected.keys()
+    assert rows.keys() == expected.keys() if alone else rows.keys() > expected.keys()
     for name, one in expected.items():
         row = rows[name]
         assert (row["status"], row["dropped"]) == (one.status, one.left_out), name
@@ -38,10 +38,10 @@ def assert_scores(output: Path, expected: Expected) -> None:
             assert _close(row["score_high"], high), name
 
 
-def assert_measures(output: Path, expected: Expected) -> None:
-    """Value, low and high of each measure."""
+def assert_measures(output: Path, expected: Expected, *, alone: bool = True) -> None:
+    """Value, low and high of each measure; `alone`: of all samples that there are."""
     found = rows_by_sample(output, "measures")
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys() if alone else found.keys() > expected.keys()
     for name, one in expected.items():
         rows = {row["measure"]: (row["value"], row["value_low"], row["value_high"]) for row in found[name]}
         assert rows.keys() == one.measures.keys(), name
@@ -92,6 +92,26 @@ def assert_claims(output: Path, expected: Expected) -> None:
             for rank, chunk in enumerate(claim.evidence, start=1)
         }, name
         assert {chunk for _, _, chunk, _ in shown} <= known
+
+
+def assert_pooled(output: Path, expected: Expected, systems: Mapping[str, str | None]) -> None:
+    """The shares over all claims, and claims a fact, of all samples and of each system."""
+    rows = {(row["measure"], row["system"]): row for row in read_table(output, "measures_summary")}
+    for system in {None, *systems.values()}:
+        own = [one for name, one in expected.items() if system in (None, systems[name])]
+        # Without claims to be judged a sample has no precision, nor bounds of it
+        judged = [claim.verdict for one in own if one.measures["precision"][1] is not None for claim in one.claims]
+        for verdict in ("supported", "contradicted", "not_supported"):
+            row, said = rows[f"{verdict}_share", system], judged.count(verdict)
+            missing = judged.count(None)
+            assert _close(row["mean"], said / (len(judged) - missing)), (verdict, system)
+            assert _close(row["mean_low"], said / len(judged))
+            assert _close(row["mean_high"], (said + missing) / len(judged))
+            assert row["ci_low"] is row["ci_high"] is None
+            assert row["defined"] == sum(one.measures["precision"][1] is not None for one in own)
+        counted = [one for one in own if one.measures["claims"][0] is not None]
+        claims, facts = (sum(one.measures[name][0] or 0 for one in counted) for name in ("claims", "facts"))
+        assert _close(rows["claim_to_fact", system]["mean"], claims / facts)
 
 
 def _close(found: Any, wanted: Any) -> bool:

@@ -1,7 +1,7 @@
 """Near-duplicates among the facts of a query: clusters of their vectors, and one canonical fact of each.
 
 "Beyond Precision" 2026; methods, section 12: agglomerative clustering at a distance threshold, and the medoid. Vectors
-tell what statements are about better than what they say of it: of the 1,583 distinct statements of K-QA distance alone
+tell what statements are about better than what they say of it: of the 1,582 distinct statements of K-QA distance alone
 merges 98 within their questions under the embedded model, most of them wrongly, and none where they must say the same
 words too.
 """

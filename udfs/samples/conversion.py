@@ -21,6 +21,8 @@ EITHER = "contexts or references"
 ITEMS = {"aspects": normalise_aspects, "references": normalise_references}
 # What text begins with that is meant as a list of JSON, whole or not; a text may begin with a bracket
 JSON_LISTS = ('["', "[{", "[]")
+# What a column of items holds where there are none, as text too
+NO_ITEMS: tuple[Any, ...] = (None, [], "", "[]")
 # What an answer has and a question has not, and what names a question
 OF_ANSWERS = ("response", "system", "label")
 QUESTION_ID = "question_id"
@@ -102,7 +104,7 @@ def _required(
         found["contexts"] = normalise_contexts(items_of_text(given, "contexts") if contexts_as_text else given)
     except ValueError as error:
         # What nothing reads is no problem of the row, and is kept where it can be read
-        is_read = "contexts" in columns or (EITHER in columns and not values.get("references"))
+        is_read = "contexts" in columns or (EITHER in columns and values.get("references") in NO_ITEMS)
         problems += [str(error)] if is_read else []
     return found
 
