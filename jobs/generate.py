@@ -211,8 +211,10 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
 def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     """The answers of one system after the other; where one ends the run, those after it are not asked."""
     # Prompts show texts alone; ids go back to the samples through the question
-    texts = F.transform("contexts", lambda context: context["text"]).alias("contexts")
-    rows = questions.select("sample_id", "query", texts)
+    texts = F.transform("contexts", lambda context: context["text"])
+    # Null and no empty list, of which a system would have to say that it holds nothing relevant
+    texts = texts if run.request.format is None else F.when(F.size("contexts") > 0, texts)
+    rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
     for system in run.systems:
         run.engines.display.note(f"system {system.name}: {system.stage.model}")

@@ -44,7 +44,7 @@ COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions")
 CLAIM_FORMATS = ("expertqa", "factscore")
 # Questions whose contexts lie in a second file, and questions that bring theirs, or have none
 CONTEXTS_APART = "eli5_category"
-QUESTION_FORMATS = (CONTEXTS_APART, "expertqa", "qampari", "romqa", "longfact")
+QUESTION_FORMATS = (CONTEXTS_APART, "trec_web", "expertqa", "qampari", "romqa", "longfact")
 
 
 def _generate(options: Options) -> int:
@@ -128,6 +128,19 @@ def _sweep(options: Options) -> int:
     output = absolute(options.output)
     request = SweepRequest(output, options.betas or BETAS, settings.statistics.seed)
     show_sweep(sweep(open_session(settings), request), output)
+    return 0
+
+
+def _curve(options: Options) -> int:
+    """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
+    from jobs.curve import CurveRequest, curve, show_curve
+    from jobs.run.output import absolute
+    from jobs.run.session import open_session
+
+    settings = settings_without_endpoint(options)
+    output = absolute(options.output)
+    request = CurveRequest(output, settings.statistics.seed)
+    show_curve(curve(open_session(settings), request), output)
     return 0
 
 
@@ -379,6 +392,14 @@ COMMANDS: dict[str, click.Command] = {
         [
             Option("--output", "DIR", "an output of untold score with the metric icat", required=True),
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
+            *settings_options(),
+        ],
+    ),
+    "curve": Command(
+        "draw recall of the most important facts against their number",
+        _curve,
+        [
+            Option("--output", "DIR", "an output of untold score with the metric importance", required=True),
             *settings_options(),
         ],
     ),

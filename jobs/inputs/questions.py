@@ -8,10 +8,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.inputs.drawing import Draw
-from jobs.inputs.samples import SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
+from jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
 from udfs.samples.adapters import FORMATS
 from udfs.samples.conversion import OF_ANSWERS
 from udfs.samples.eli5 import CONTEXTS, QUESTIONS
+
+# Data sets of questions that come with nothing to answer them from
+WITHOUT_CONTEXTS = ("trec_web", "longfact")
 
 
 def read_questions(
@@ -29,19 +33,29 @@ def read_questions(
     of its columns), query, contexts array<struct<id, text>>, then the rest by name. Columns of answers (`response`,
     `system`, `label`) are left out, so that rows that differ in these alone are one question.
 
-    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some. With
-    `contexts`, the questions are in the form of ELI5-Category (q_id, title, selftext, ...) and their contexts in that
-    file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of
-    these the first by id.
+    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some; those of
+    `WITHOUT_CONTEXTS` have no contexts. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
+    selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of these the first by id.
     Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
     """
     if contexts is not None:
         return _join_contexts(spark, path, contexts, limit, draw)
-    adapter = None if format is None else FORMATS[format]
-    found = read_rows(spark, path, adapter, limit, ("query", "contexts"), draw)
+    if format is not None:
+        return _read_known(spark, path, format, limit, draw), []
+    found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
     notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
+
+
+def _read_known(spark: SparkSession, path: str, format: str, limit: int | None, draw: Draw | None) -> Samples:
+    """Questions of a known data set; contexts are empty lists where it has none."""
+    alone = format in WITHOUT_CONTEXTS
+    needed = ("query",) if alone else ("query", "contexts")
+    found = read_rows(spark, path, FORMATS[format], limit, needed, draw, tuple(OPTIONAL_TYPES))
+    questions = found.samples.drop(*OF_ANSWERS)
+    contexts = (F.array().cast(CONTEXTS_TYPE) if alone else F.col("contexts")).alias("contexts")
+    return replace(found, samples=questions.select("sample_id", "query", contexts, *_rest(questions)))
 
 
 def _join_contexts(

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from jobs.retrieval.catalogs import IndexError, check_model, open_catalog
 from jobs.retrieval.vectors import OUTCOME, STAGE
+from jobs.run.output import absolute
 from jobs.run.session import spark_schema
 from jobs.settings.lookups import IndexSettings
 from jobs.settings.model import Settings
@@ -58,9 +59,10 @@ def open_knowledge(settings: Settings, stages: Mapping[str, Stage]) -> Catalog |
         return None
     if settings.knowledge.index is None:
         raise IndexError("knowledge.index: not set, and knowledge.source is index: --set knowledge.index=DIR")
-    catalog = open_catalog(settings.knowledge.index)
+    place = absolute(settings.knowledge.index)
+    catalog = open_catalog(place)
     if STAGE in stages:
-        check_model(settings.knowledge.index, catalog, stages[STAGE].digest)
+        check_model(place, catalog, stages[STAGE].digest)
     return catalog
 
 
