@@ -35,7 +35,8 @@ def read_questions(
 
     `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some; those of
     `WITHOUT_CONTEXTS` have no contexts. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
-    selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of these the first by id.
+    selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of
+    those that have contexts, `limit` of these the first by id.
     Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
     """
     if contexts is not None:
