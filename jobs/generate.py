@@ -212,8 +212,9 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     """The answers of one system after the other; where one ends the run, those after it are not asked."""
     # Prompts show texts alone; ids go back to the samples through the question
     texts = F.transform("contexts", lambda context: context["text"])
-    # Null and no empty list, of which a system would have to say that it holds nothing relevant
-    texts = texts if run.request.format is None else F.when(F.size("contexts") > 0, texts)
+    if run.request.format is not None:
+        # Of a data set without contexts: of an empty list a system would have to say that it holds nothing relevant
+        texts = F.when(F.size("contexts") > 0, texts)
     rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
     for system in run.systems:

@@ -14,9 +14,6 @@ from udfs.samples.adapters import FORMATS
 from udfs.samples.conversion import OF_ANSWERS
 from udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
-# Data sets of questions that come with nothing to answer them from
-WITHOUT_CONTEXTS = ("trec_web", "longfact")
-
 
 def read_questions(
     spark: SparkSession,
@@ -33,30 +30,30 @@ def read_questions(
     of its columns), query, contexts array<struct<id, text>>, then the rest by name. Columns of answers (`response`,
     `system`, `label`) are left out, so that rows that differ in these alone are one question.
 
-    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some; those of
-    `WITHOUT_CONTEXTS` have no contexts. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
+    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some; where it
+    has no contexts, they are empty. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
     selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of
     those that have contexts, `limit` of these the first by id.
     Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
     """
     if contexts is not None:
         return _join_contexts(spark, path, contexts, limit, draw)
-    if format is not None:
-        return _read_known(spark, path, format, limit, draw), []
-    found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
+    if format is None:
+        found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
+    else:
+        found = _read_known(spark, path, format, limit, draw)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
     notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
 
 
 def _read_known(spark: SparkSession, path: str, format: str, limit: int | None, draw: Draw | None) -> Samples:
-    """Questions of a known data set; contexts are empty lists where it has none."""
-    alone = format in WITHOUT_CONTEXTS
-    needed = ("query",) if alone else ("query", "contexts")
-    found = read_rows(spark, path, FORMATS[format], limit, needed, draw, tuple(OPTIONAL_TYPES))
-    questions = found.samples.drop(*OF_ANSWERS)
-    contexts = (F.array().cast(CONTEXTS_TYPE) if alone else F.col("contexts")).alias("contexts")
-    return replace(found, samples=questions.select("sample_id", "query", contexts, *_rest(questions)))
+    """Questions of a known data set; where it has no contexts, these are empty lists."""
+    found = read_rows(spark, path, FORMATS[format], limit, ("query",), draw, tuple(OPTIONAL_TYPES))
+    nothing = F.array().cast(CONTEXTS_TYPE)
+    contexts = F.coalesce("contexts", nothing) if "contexts" in found.samples.columns else nothing
+    samples = found.samples.select("sample_id", "query", contexts.alias("contexts"), *_rest(found.samples))
+    return replace(found, samples=samples)
 
 
 def _join_contexts(

@@ -249,6 +249,7 @@ class GraphSettings(Section):
 _LONG_STAGES = (
     *("extract_atoms", "revise_atoms", "rate_relevance", "mine_questions", "refine_questions"),
     *("answer_questions", "compare_answers", "extract_claims", "align_claims", "extract_facts", "rate_importance"),
+    *("resolve_coreference", "match_holistic"),
 )
 
 
