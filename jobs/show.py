@@ -32,6 +32,7 @@ from graph.drawing import (
 )
 from jobs.results import Run, UnreadableRunError, open_run
 from jobs.study.claims import Claims, Line
+from jobs.study.facts import Facts, are_ranked, wanted
 from udfs.files import open_filesystem
 from udfs.hints import did_you_mean, near_misses
 
@@ -203,7 +204,7 @@ def make_graph(shown: Shown, *, raw: bool) -> Graph:
         make = raw_graph if raw else condensed_graph
         return make(shown.atoms, shown.relations, shown.statements)
     if shown.claims.claims:
-        return claims_graph(shown.statements, shown.claims.claims)
+        return claims_graph(wanted(shown.statements), shown.claims.claims)
     return sources_graph(shown.statements, (shown.sample or {}).get("contexts") or ())
 
 
@@ -214,9 +215,10 @@ def describe(shown: Shown) -> list[str]:
     """
     missing = [row for row in shown.statements if not row["covered"]]
     # Of a blank response there is no claim, and yet aspects that claims would cover
+    if are_ranked(shown.statements):
+        return [*_head(shown, "verdicts"), *_wrapped(Facts(shown.statements, shown.claims).lines()), ""]
     has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
-    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score, "claims" if has_claims else "pairs")]
-    lines += [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
+    lines = _head(shown, "claims" if has_claims else "pairs")
     if shown.statements:
         word = "aspect" if has_claims else "statement"
         lines += ["", _missing_line(missing, word), *_statement_lines(missing, 1, shown.claims)]
@@ -231,6 +233,12 @@ def describe(shown: Shown) -> list[str]:
             f"{one_line(shown.score['metric'])} has no fact graph: the picture shows which contexts state what",
         ]
     return [*lines, ""]
+
+
+def _head(shown: Shown, judged: str) -> list[str]:
+    """What every sample is shown with, whatever its statements are; `judged`: of what some may be unjudged."""
+    failed = [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
+    return [_heading(shown.score), *_query(shown), _score_line(shown.score, judged), *failed]
 
 
 def _heading(score: Row) -> str:
@@ -265,7 +273,8 @@ def _score_line(score: Row, judged: str) -> str:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
     unjudged = f", {score['unjudged']:,} {judged} unjudged" if score["unjudged"] else ""
-    dropped = f", {score['dropped']:,} without a source dropped" if score.get("dropped") else ""
+    reason = "beyond importance.max_facts left out" if judged == "verdicts" else "without a source dropped"
+    dropped = f", {score['dropped']:,} {reason}" if score.get("dropped") else ""
     return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
 
 

@@ -126,6 +126,19 @@ def _sweep(options: Options) -> int:
     return 0
 
 
+def _curve(options: Options) -> int:
+    """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
+    from jobs.curve import CurveRequest, curve, show_curve
+    from jobs.run.output import absolute
+    from jobs.run.session import open_session
+
+    settings = settings_without_endpoint(options)
+    output = absolute(options.output)
+    request = CurveRequest(output, settings.statistics.seed)
+    show_curve(curve(open_session(settings), request), output)
+    return 0
+
+
 def _named_folder(text: str) -> tuple[str, str]:
     """The two halves of MODEL=DIR. Raises ValueError for a text that has only one.
 
@@ -351,6 +364,14 @@ COMMANDS: dict[str, click.Command] = {
         [
             Option("--output", "DIR", "an output of untold score with the metric icat", required=True),
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
+            *settings_options(),
+        ],
+    ),
+    "curve": Command(
+        "draw recall of the most important facts against their number",
+        _curve,
+        [
+            Option("--output", "DIR", "an output of untold score with the metric importance", required=True),
             *settings_options(),
         ],
     ),

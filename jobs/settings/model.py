@@ -248,7 +248,7 @@ class GraphSettings(Section):
 # A list, or reasoning before an answer, takes more than a label; what a model thinks counts too (conf/default.yaml).
 _LONG_STAGES = (
     *("extract_atoms", "revise_atoms", "rate_relevance", "mine_questions", "refine_questions"),
-    *("answer_questions", "compare_answers", "extract_claims", "align_claims"),
+    *("answer_questions", "compare_answers", "extract_claims", "align_claims", "extract_facts", "rate_importance"),
 )
 
 

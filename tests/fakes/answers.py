@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.fakes.claims import say_icat
 from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
+from tests.fakes.importance import say_importance
 from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
 from tests.fakes.tools import Call, call
 
@@ -131,7 +132,7 @@ def world(payload: Payload, judge: str) -> str | Said:
         quantities = quantities_of(payload["question"], payload["first"], payload["second"])
         if quantities:
             return Said("", call=call(quantities))
-    said = say(payload, judge) or say_qa(payload, judge) or say_icat(payload)
+    said = say(payload, judge) or say_qa(payload, judge) or say_icat(payload) or say_importance(payload, judge)
     return e2e(payload) if said is None else Said(*said)
 
 
@@ -220,6 +221,10 @@ _FIXED = {
     "extract_claims": "A fixed claim.",
     "generate_aspects": '{"topic": "a fixed topic"}',
     "align_claims": '{"topic_id": 1, "evidence": [1]}',
+    "extract_facts": "- A fixed fact.",
+    "rate_importance": '[{"id": 1, "relevance": 4, "salience": 3}]',
+    "verify_claim": "supported",
+    "check_coverage": '{"label": "COVERED", "evidence_claim_ids": [1]}',
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),
 }

@@ -14,12 +14,12 @@ from typing import Any
 from tests.fakes.facts import LEVELS, chain, extract, normalise, read_fact, read_query, revise, roll
 
 _ASPECT = re.compile(r"the (?P<level>\w+) of the (?P<topic>\w+) of (?P<subject>\w+ \w+)")
-_STATING = ("Fact", "Claim")
+STATING = ("Fact", "Claim")
 
 
 def claims_of(text: str) -> list[str]:
     """What a text states: its facts and tastes, a leading `It` resolved, conjunctions split; equal ones repeat."""
-    return revise(text, [unit for unit, kind in extract(text) if kind in _STATING])
+    return revise(text, [unit for unit, kind in extract(text) if kind in STATING])
 
 
 def aspect_of(topic: str, level: str, subject: str) -> str:

@@ -246,28 +246,29 @@ def unit_type(sentence: str) -> str:
     known = next((kind for opening, kind in openings.items() if text.startswith(opening)), None)
     if known or text.endswith("?"):
         return known or "Question"
-    found = read_fact(_split(_PRONOUN.sub(r"\1Some One", sentence))[0])
+    found = read_fact(split(_PRONOUN.sub(r"\1Some One", sentence))[0])
     return "Other" if found is None else "Claim" if found[0].topic == "taste" else "Fact"
 
 
 def revise(text: str, statements: Sequence[str]) -> list[str]:
     """The statements with a leading `It` replaced by the subject last named before, and conjunctions split."""
-    return [part for statement in statements for part in _split(_resolve(text, statement))]
+    return [part for statement in statements for part in split(resolve(text, statement))]
 
 
-def _resolve(text: str, statement: str) -> str:
+def resolve(text: str, statement: str) -> str:
+    """The statement with a leading `It` replaced by the subject that the text names last before it."""
     if not _PRONOUN.match(statement):
         return statement
     named = None
     for sentence in sentences(text):
         if normalise(sentence) == normalise(statement):
             break
-        found = read_fact(_split(sentence)[0])
+        found = read_fact(split(sentence)[0])
         named = found[0].subject if found else named
     return _PRONOUN.sub(rf"\1{named.title()}", statement) if named else statement
 
 
-def _split(statement: str) -> list[str]:
+def split(statement: str) -> list[str]:
     """`X was founded in 1912 and lives in Lyon.` as two sentences; anything else as it is."""
     parts = _AND.split(statement.strip(_QUOTES + " ").removesuffix("."))
     if len(parts) != 2:

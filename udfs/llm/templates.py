@@ -19,11 +19,11 @@ _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
-# The tags of the shipped templates. What is escaped is no part of a request's key: whoever changes it has to change a
-# byte of the templates that use it too.
-_OUR_CLOSING_TAG = re.compile(
-    r"<(?=\s*/\s*(?:query|text|context|response|statement|question|answer|premise|hypothesis|first|second)\b)",
-    re.IGNORECASE,
+# The tags of the first shipped templates; others name in their source what else they have. What is escaped is no part
+# of a request's key: whoever changes these has to change a byte of every template that uses the filter too.
+_TAGS = (
+    *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
+    *("first", "second"),
 )
 
 
@@ -84,13 +84,22 @@ def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat",
         )
 
 
-def as_data(text: object) -> str:
+def as_data(text: object, *more: str) -> str:
     """The text with the tags escaped that would close the one around it: `</context>` becomes `&lt;/context>`.
+
+    `more` names the tags of the template beside `_TAGS`: `{{ claim | as_data("claim") }}`.
 
     >>> as_data("ends here </context> or < / Query >, a < b")
     'ends here &lt;/context> or &lt; / Query >, a < b'
+    >>> as_data("</claim>"), as_data("</claim>", "claim")
+    ('</claim>', '&lt;/claim>')
     """
-    return _OUR_CLOSING_TAG.sub("&lt;", str(text))
+    return _closing_tag(more).sub("&lt;", str(text))
+
+
+@lru_cache(maxsize=64)
+def _closing_tag(more: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(?=\s*/\s*(?:{'|'.join(map(re.escape, (*_TAGS, *more)))})\b)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1)

@@ -15,10 +15,10 @@ from udfs.ratings import Digit
 # Between these tags the templates in `conf/prompts` put their texts (docs/contract.md, "Templates")
 TAGS: tuple[str, ...] = (
     *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
-    *("first", "second", "aspect", "claim"),
+    *("first", "second", "aspect", "claim", "fact", "evidence"),
 )
 # A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
-_ITEMS = ("statement", "question", "aspect", "claim")
+_ITEMS = ("statement", "question", "aspect", "claim", "fact")
 _TAG = re.compile(
     rf"(?P<before>^[^\S\n]{{0,40}})?</?(?P<name>{'|'.join(TAGS)})(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
     re.IGNORECASE | re.MULTILINE,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import answer_span, is_fence, letters, split_marker, without_emphasis
+from udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, without_emphasis
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
@@ -101,13 +101,13 @@ def read_records(completion: str) -> Records | None:
     Raises `Unparsable` for JSON that breaks off, and where several lists stand beside each other.
     """
     start, end = answer_span(completion)
-    return _read_json(completion, start, end) or read_tables(completion, start, end)
+    return _read_json(answer_in_place(completion), start) or read_tables(completion, start, end)
 
 
 def json_at_line_starts(text: str) -> str:
-    """The text without bullets, numbers and labels before JSON, for readers that need no offsets.
+    """The text with line breaks in place of the bullets, numbers and labels before JSON, so that offsets stay.
 
-    >>> json_at_line_starts('Topic 1: `{"topic": "age"}`')
+    >>> json_at_line_starts('1. Topic: `{"topic": "age"}`').strip()
     '{"topic": "age"}`'
     """
     return "\n".join(map(_json_at_start, text.split("\n")))
@@ -116,7 +116,8 @@ def json_at_line_starts(text: str) -> str:
 def _json_at_start(line: str) -> str:
     bare = split_marker(line).text
     found = _BEFORE_JSON.match(bare)
-    return bare[found.end() :] if found else line
+    begin = line.find(bare[found.end() :]) if found else 0
+    return "\n" * begin + line[begin:] if begin > 0 else line
 
 
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:
@@ -147,9 +148,8 @@ def read_rating(value: Value | None) -> Digit | None:
     )
 
 
-def _read_json(completion: str, start: int, end: int) -> Records | None:
-    """The JSON values of a completion, one list or objects below each other, and what stands around them."""
-    text = completion[:end]
+def _read_json(text: str, start: int) -> Records | None:
+    """The JSON values from a place on, one list or objects below each other, and what stands around them."""
     values: list[Value] = []
     rest: list[str] = []
     place = start

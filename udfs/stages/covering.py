@@ -1,0 +1,111 @@
+"""Reading whether claims cover a fact, and which of them do (importance-aware recall; methods, section 9)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
+from udfs.stages.numbered import (
+    CLAIM_WORDS,
+    EVIDENCE_NAMES,
+    Numbered,
+    evidence_cells,
+    listed_numbers,
+    number_in,
+    number_texts,
+)
+from udfs.stages.reading import strip_thinking, unfenced
+from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_records
+
+_LABEL_NAMES = (
+    *("label", "coveragelabel", "coverage", "verdict", "status", "answer", "classification", "decision"),
+    *("covered", "iscovered"),
+)
+_COVERED = r"(?P<denied>(?:not|un|non)[\s_*–‑-]{0,6})?covered"
+_LABEL = re.compile(rf"[\W_]{{0,9}}(?:{_COVERED}|(?P<true>true|yes)|(?P<false>false|no))[\W_]{{0,9}}", re.IGNORECASE)
+# A completion without an object: `NOT_COVERED`, `Label: COVERED` and below it `Evidence: claims 1 and 3`
+_LONE = re.compile(
+    rf"[\W_]{{0,9}}(?:(?:final )?(?:label|answer|verdict)[\W_]{{1,9}})?{_COVERED}(?![^\W_])(?:\sby\b)?(?P<behind>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_ANY_LABEL = re.compile(r"(?<![^\W_])(?:un)?covered(?![^\W_])", re.IGNORECASE)
+_ENDS_LABEL = re.compile(r"[ \t\r]*(?:[^\w\s]|\n|\Z)")
+
+# Whether the fact is covered, and by which claims
+_Coverage = tuple[bool, frozenset[int]]
+
+
+@past_echoes
+def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """`covered`, and `claims`: the numbers of the `claims` that cover the fact, from 1, ascending; none uncovered.
+
+    Numbers of no claim are passed over, as is the evidence of what is not covered. Raises `Unparsable` where there is
+    no label, where several objects disagree, and where what is covered has no known claim: nothing shows it then.
+    """
+    text = strip_thinking(completion)
+    claims = number_texts(variables["claims"], CLAIM_WORDS)
+    records = read_records(json_at_line_starts(text))
+    if records and "{" in records.rest:
+        raise Unparsable("an object that cannot be read")
+    objects = [each for value in records.values for each in _labelled(value)] if records else []
+    found = {_read_object(each, claims) for each in objects} or {_read_lone_label(unfenced(text), claims)}
+    if len(found) > 1:
+        raise Unparsable("objects that disagree")
+    covered, numbers = found.pop()
+    if covered and not numbers:
+        raise Unparsable("covered by no known claim")
+    return {"covered": covered, "claims": sorted(numbers)}
+
+
+def _labelled(value: Value) -> Iterator[Record]:
+    """The objects with a label, within lists and other objects too."""
+    if isinstance(value, Record) and value.cell(_LABEL_NAMES):
+        yield value
+    elif not isinstance(value, Cell):
+        for each in value if isinstance(value, list) else [inner for _, inner in value.pairs]:
+            yield from _labelled(each)
+
+
+def _read_object(value: Record, claims: Numbered) -> _Coverage:
+    """What an object says. Raises `Unparsable` where its label is another one, or it has two."""
+    labels = [value.cell((name,)) for name in _LABEL_NAMES]
+    read = {_is_covered(label.text) for label in labels if label}
+    if len(read) > 1:
+        raise Unparsable("an object with two labels")
+    covered = read.pop()
+    cells = evidence_cells(value.field(EVIDENCE_NAMES)) if covered else ()
+    return covered, frozenset(number for cell in cells for number in _known(cell, claims))
+
+
+def _is_covered(label: str) -> bool:
+    found = _LABEL.fullmatch(label)
+    if found is None:
+        raise Unparsable("neither COVERED nor NOT_COVERED")
+    return not (found["denied"] or found["false"])
+
+
+def _known(cell: Cell, claims: Numbered) -> Iterator[int]:
+    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, or of the claim that is repeated."""
+    number = number_in(cell.bare, claims)
+    if number is not None and number in claims:
+        yield number
+    else:
+        yield from listed_numbers(cell.bare, claims) or ()
+
+
+def _read_lone_label(text: str, claims: Numbered) -> _Coverage:
+    """What a completion without an object says. Raises `Unparsable` where it is more than a label and numbers."""
+    found = _LONE.fullmatch(text)
+    if found is None:
+        raise Unparsable("no object with a label")
+    if found["denied"]:
+        if not _ENDS_LABEL.match(found["behind"]) or _ANY_LABEL.search(found["behind"]):
+            raise Unparsable("no object, and more than a label")
+        return False, frozenset()
+    numbers = listed_numbers(found["behind"], claims)
+    if numbers is None:
+        raise Unparsable("no object, and more than a label and numbers")
+    return True, numbers

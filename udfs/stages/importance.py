@@ -1,0 +1,73 @@
+"""The stages of importance-aware precision and recall: facts, their importance, verdicts on claims, covered facts
+("Beyond Precision: Importance-Aware Recall for Factuality Evaluation in Long-Form LLM Generation", 2026; methods,
+section 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from udfs.stages.claims import parse_claims
+from udfs.stages.covering import parse_covering
+from udfs.stages.definitions import StageDefinition
+from udfs.stages.fact_ratings import parse_importance
+from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from udfs.stages.verdicts import parse_verdict
+
+FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
+# Each a list in the order of the variable `facts`
+IMPORTANCE_SCHEMA = pa.schema(
+    [pa.field("relevance", pa.list_(pa.float64())), pa.field("salience", pa.list_(pa.float64()))]
+)
+VERDICT_SCHEMA = pa.schema([pa.field("relation", pa.string())])
+# Numbers of claims from 1, ascending; none of what is not covered
+COVERING_SCHEMA = pa.schema([pa.field("covered", pa.bool_()), pa.field("claims", pa.list_(pa.int32()))])
+
+
+def parse_facts(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """`facts`: the facts in order, one that stands twice twice; none for a lone `None`. Read as claims are.
+
+    Raises `Unparsable` where a line may be a fact or not, and where nothing is one.
+    """
+    return {"facts": parse_claims(completion, variables)["claims"]}
+
+
+def facts_in(completion: str) -> list[Thing]:
+    """The facts. Raises `Unparsable`."""
+    return list(map(Thing, parse_facts(completion, {})["facts"]))
+
+
+EXTRACT_FACTS = StageDefinition(
+    "extract_facts",
+    ("text",),
+    parse_facts,
+    FACTS_SCHEMA,
+    # The same facts as those of `extract_claims`, each behind a bullet
+    figures=Figures(FACTSCORE, completion=Line(slope=1.81), things=Line(slope=0.158)),
+    things=facts_in,
+)
+RATE_IMPORTANCE = StageDefinition(
+    "rate_importance",
+    ("query", "facts"),
+    parse_importance,
+    IMPORTANCE_SCHEMA,
+    rated=True,
+    figures=Figures(WRITTEN, completion=Line(slope=1.09)),
+)
+VERIFY_CLAIM = StageDefinition(
+    "verify_claim",
+    ("claim", "evidence"),
+    parse_verdict,
+    VERDICT_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(14.0)),
+)
+CHECK_COVERAGE = StageDefinition(
+    "check_coverage",
+    ("fact", "claims"),
+    parse_covering,
+    COVERING_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(17.0)),
+)

@@ -1,0 +1,112 @@
+"""Reading which of the texts that a prompt numbers is meant, by number or by text. Every function is linear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from udfs.stages.definitions import Unparsable
+from udfs.stages.rated import matching_key
+from udfs.stages.reading import is_none
+from udfs.stages.records import Cell, Record, Value
+from udfs.stages.sources import numbers_of
+
+EVIDENCE_NAMES = (
+    *("evidence", "evidenceids", "evidenceclaims", "evidenceclaimids", "evidencenumbers", "claimids", "claimnumbers"),
+    *("claims", "supportingclaims", "coveredby", "supportedby", "support", "claimid", "claimnumber", "claim"),
+)
+# What stands beside a claim's number: `C1`, `claims 1 and 2`
+CLAIM_WORDS = re.compile(r"(?<![^\W_])(?:claims?|and|nos?|numbers?|ids?|evidence|c)(?![^\W\d_])", re.IGNORECASE)
+_CLAIM_NAMES = (*EVIDENCE_NAMES, "id", "number", "text", "statement")
+_WHOLE = re.compile(r"(?<![\d.,])(\d{1,9})\.0{1,3}(?![\d.,])")
+_AROUND = " \t\r\n[](){}\"'“”.:#*_`"
+_LONE_NUMBER = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
+_LISTED_NUMBERS = re.compile(r"[\s\d,;&/#、，–—-]+")
+_TEXT_BEHIND_NUMBER = re.compile(
+    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
+    re.I,
+)
+_NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """The texts that a prompt numbers from 1, and by its letters and digits the number of each.
+
+    `words` match what may stand beside a number, `Topic 3` and `C1`.
+    """
+
+    texts: Sequence[str]
+    numbers: Mapping[str, int]
+    words: re.Pattern[str]
+
+    def __contains__(self, number: int) -> bool:
+        return 1 <= number <= len(self.texts)
+
+    def find(self, text: str) -> int | None:
+        """The number of a text that is one of them."""
+        return self.numbers.get(matching_key(text)) if matching_key(text) else None
+
+
+def number_texts(texts: Sequence[str], words: re.Pattern[str]) -> Numbered:
+    """The texts by number; of equal ones the first has their text."""
+    numbered = reversed(list(enumerate(map(matching_key, texts), start=1)))
+    return Numbered(texts, {key: number for number, key in numbered}, words)
+
+
+def number_of(text: str, numbered: Numbered) -> int:
+    """The number that a text is, or whose text it is; 0 where there is none. Raises `Unparsable` for another text."""
+    found = number_in(text, numbered)
+    if found is None:
+        raise Unparsable("a text that is neither a number nor one of those given")
+    return found
+
+
+def number_in(text: str, numbered: Numbered) -> int | None:
+    """The number that a text is, or whose text it is; None for any other text."""
+    lone = lone_number(text, numbered)
+    found = numbered.find(text)
+    if lone is not None and (lone in numbered or found is None):
+        return lone
+    behind = _TEXT_BEHIND_NUMBER.match(text)
+    if found is None and behind and numbered.find(text[behind.end() :]) == int(behind["number"]):
+        found = int(behind["number"])
+    return found
+
+
+def lone_number(text: str, numbered: Numbered) -> int | None:
+    """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs."""
+    found = _LONE_NUMBER.fullmatch(_without_words(text, numbered))
+    if found is None:
+        return None
+    return int(found["digits"]) if not found["sign"] and len(found["digits"]) < 10 else 0
+
+
+def listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, none of `N/A`; None for a text that lists no numbers."""
+    if _NO_EVIDENCE.fullmatch(text) or is_none(text):
+        return frozenset()
+    bare = _without_words(text, numbered)
+    return numbers_of(bare, len(numbered.texts)) if _LISTED_NUMBERS.fullmatch(bare) else None
+
+
+def evidence_cells(value: Value | None) -> Iterator[Cell]:
+    """The texts and numbers of a field: itself, the elements of a list, or their numbers: `[{"claim_id": 1}]`.
+
+    Raises `Unparsable` for an object that is no claim.
+    """
+    if isinstance(value, list):
+        for each in value:
+            yield from evidence_cells(each)
+    elif isinstance(value, Record):
+        cell = value.cell(_CLAIM_NAMES)
+        if cell is None:
+            raise Unparsable("an element of the evidence is no claim")
+        yield cell
+    elif value is not None:
+        yield value
+
+
+def _without_words(text: str, numbered: Numbered) -> str:
+    return _WHOLE.sub(r"\1", numbered.words.sub(" ", text)).strip(_AROUND)

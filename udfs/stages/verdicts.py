@@ -1,0 +1,37 @@
+"""Reading whether evidence supports a claim (importance-aware precision; methods, section 9)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from udfs.stages.echoes import past_echoes
+from udfs.stages.labels import labels_of, read_label
+
+VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
+
+# `NOT_SUPPORTED`, `not-supported`, `not **supported**` and `isn't supported` are one word, and no `supported` is in it
+_NOT = r"(?:not|non|un|(?:is|are|was|were)n['’]t)[\s*_\"'`~‐‑–—-]{0,6}supported"
+# Lines are read one by one: one that ends between the two words is no end
+_TORN = re.compile(r"(?<=not)[ \t]{0,9}\r?\n[ \t]{0,9}(?=supported)", re.IGNORECASE)
+_LABELS = labels_of(
+    # Whatever begins in no other way is one of the forms of `not supported`
+    {"support": SUPPORTED, "contradict": CONTRADICTED, "": NOT_SUPPORTED},
+    rf"{_NOT}|supported|supports?(?![^\S\n]+(?:for|from)\b)|contradict(?:ion|s|ed|ing|ory)?",
+    opposites=(SUPPORTED, CONTRADICTED),
+    neither=NOT_SUPPORTED,
+    inputs=("claim", "evidence"),
+    stating="status|result|assessment|decision|rating",
+    subject=r"(?:the claim[^\S\n])?",
+)
+
+
+@past_echoes
+def parse_verdict(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """`relation`: the one of `VERDICTS` that is the answer, as `read_label` finds it; what neither supports nor
+    contradicts is not supported. Raises `Unparsable` where that is none or several.
+    """
+    own = " ".join([str(variables.get("claim") or ""), *map(str, variables.get("evidence") or ())])
+    return {"relation": read_label(_TORN.sub(" ", completion), _LABELS, own)}
