@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
 # Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions")
+COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions", "expertqa")
 # Layouts of labelled claims; without one they are rows of claim, evidence and label
 CLAIM_FORMATS = ("expertqa", "factscore")
 # Questions whose contexts lie in a second file, and questions that bring theirs, or have none

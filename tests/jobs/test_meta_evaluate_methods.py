@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from statsmodels.stats.inter_rater import cohens_kappa, fleiss_kappa
 from jobs.cli.main import main
 from jobs.meta_evaluate import MetaEvaluationRequest
 from jobs.results import open_run
+from jobs.settings.model import Settings
 from jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
@@ -30,6 +32,14 @@ MODELS = ("gpt", "llama")
 METHODS = ("longrecall:gpt", "arecall", "holistic:gpt", "longrecall:llama", "holistic:llama")
 SAMPLES, REFERENCES = 20, 6
 FACTS = ["Bees make honey.", "Bees sting people.", "Honey never spoils."]
+
+
+# No such model is there: token states are floors of their own tests
+QUICK = Settings.model_validate({"embeddings": {"model": "none"}})
+
+
+def ask_for(folder: Path, places: Mapping[str, str], **options: Any) -> MetaEvaluationRequest:
+    return replace(ask(folder, places, dataset="coverage", **options), settings=QUICK)
 
 
 def write_samples(folder: Path) -> Rows:
@@ -95,7 +105,7 @@ def study(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Meta
     folder = tmp_path_factory.mktemp("methods")
     samples = write_samples(folder)
     places = {model: str(write_output(folder / model, samples, model)) for model in MODELS}
-    request = ask(folder, places, dataset="coverage")
+    request = ask_for(folder, places)
     assert run(spark, request).exit_code == 0
     return request
 
@@ -286,7 +296,7 @@ def test_references_without_labels_are_counted_by_tier(spark: SparkSession, tmp_
         sample["references"] = [{"id": one["id"], "text": one["text"]} for one in sample["references"]]
         del sample["reference_types"]
     write_lines(tmp_path / "wiki.jsonl", samples)
-    request = ask(tmp_path, {"gpt": str(place)}, dataset="coverage", subset=Subset("standard", 10))
+    request = ask_for(tmp_path, {"gpt": str(place)}, subset=Subset("standard", 10))
     report = run(spark, request).report
     assert "Of the subset standard:10 alone. 10 items, none of them labelled" in report
     assert len(rows_of(request, "subset")) == 10
@@ -309,7 +319,7 @@ def test_k_qa_has_the_figures_of_its_labels_and_its_words(spark: SparkSession, d
     (tmp_path / "m").mkdir()
     pq.write_table(pa.Table.from_pylist(verdicts), tmp_path / "m" / "part-0.parquet")
     options: dict[str, Any] = {"format": "k_qa", "covered": ("Entailment",), "input": str(path)}
-    request = ask(tmp_path, {"m": str(tmp_path / "m")}, dataset="coverage", **options)
+    request = ask_for(tmp_path, {"m": str(tmp_path / "m")}, **options)
     report = run(spark, request).report
     found = {(row["metric"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
     assert round(found[None, "fleiss_kappa"]["value"], 4) == 0.7149

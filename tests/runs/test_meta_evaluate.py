@@ -135,3 +135,35 @@ def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
     assert again.code == 0, again.err
     assert server.count() == 6
     assert "| verify_claim | b | 4 | 0 | 1.0000" in again.out
+
+
+@pytest.mark.slow
+def test_k_qa_has_the_published_baseline_and_the_candidates_that_are_expected(
+    run_here: RunHere, server: ModelServer, data: Path, tmp_path: Path
+) -> None:
+    """A judge that says `Match` to whatever it is shown covers what has a candidate, and misses nothing else."""
+    server.configure(answer="fixed")
+    given = ["--format", "k_qa", "--input", str(data / "k_qa" / "NLI_medical_annotator.csv")]
+    options = {**SETTINGS, "llm.base_url": server.base_url, "longrecall.segmentation": "sentences"}
+    words = ["score", "--metric", "longrecall", "--output", str(tmp_path / "run"), *given]
+    for key, value in {**options, "longrecall.resolve_coreference": False}.items():
+        words += ["--set", f"{key}={value}"]
+    ended = run_here.command(words)
+    assert ended.code == 0, ended.err
+    scores = ["--scores", f"judge={tmp_path / 'run'}", "--covered", "Entailment"]
+    ended = run_here.command(
+        ["meta-evaluate", "--dataset", "coverage", *given, *scores, "--output", str(tmp_path / "o")]
+    )
+    assert ended.code == 0, ended.err
+    found = {(row["metric"], row["measure"]): row["value"] for row in read_table(tmp_path / "o", "meta_evaluation")}
+    baseline = [round(found["erecall", f"{name}_micro"], 4) for name in ("precision", "recall", "f1")]
+    assert baseline == [0.8333, 0.0980, 0.1754]
+    own = [row for row in read_table(tmp_path / "o", "coverage") if row["metric"] == "longrecall"]
+    assert sum(row["hits"] for row in own) == pytest.approx(151, abs=2)
+    assert sum(row["wrong"] for row in own) == pytest.approx(201, abs=2)
+    missed = {row["method"]: row for row in read_table(tmp_path / "o", "false_negatives")}
+    judge = missed["longrecall:judge"]
+    assert (judge["fn_candidate"], judge["fn_entailment"]) == (153 - sum(row["hits"] for row in own), 0)
+    assert missed["erecall"]["fn"] == 153 - 15
+    tiers = {row["tier"]: row["count"] for row in read_table(tmp_path / "o", "tiers")}
+    assert sum(tiers.values()) == 399

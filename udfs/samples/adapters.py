@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from udfs.samples import expertqa, k_qa, lists, realsumm, trec_web
-from udfs.samples.records import Record, Unit
+from udfs.samples.records import READERS, Record, Unit
 
+LINES = "*.jsonl"
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
 CONFLICTBANK_CONTEXTS = {
     "D": "default_evidence",
@@ -97,6 +98,11 @@ def _longfact(record: Record, _: int) -> list[Record]:
     return [record] if record.problem else [Record({"query": record.values.get("prompt"), "contexts": []})]
 
 
+def read_lines(unit: Unit) -> Iterator[Record]:
+    """The rows of a file of JSON Lines, whatever it is called."""
+    return READERS["lines"](replace(unit, kind="lines"))
+
+
 def _as_read(record: Record, _: int) -> list[Record]:
     """The record itself."""
     return [record]
@@ -116,8 +122,9 @@ FORMATS: dict[str, Adapter] = {
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
     "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system),
     "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers),
-    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions),
-    "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers),
+    # Their folders hold a licence and other files beside the rows
+    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines),
+    "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines),
     # Queries with their aspects or references; responses are whoever's answers them
     "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics),
     "qampari": Adapter(lists.QAMPARI, lists.qampari),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from udfs.samples import expertqa, factscore
-from udfs.samples.adapters import Adapter
+from udfs.samples.adapters import LINES, Adapter, read_lines
 from udfs.samples.records import Record
 from udfs.samples.values import canonical, load_json
 
@@ -51,7 +51,7 @@ def _each(expand: Callable[[Record, int], list[Record]], record: Record, row: in
 
 CLAIM_FORMATS: dict[str, Adapter] = {
     "claims": Adapter(COLUMNS, _as_sample, by_row=False),
-    "expertqa": Adapter(expertqa.REQUIRED, partial(_each, expertqa.claims)),
+    "expertqa": Adapter(expertqa.REQUIRED, partial(_each, expertqa.claims), LINES, read_lines),
     "factscore": Adapter((), _as_sample, factscore.FILES, factscore.read_claims),
 }
 """Layouts of labelled claims; `claims` is the plain one."""

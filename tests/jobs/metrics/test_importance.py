@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql import SparkSession
 
 from jobs.metrics import METRICS, needs_of, optional_of, stages_of
-from jobs.retrieval.sources import FOUND
+from jobs.metrics.importance import score
 from jobs.settings.model import Settings
-from tests.jobs.metrics.scripted import Row, ScriptedTools, score_rows
+from tests.jobs.metrics.scripted import Hits, Row, ScriptedTools, no_hits, rows_of
 from udfs.stages.arrow import UNASKED
 
 COLUMNS = ("sample_id", "query", "response", "contexts", "references")
@@ -105,44 +104,20 @@ def broken(stage: str) -> Callable[[Row], Row | str]:
     return answer
 
 
-class SearchingTools(ScriptedTools):
-    """Answered by the script; a search gives what `hits` says of a query: rows, or the type of an error."""
-
-    def __init__(self, spark: SparkSession, hits: Callable[[str], list[Row] | str]) -> None:
-        super().__init__(spark, lambda stage, variables: broken(stage)(variables))
-        self._hits = hits
-
-    def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        found = []
-        for row in rows.collect():
-            said = self._hits(row["query"])
-            failed = {"stage": "web_search", "request_id": "r", "error_type": said, "error": "as the test says"}
-            hits = [failed] if isinstance(said, str) else [{"rank": rank, **hit} for rank, hit in enumerate(said, 1)]
-            found += [(*row, *(hit.get(name) for name in FOUND)) for hit in hits or [{}]]
-        columns = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
-        schema = T.StructType([*rows.schema.fields, *T.StructType.fromDDL(columns).fields])
-        return self._spark.createDataFrame(found, schema)
-
-
-def scored(
-    spark: SparkSession, samples: Iterable[Row], hits: Callable[[str], list[Row] | str] = lambda _: [], **settings: Any
-) -> Run:
+def scored(spark: SparkSession, samples: Iterable[Row], hits: Hits = no_hits, **settings: Any) -> Run:
     """What the metric gives for samples, by table, and what it asked."""
-    tools = SearchingTools(spark, hits)
+    tools = ScriptedTools(spark, {stage: broken(stage) for stage in SCRIPT}, hits)
     rows = [(*(one.get(name) for name in COLUMNS), "system") for one in samples]
-    frame = spark.createDataFrame(rows, SAMPLES)
-    found = score_rows(METRICS["importance"], tools, frame, Settings.model_validate(settings))
-    order = {name: sorted(rows, key=lambda row: str(list(row.values())[:3])) for name, rows in found.items()}
-    asked = {(stage, str(variables)): stage for stage, variables in tools.requests}
-    return Run(order, list(asked))
+    found = score(spark.createDataFrame(rows, SAMPLES), tools, Settings.model_validate(settings))
+    return Run({name: rows_of(table, *table.columns[:3]) for name, table in found.items()}, tools)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The tables, and the distinct requests: their stage, and their variables as text."""
+    """The tables, and the tools with what was asked."""
 
     tables: Tables
-    requests: Sequence[tuple[str, str]]
+    tools: ScriptedTools
 
     def rows(self, table: str, name: str) -> list[dict[str, Any]]:
         return [row for row in self.tables[table] if row["sample_id"] == name]
@@ -161,7 +136,7 @@ class Run:
 
     def asked(self, name: str) -> Counter[str]:
         """Requests by stage in which somebody is named."""
-        return Counter(stage for stage, variables in self.requests if f"{name} " in variables)
+        return Counter(stage for stage, rows in self.tools.asked.items() for row in rows if f"{name} " in str(row))
 
 
 @pytest.fixture(scope="module")
@@ -311,9 +286,8 @@ def test_facts_are_taken_from_the_best_documents_of_an_index(spark: SparkSession
     # The third is beyond the cap
     assert [row["dropped"] for row in found.tables["scores"]] == [1]
     assert [row["chunk_id"] for row in found.tables["chunks"]] == ["a#1", "b#0", "b#1"]
-    shown = {variables for stage, variables in found.requests if stage == "verify_claim"}
-    assert all(str(["Ada sails.", "Ada swims.", "Ada reads."]) in variables for variables in shown)
-    assert "summarise_context" not in dict(found.requests)
+    assert found.tools.asked["verify_claim"][0]["evidence"] == ["Ada sails.", "Ada swims.", "Ada reads."]
+    assert "summarise_context" not in found.tools.asked
 
 
 def test_searches_that_fail_or_find_nothing(spark: SparkSession) -> None:
@@ -321,7 +295,7 @@ def test_searches_that_fail_or_find_nothing(spark: SparkSession) -> None:
     found = scored(spark, samples, lambda query: "timeout" if query == "lost" else [], knowledge={"source": "web"})
     assert found.outcome("Ada") == ("no_statements", (0, 0, 0), None)
     assert [row["verdict"] for row in found.rows("claims", "Ada")] == ["not_supported"] * 2
-    assert "verify_claim" not in dict(found.requests)
+    assert "verify_claim" not in found.tools.asked
     assert (found.outcome("Lost")[0], found.outcome("Gina")) == ("failed", ("partial", (1, 0, 2), 1.0))
     assert {(row["sample_id"], row["stage"], row["error_type"]) for row in found.tables["failures"]} == {
         ("Lost", "web_search", "timeout"),

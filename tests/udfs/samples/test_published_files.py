@@ -14,7 +14,7 @@ from statsmodels.stats.inter_rater import fleiss_kappa as kappa_of_statsmodels
 
 from udfs.samples import expertqa, factscore, lists
 from udfs.samples.claims import CLAIM_FORMATS
-from udfs.samples.k_qa import read_answers
+from udfs.samples.k_qa import questions, read_answers
 from udfs.samples.realsumm import QUERY, read_system
 from udfs.samples.records import READERS, Record, Unit, UnreadableFileError
 from udfs.samples.trec_web import read_topics
@@ -174,6 +174,18 @@ def test_k_qa_has_the_agreement_of_its_physicians(data: Path) -> None:
         kappa = fleiss_kappa(table)
         assert kappa is not None
         assert round(kappa, 4) == expected
+
+
+def test_k_qa_has_statements_of_both_kinds_yet_to_be_weighed(data: Path) -> None:
+    rows = READERS["lines"](Unit(0, str(data / "k_qa" / "questions_w_answers.jsonl"), "lines"))
+    samples = [sample.values for row, record in enumerate(rows) for sample in questions(record, row)]
+    assert (len(samples), [sample["sample_id"] for sample in samples[:2]]) == (201, ["0", "1"])
+    assert all(sample["response"] for sample in samples)
+    kinds = Counter(kind for sample in samples for kind in sample["reference_types"])
+    assert kinds == {"Must_have": 892, "Nice_to_have": 697}
+    references = [one for sample in samples for one in sample["references"]]
+    assert len(references) == 892 + 697
+    assert all(set(one) == {"id", "text"} for one in references)
 
 
 def read_lines(folder: Path) -> list[Record]:
