@@ -31,6 +31,8 @@ setup(
         "rouge-score==0.1.2",  # ROUGE, a floor that any metric of coverage has to be better than
         "sacrebleu>=2.6,<3",  # BLEU, another
         "nltk>=3.10,<4",  # METEOR, another
+        "rapidfuzz>=3.14,<4",  # how alike tokens and texts are written, a vocabulary at once
+        "nupunkt>=0.8,<0.9",  # ends of sentences, without a download
         "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
         "pint>=0.25.3,<0.26",  # units of the quantities that answers state

@@ -265,9 +265,8 @@ def _score_metrics(
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
     tools = _Tools(runner, valid, catalog)
-    given = [
-        _with_unusable(metric, metric.score(valid, tools, run.request.settings), unusable) for metric in run.metrics
-    ]
+    settings = run.request.settings
+    given = [_with_unusable(metric, metric.score(valid, tools, settings), unusable, settings) for metric in run.metrics]
     names = [name for name in ORDER if any(name in tables for tables in given)]
     # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
@@ -282,7 +281,7 @@ def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame
     return rows if "metric" in rows.columns else rows.dropDuplicates(list(ORDER[name]))
 
 
-def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Tables:
+def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:
     """The tables with a score and a failure for each row that cannot be scored.
 
     Such a row is a sample of every metric, with the status failed and bounds of 0 and 1 (docs/contract.md, "Bounds").
@@ -299,25 +298,31 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Table
         "error",
     )
     added = {"scores": failed.select(*score_columns(metric.name)), "failures": refused}
-    if metric.unknown:
-        added["measures"] = unknown_measures(unusable, metric.name, metric.unknown)
+    if unknown := metric.bounds_of_unknown(settings):
+        added["measures"] = unknown_measures(unusable, metric.name, unknown)
     return {**tables, **{name: tables[name].unionByName(rows) for name, rows in added.items()}}
 
 
 def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     """Writes the tables, then the manifest as it ended: who reads `finished` finds every table whole."""
     request, output = run.request, run.output
-    counted = _counted()
+    counted = _counted(run.metrics)
     written = _write_tables(output, tables, counted)
     seed = request.settings.statistics.seed
     summary = aggregate.summarise(written["scores"], seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     measures = written.get("measures")
     found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    if measures is not None:
+        pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
+        found += [row for pool in pooling for row in pool(measures, written["scores"])]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:
         run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")
+    for metric in run.metrics:
+        if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
+            run.engines.display.note(f"{metric.name}: {samples:,} samples have {metric.dropped}")
     counts = output.manifest["counts"] | _counts(**counted)
     code = runner.ending.exit_code(counts["statuses"], request.settings.fail_on_error)
     # Of all starts; null where an endpoint did not name its model
@@ -326,15 +331,21 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     return ScoreOutcome(code, summary, counts, runner.ending.explain(request.command), request.embedded)
 
 
-def _counted() -> dict[str, Counted]:
-    """What is counted of tables while they are written: samples by status, failed requests, and those that may pass.
+def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
+    """What is counted of tables while they are written: samples by status and by metrics whose caps left out something
+    of them, failed requests, and those that may pass.
 
     The failures of invalid rows (stage `input`) do not count, as no start can mend them.
     """
     asked = F.col("stage") != "input"
     statuses = {name: F.count_if(F.col("status") == name) for name in aggregate.COLUMN_OF_STATUS}
     failures = {"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())}
-    return {"scores": Counted(statuses), "failures": Counted(failures)}
+    dropped = {
+        f"dropped-{metric.name}": F.count_if((F.col("metric") == metric.name) & (F.col("dropped") > 0))
+        for metric in metrics
+        if metric.dropped is not None
+    }
+    return {"scores": Counted(statuses | dropped), "failures": Counted(failures)}
 
 
 def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
@@ -363,7 +374,7 @@ def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
     """The counts of the manifest: statuses that occur, scores, failures and passing_failures."""
-    statuses = {name: scores[name] for name in scores.columns if scores[name]}
+    statuses = {name: scores[name] for name in aggregate.COLUMN_OF_STATUS if scores[name]}
     return {
         "scores": sum(statuses.values()),
         "statuses": statuses,

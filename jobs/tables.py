@@ -62,11 +62,36 @@ STATEMENTS = pa.schema(
         ("sources", pa.list_(pa.string())),  # ids of the contexts that state it
         ("members", pa.list_(pa.string())),  # texts of all its atoms; null for e2e
         ("reference_id", pa.string()),  # of an aspect that was given, its id; null elsewhere
-        ("claims", pa.list_(pa.string())),  # ids of the claims that cover an aspect; null where there are no claims
+        ("claims", pa.list_(pa.string())),  # ids of the claims that cover it; null where there are no claims
+        ("anchor", pa.string()),  # of a reference: the name or short phrase that it is about
+        ("found_by", pa.string()),  # lexical or semantic: how a reference's covering claims were found
+        ("relevance", pa.float64()),  # 1 to 5: to the query
+        ("salience", pa.float64()),  # 1 to 5: among the query's facts
+        ("weight", pa.float64()),  # of both, from 0 to 1, or as given
+        ("rank", pa.int64()),  # from 1, by weight
+        ("kept", pa.bool_()),  # whether an answer ought to state it; null where all count
+        ("arecall", pa.bool_()),  # what each baseline says of a reference; null where it was not asked for
+        ("erecall", pa.bool_()),
+        ("holistic", pa.bool_()),
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {"statements": ("reference_id", "claims")}
+ADDED = {
+    "statements": (
+        "reference_id",
+        "claims",
+        "anchor",
+        "found_by",
+        "relevance",
+        "salience",
+        "weight",
+        "rank",
+        "kept",
+        "arecall",
+        "erecall",
+        "holistic",
+    )
+}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -127,6 +152,21 @@ CHUNKS = pa.schema(
         ("document_id", pa.string()),
         ("url", pa.string()),
         ("text", pa.string()),
+    ]
+)
+# A pair of a reference and a generated fact that a stage of entailment was shown
+CANDIDATES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("statement_id", pa.string()),
+        ("claim_id", pa.string()),
+        ("step", pa.string()),  # lexical or semantic: what it was found by
+        ("rank", pa.int64()),  # from 1, within its step
+        ("jaccard", pa.float64()),
+        ("lcs", pa.float64()),
+        ("cosine", pa.float64()),  # null for lexical ones
+        ("chosen", pa.bool_()),  # null: its request failed
     ]
 )
 # A request that a sample needed and did not get, or a row of the input that cannot be scored
@@ -204,6 +244,18 @@ BETA_SWEEP = pa.schema(
         ("n", pa.int64()),  # samples whose ICAT is defined
     ]
 )
+# Recall of the first k facts of a ranking, over a system's samples, or over all
+RECALL_CURVE = pa.schema(
+    [
+        ("system", pa.string()),  # null for all
+        ("ranking", pa.string()),  # combined, relevance or salience
+        ("k", pa.int64()),
+        ("mean", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("n", pa.int64()),  # samples whose recall at k is defined
+    ]
+)
 # A measure of agreement with people, under one convention for undefined scores
 META_EVALUATION = pa.schema(
     [
@@ -238,6 +290,31 @@ COVERAGE = pa.schema(
         ("missed", pa.int64()),  # that people alone did
         ("rightly_left", pa.int64()),  # that neither did
         ("judged", pa.int64()),  # their sum
+    ]
+)
+# How many references of a study of coverage so many methods call covered (docs/methods.md, section 6)
+TIERS = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("tier", pa.string()),  # full, partial, singleton:<method> or none
+        ("count", pa.int64()),
+    ]
+)
+# What a method does not call covered, and people do
+FALSE_NEGATIVES = pa.schema(
+    [
+        ("method", pa.string()),  # <metric>:<model>, or a baseline
+        ("fn", pa.int64()),
+        ("fn_candidate", pa.int64()),  # nothing that covers it was shown to a stage; null without candidates
+        ("fn_entailment", pa.int64()),  # the others
+    ]
+)
+# A reference that a subset was drawn of
+SUBSET = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("reference_id", pa.string()),
+        ("tier", pa.string()),
     ]
 )
 # How many questions, or single units, earn so many points: intervals over several data sets are made of these
@@ -304,6 +381,7 @@ RESULT_TABLES = {
     "claims": CLAIMS,
     "evidence": EVIDENCE,
     "chunks": CHUNKS,
+    "candidates": CANDIDATES,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
@@ -320,6 +398,7 @@ ORDER = {
     "claims": ("sample_id", "metric", "position"),
     "evidence": ("sample_id", "metric", "claim_id", "rank"),
     "chunks": ("chunk_id",),
+    "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 TABLES = {
@@ -327,9 +406,13 @@ TABLES = {
     "completions": COMPLETIONS,
     "meta_evaluation": META_EVALUATION,
     "coverage": COVERAGE,
+    "tiers": TIERS,
+    "false_negatives": FALSE_NEGATIVES,
+    "subset": SUBSET,
     "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,
     "hits": HITS,
     "beta_sweep": BETA_SWEEP,
+    "recall_curve": RECALL_CURVE,
 }

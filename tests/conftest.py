@@ -43,6 +43,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    begun = SparkSession.getActiveSession()
+    assert begun is None, "a test before this one opened a session of its own: have it use the fixture `spark`"
     # What a session sets for its workers would keep modules of this folder from the processes that tests start
     with patch.dict(os.environ):
         session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=SPARK)), "untold-tests")

@@ -38,17 +38,25 @@ from udfs.hints import aside, near_misses
 from udfs.samples.adapters import FORMATS, Adapter
 from udfs.samples.batches import read_batches, type_batches
 from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
+from udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
 # A screenful; all of them are in the table `failures`
 SHOWN_INVALID = 20
 SHOWN_CONFLICTS = 5
-LABELLED = [T.StructField(name, T.StringType()) for name in ("id", "text")]
-# The types of those columns of `OPTIONAL` that are read, whatever type a file has for them
+# The types of what items of samples have, and of those columns of `OPTIONAL` that are read, whatever type a file has
+ITEM_TYPES: Mapping[str, T.DataType] = {
+    **dict.fromkeys(("id", "text", "anchor"), T.StringType()),
+    "weight": T.DoubleType(),
+    **dict.fromkeys(("labels", "covered_by"), T.ArrayType(T.StringType())),
+}
 OPTIONAL_TYPES: Mapping[str, T.DataType] = {
     "query_id": T.StringType(),
-    "aspects": T.ArrayType(T.StructType([*LABELLED, T.StructField("labels", T.ArrayType(T.StringType()))])),
+    **{
+        column: T.ArrayType(T.StructType([T.StructField(name, ITEM_TYPES[name]) for name in fields]))
+        for column, fields in (("aspects", ASPECT_FIELDS), ("references", REFERENCE_FIELDS))
+    },
 }
 CONTEXTS = T.ArrayType(T.StructType([T.StructField("id", T.StringType()), T.StructField("text", T.StringType())]))
 PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
@@ -114,7 +122,7 @@ def read_samples(
 
     `format` names an adapter of `FORMATS`; `draw` keeps rows at random, `limit` of these the first samples by
     sample_id; `required` are the columns that whoever scores them reads, `optional` those that are read where they are
-    there: query_id as text, aspects as array<struct<id, text, labels array<string>>>. Raises SampleError for what
+    there, with the types of `OPTIONAL_TYPES`. Raises SampleError for what
     cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
     """
     return read_rows(spark, path, _adapter(format), limit, required, draw, optional)
@@ -143,7 +151,7 @@ def read_rows(
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
         raise SampleError(f"{path}: no samples in it; give a file with at least one row")
-    drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None)
+    drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None and adapter.by_row)
     by_id = found.by_id if drawn is None else found.by_id.where(drawn)
     distinct = found.distinct if drawn is None else by_id.count()
     last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 from pyspark.sql import Column, DataFrame
@@ -17,6 +17,8 @@ from udfs.stages.figures import Figures
 
 Tables = Mapping[str, DataFrame]
 """By name, the rows that a metric gives of tables of `jobs.tables`."""
+Bounds = Mapping[str, tuple[float | None, float | None]]
+"""By the name of a measure, its low and its high; None where it has no end."""
 
 
 class Tools(Protocol):
@@ -78,11 +80,15 @@ class Metric:
 
     `stages` that it asks, in order; `options`, its section of the settings, named after it; `tables` that it gives,
     `needs`, the columns that samples must have; `reads`, those of `udfs.samples.conversion.OPTIONAL` that it reads
-    where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts;
+    where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts, or
+    the column of `looks_in`;
     `assume`, for a plan; `score`, from valid samples (columns of the table `samples`) to rows of its tables. One row a
     sample of `scores`, and every failed request in `failures`. `unknown`: its measures, one row a sample of `measures`,
     each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
     what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
+    `pooled`: from the tables measures and scores as they were written, further rows of `measures_summary`, of what is
+    no mean over samples. `dropped`: what samples with `dropped` in the table `scores` lack, where a run is to say that
+    there are some.
     """
 
     name: str
@@ -94,19 +100,26 @@ class Metric:
     options: type[BaseModel] | None = field(default=None)
     retrieves: bool = False
     reads: tuple[str, ...] = ()
-    unknown: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
     digests: Callable[[Settings], Mapping[str, str]] | None = None
+    looks_in: str = "contexts"
+    pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
+    dropped: str | None = None
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""
         own = self.needs(settings) if callable(self.needs) else self.needs
-        looked_in = ("contexts",) if self.retrieves and settings.knowledge.source == "contexts" else ()
+        looked_in = (self.looks_in,) if self.retrieves and settings.knowledge.source == "contexts" else ()
         return tuple(dict.fromkeys((*own, *looked_in)))
 
     def asks(self, settings: Settings) -> tuple[str, ...]:
         """All stages that the metric may ask: its own, and those of looking facts up."""
         lookups = stages_of_knowledge(settings) if self.retrieves else ()
         return tuple(dict.fromkeys((*self.stages(settings), *lookups)))
+
+    def bounds_of_unknown(self, settings: Settings) -> Bounds:
+        """Of each measure, the bounds of a sample of which nothing is known."""
+        return self.unknown(settings) if callable(self.unknown) else self.unknown
 
     @property
     def has_graph(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from jobs.settings.fields import (
     A_VARIABLE,
@@ -17,6 +17,7 @@ from jobs.settings.fields import (
     Count,
     ExtraBody,
     Positive,
+    Probability,
     Section,
     Text,
     VariableName,
@@ -26,7 +27,6 @@ from jobs.settings.fields import (
 # Where and how fast an endpoint is asked; what is left out of an output's identity
 _OF_THE_WAY = frozenset({"base_url", "api_key_env", "requests_per_minute", "max_in_flight"})
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
-Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class EmbeddingSettings(Section):
@@ -173,11 +173,20 @@ class KnowledgeSettings(Section):
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"index"})
 
-    source: Literal["index", "web", "contexts"] = Field(
-        default="contexts", description="Where facts are looked up: an index, the web, or the sample's own contexts"
+    source: Literal["index", "web", "contexts"] | None = Field(
+        default=None,
+        description="Where facts are looked up: an index, the web, or the sample's own contexts; null is an index "
+        "where knowledge.index names one, else the contexts",
     )
     index: Text | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
     retriever: Literal["dense", "bm25", "both"] = Field(
         default="dense", description="By vectors, by words, or by both rankings fused"
     )
     top_k: Count = Field(default=10, description="Chunks that are looked up for a query")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_source(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The source is never null in what is made of these: it belongs to what an output is of."""
+        assumed = "contexts" if given.get("index") is None else "index"
+        return given | {"source": assumed if given.get("source") is None else given["source"]}

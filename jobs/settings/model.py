@@ -17,7 +17,7 @@ from pydantic import (
     model_serializer,
 )
 
-from jobs.settings.claims import IcatSettings
+from jobs.settings.claims import IcatSettings, ImportanceSettings, LongrecallSettings
 from jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
@@ -249,6 +249,7 @@ class GraphSettings(Section):
 _LONG_STAGES = (
     *("extract_atoms", "revise_atoms", "rate_relevance", "mine_questions", "refine_questions"),
     *("answer_questions", "compare_answers", "extract_claims", "align_claims", "extract_facts", "rate_importance"),
+    *("resolve_coreference", "match_holistic"),
 )
 
 
@@ -294,6 +295,8 @@ class Settings(Section):
     index: IndexSettings = IndexSettings()
     knowledge: KnowledgeSettings = KnowledgeSettings()
     icat: IcatSettings = IcatSettings()
+    importance: ImportanceSettings = ImportanceSettings()
+    longrecall: LongrecallSettings = LongrecallSettings()
 
     @property
     def offers_tools(self) -> bool:

@@ -16,6 +16,7 @@ from tests.fakes.claims import say_icat
 from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
 from tests.fakes.importance import say_importance
 from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
+from tests.fakes.recall import say_longrecall
 from tests.fakes.tools import Call, call
 
 Payload = dict[str, Any]
@@ -110,7 +111,7 @@ def e2e(payload: Payload) -> str:
     if payload.get("stage") == "summarise_context":
         return expected_summary(payload["text"]) or "None"
     if payload.get("stage") == "generate_answer":
-        return " ".join(filter(None, map(expected_summary, payload["contexts"]))) or NO_INFORMATION
+        return " ".join(filter(None, map(expected_summary, payload["contexts"] or ()))) or NO_INFORMATION
     if payload.get("stage") != "evaluate_coverage":
         return fixed(payload)
     covered, uncovered = expected_e2e(payload["query"], payload["contexts"], payload["response"])
@@ -132,7 +133,8 @@ def world(payload: Payload, judge: str) -> str | Said:
         quantities = quantities_of(payload["question"], payload["first"], payload["second"])
         if quantities:
             return Said("", call=call(quantities))
-    said = say(payload, judge) or say_qa(payload, judge) or say_icat(payload) or say_importance(payload, judge)
+    said = say(payload, judge) or say_qa(payload, judge) or say_longrecall(payload, judge)
+    said = said or say_icat(payload) or say_importance(payload, judge)
     return e2e(payload) if said is None else Said(*said)
 
 
@@ -225,6 +227,10 @@ _FIXED = {
     "rate_importance": '[{"id": 1, "relevance": 4, "salience": 3}]',
     "verify_claim": "supported",
     "check_coverage": '{"label": "COVERED", "evidence_claim_ids": [1]}',
+    "resolve_coreference": "* A fixed fact.",
+    "match_one": "Match",
+    "match_many": "[1]",
+    "match_holistic": '{"reference": 1, "candidates": [1]}',
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),
 }

@@ -12,9 +12,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from tests.fakes.facts import QA_TOPICS, chain, normalise
+from tests.fakes.names import FIRST, LAST, name_of
 from tests.fakes.replies import Reply, error_reply, http_message
 from tests.fakes.rules import Request, hash_of
-from tests.fakes.world import _FIRST, _LAST, _leaf
+from tests.fakes.world import _leaf
 
 DIMENSION = 64
 EMBEDDINGS_PATH, SEARCH_PATH = "/v1/embeddings", "/res/v1/web/search"
@@ -25,9 +26,13 @@ _WORD = re.compile(r"\w+")
 
 
 def vector_of(text: str) -> list[float]:
-    """A hashed bag of the words of a text, 64 dimensions: each word, case folded, counts in one of them."""
+    """A hashed bag of the words of a text, 64 dimensions: each word, case folded, counts in one of them.
+
+    A word of an alias (`tests.fakes.names`) counts as that of the name: aliases are as near as can be. Namesakes are
+    near too, with two words more.
+    """
     vector = [0.0] * DIMENSION
-    for word in _WORD.findall(text.casefold()):
+    for word in map(name_of, _WORD.findall(text.casefold())):
         vector[hash_of(word.encode("utf-8", "replace")) % DIMENSION] += 1.0
     return vector
 
@@ -92,7 +97,7 @@ def _hits(value: Any, text: str) -> bool:
 def documents() -> Sequence[dict[str, str]]:
     """The corpus: of each subject and topic a document, {url, title, text}, that says one fact and all it entails."""
     found = []
-    for subject in (f"{first} {last}" for first in _FIRST for last in _LAST):
+    for subject in (f"{first} {last}" for first in FIRST for last in LAST):
         for topic in QA_TOPICS:
             leaf = _leaf(Random(f"{subject}/{topic}"), topic, subject)
             text = " ".join(fact.sentence(form) for fact in chain(leaf) for form in range(fact.forms))

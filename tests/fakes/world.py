@@ -24,9 +24,8 @@ from tests.fakes.facts import (
     Fact,
     chain,
 )
+from tests.fakes.names import FIRST, LAST
 
-_FIRST = ("ada", "boris", "clara", "dario", "edith", "felix", "greta", "hugo", "irene", "jonas", "karla", "lars")
-_LAST = ("mill", "works", "lane", "north", "brook", "stone", "field", "marsh", "wood", "hill", "bridge", "shore")
 _WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 _MOST_BOATS = 5
 _ASIDES = (
@@ -50,7 +49,7 @@ class World:
     def __init__(self, seed: int, judge: str = "closed", ids: bool = False, topics: Sequence[str] = TOPICS) -> None:
         random = Random(seed)
         self.seed, self.answer, self.options = seed, f"world_{judge}", Options(judge=judge)
-        subject, other = (f"{random.choice(_FIRST)} {last}" for last in random.sample(_LAST, 2))
+        subject, other = (f"{random.choice(FIRST)} {last}" for last in random.sample(LAST, 2))
         asked, aside = random.sample(topics, 2), random.choice(topics)
         self.subject = subject
         self.query = f"What is known of the {asked[0]} and the {asked[1]} of {subject.title()}?"

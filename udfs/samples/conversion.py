@@ -7,13 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from udfs.samples.items import named_texts, normalise_aspects, normalise_references
 from udfs.samples.records import Record
 from udfs.samples.values import ENCODER, load_json, text_of
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
 # What some metrics read where it is there: whose question a row is, and what an answer to it ought to cover
-OPTIONAL = ("query_id", "aspects")
+OPTIONAL = ("query_id", "aspects", "references")
+# A required column that another may stand in for: what is looked in for facts, or the facts themselves
+EITHER = "contexts or references"
+# How those of them are read that hold items
+ITEMS = {"aspects": normalise_aspects, "references": normalise_references}
+# What text begins with that is meant as a list of JSON, whole or not; a text may begin with a bracket
+JSON_LISTS = ('["', "[{", "[]")
+# What a column of items holds where there are none, as text too
+NO_ITEMS: tuple[Any, ...] = (None, [], "", "[]")
 # What an answer has and a question has not, and what names a question
 OF_ANSWERS = ("response", "system", "label")
 QUESTION_ID = "question_id"
@@ -42,7 +51,8 @@ def to_sample(
 ) -> Sample:
     """A record as a sample: its id where given, else the hash of all columns. What is unusable is null.
 
-    Of `REQUIRED`, those that are not among `required_columns` may be missing. Those of `OPTIONAL` that are among
+    Of `REQUIRED`, those that are not among `required_columns` may be missing; with `EITHER` among these, contexts are
+    required of rows that bring no references. Those of `OPTIONAL` that are among
     `optional_columns` are read; the others are carried along as they are. Of a question, what belongs to answers is
     left out, and question_id is its id where it has one.
     """
@@ -94,7 +104,8 @@ def _required(
         found["contexts"] = normalise_contexts(items_of_text(given, "contexts") if contexts_as_text else given)
     except ValueError as error:
         # What nothing reads is no problem of the row, and is kept where it can be read
-        problems += [str(error)] if "contexts" in columns else []
+        is_read = "contexts" in columns or (EITHER in columns and values.get("references") in NO_ITEMS)
+        problems += [str(error)] if is_read else []
     return found
 
 
@@ -106,14 +117,22 @@ def _optional(
     if "query_id" in names and ("query_id" in values or "query_id" in required):
         found["query_id"] = text_of(values.get("query_id")) or None
         problems += ["query_id is null"] if found["query_id"] is None and "query_id" in required else []
-    if "aspects" in names and "aspects" in values:
-        given = values["aspects"]
-        try:
-            found["aspects"] = normalise_aspects(items_of_text(given, "aspects") if as_text else given)
-        except ValueError as error:
-            found["aspects"] = None
-            problems += [str(error)]
+    for name, normalise in ITEMS.items():
+        if name in names and name in values:
+            try:
+                found[name] = normalise(_given_items(name, values[name], as_text))
+            except ValueError as error:
+                found[name] = None
+                problems += [str(error)]
+    if "references" in required and values.get("references") is None:
+        problems += ["references is null"]
     return found
+
+
+def _given_items(name: str, given: Any, as_text: bool) -> Any:
+    """What a row gives for a column of items; a column of text has JSON, and references may be one text as well."""
+    is_text = name == "references" and isinstance(given, str) and not given.lstrip().startswith(JSON_LISTS)
+    return items_of_text(given, name) if as_text and not is_text else given
 
 
 def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
@@ -140,54 +159,7 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
     """
     if value is None:
         raise ValueError("contexts is null")
-    return [{"id": name, "text": text} for name, text, _ in _items(value, "context")]
-
-
-def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
-    """Aspects as [{id, text, labels}], ids as of contexts; labels is a list of texts, or None. None without aspects.
-
-    Raises ValueError that says what is wrong, without the text.
-
-    >>> normalise_aspects(["cost", {"id": 7, "text": "safety", "labels": [True, "no"]}])
-    [{'id': '1', 'text': 'cost', 'labels': None}, {'id': '7', 'text': 'safety', 'labels': ['true', 'no']}]
-    """
-    if value is None:
-        return None
-    return [
-        {"id": name, "text": text, "labels": _labels(item, position)}
-        for position, (name, text, item) in enumerate(_items(value, "aspect"), start=1)
-    ]
-
-
-def _labels(item: Any, position: int) -> list[str | None] | None:
-    """What annotators say of an aspect, null where one of them says nothing."""
-    labels = item.get("labels") if isinstance(item, dict) else None
-    if labels is not None and not isinstance(labels, list):
-        raise ValueError(f"labels of aspect {position} are no list")
-    return None if labels is None else [text_of(label) for label in labels]
-
-
-def _items(value: Any, one: str) -> list[tuple[str, str, Any]]:
-    """The id, the text and the item itself of each of a list. Raises ValueError; `one` is what an item is called."""
-    if not isinstance(value, list):
-        raise ValueError(f"{one}s is no list")
-    found: list[tuple[str, str, Any]] = []
-    seen: dict[str, int] = {}
-    for position, item in enumerate(value, start=1):
-        named = isinstance(item, dict)
-        text, name = (item.get("text"), item.get("id")) if named else (item, None)
-        where = f"{one} {position}"
-        if text is None:
-            raise ValueError(f"{where} has no text" if named else f"{where} is null")
-        if isinstance(text, list | dict) or isinstance(name, list | dict):
-            raise ValueError(f"{where} is neither text nor an object of id and text")
-        identifier = text_of(name) or str(position)
-        # Sources of statements are ids: with two of one, nobody could say which context states what.
-        if identifier in seen:
-            raise ValueError(f"{one}s {seen[identifier]} and {position} have one id")
-        seen[identifier] = position
-        found.append((identifier, cast(str, text_of(text)), item))
-    return found
+    return [{"id": name, "text": text} for _, name, text, _ in named_texts(value, "context")]
 
 
 def items_of_text(value: Any, column: str) -> Any:

@@ -2,60 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from udfs.samples.values import load_json, text_of
 
+# What a column of them keeps of each; weights and whatever explains a label mean nothing for an aspect
+ASPECT_FIELDS = ("id", "text", "labels")
+REFERENCE_FIELDS = ("id", "text", "anchor", "weight", "labels", "covered_by")
+
 
 @dataclass(frozen=True)
 class Item:
-    """An aspect or a reference: its id, its text, and what each annotator said of it (None: nothing)."""
+    """An aspect or a reference: its id, its text, and what else is known of it.
 
-    id: str
+    `anchor`: the name or short phrase that it is about; `weight`: how much it matters, at least 0; `labels`: what each
+    annotator said of it (None: nothing); `covered_by`: texts of the facts that cover it. None where not given. The id
+    is None where one text stands for all references: it is yet to be cut.
+    """
+
+    id: str | None
     text: str
-    labels: tuple[str | None, ...] = ()
+    anchor: str | None = None
+    weight: float | None = None
+    labels: tuple[str | None, ...] | None = None
+    covered_by: tuple[str, ...] | None = None
 
 
-def normalise_items(value: Any) -> list[Item]:
-    """The items of a list, or of JSON text of one: strings, or objects of id, text, labels and whatever else.
+def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
+    """Aspects as [{id, text, labels}], null as None. Raises ValueError that says what is wrong, without the text.
 
-    An id that is missing, null or empty is the 1-based position. Labels of any type become text. Null is no items.
+    >>> normalise_aspects(["cost", {"id": 7, "text": "safety", "labels": [True, "no"]}])
+    [{'id': '1', 'text': 'cost', 'labels': None}, {'id': '7', 'text': 'safety', 'labels': ['true', 'no']}]
+    """
+    return None if value is None else _as_rows(read_items(value, "aspect"), ASPECT_FIELDS)
+
+
+def normalise_references(value: Any) -> list[dict[str, Any]] | None:
+    """References as rows of `REFERENCE_FIELDS`, null as None; one text alone is one row without an id.
+
     Raises ValueError that says what is wrong, without the text.
 
-    >>> normalise_items(["one", {"id": "b", "text": "two", "labels": [True, None]}])[1]
-    Item(id='b', text='two', labels=('true', None))
+    >>> [(one["id"], one["weight"]) for one in normalise_references(["one", {"text": "two", "weight": 0.5}])]
+    [('1', None), ('2', 0.5)]
+    >>> [(one["id"], one["text"]) for one in normalise_references("One. Two.")]
+    [(None, 'One. Two.')]
     """
-    given = _list_of(value)
-    items = [_item(one, place) for place, one in enumerate(given, start=1)]
-    seen: dict[str, int] = {}
-    for place, item in enumerate(items, start=1):
-        # Verdicts name items by their ids alone
-        if item.id in seen:
-            raise ValueError(f"items {seen[item.id]} and {place} have one id")
-        seen[item.id] = place
-    return items
-
-
-def _list_of(value: Any) -> Sequence[Any]:
-    if isinstance(value, str):
-        try:
-            value = load_json(value)
-        except (ValueError, RecursionError):
-            raise ValueError("it is no JSON list") from None
     if value is None:
+        return None
+    items = [Item(None, value)] if isinstance(value, str) else read_items(value, "reference")
+    return _as_rows(items, REFERENCE_FIELDS)
+
+
+def items_of_json(text: str | None) -> list[Item]:
+    """The items of JSON text, in which one without an id has its place for one; null is no items.
+
+    Raises ValueError that says what is wrong, without the text.
+
+    >>> items_of_json('["one", {"id": "b", "text": "two", "labels": "yes"}]')[1].labels
+    ('yes',)
+    """
+    if text is None:
         return []
+    try:
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        raise ValueError("items is no JSON list") from None
+    return [] if value is None else read_items(value, "item")
+
+
+def read_items(value: Any, one: str) -> list[Item]:
+    """The items of a list of texts or objects; `one` is what an item is called where something is wrong with it.
+
+    An id that is missing, null or empty is the 1-based position. Labels of any type become text; a single one needs no
+    list. Raises ValueError that says what is wrong, without the text.
+
+    >>> read_items([{"text": "two", "labels": [True, None]}], "reference")[0].labels
+    ('true', None)
+    """
+    return [_item(name, text, item, f"{one} {place}") for place, name, text, item in named_texts(value, one)]
+
+
+def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
+    """Of each item of a list its 1-based position, its id, its text, and the item itself.
+
+    Raises ValueError that says what is wrong, without the text; `one` is what an item is called there.
+    """
     if not isinstance(value, list):
-        raise ValueError("it is no list")
-    return value
+        raise ValueError(f"{one}s is no list")
+    found: list[tuple[int, str, str, Any]] = []
+    seen: dict[str, int] = {}
+    for position, item in enumerate(value, start=1):
+        named = isinstance(item, dict)
+        text, name = (item.get("text"), item.get("id")) if named else (item, None)
+        where = f"{one} {position}"
+        if text is None:
+            raise ValueError(f"{where} has no text" if named else f"{where} is null")
+        if isinstance(text, list | dict) or isinstance(name, list | dict):
+            raise ValueError(f"{where} is neither text nor an object of id and text")
+        identifier = text_of(name) or str(position)
+        # Sources and verdicts name items by their ids alone: with two of one, nobody could say which is meant
+        if identifier in seen:
+            raise ValueError(f"{one}s {seen[identifier]} and {position} have one id")
+        seen[identifier] = position
+        found.append((position, identifier, cast(str, text_of(text)), item))
+    return found
 
 
-def _item(value: Any, place: int) -> Item:
-    known = value if isinstance(value, dict) else {"text": value}
-    text, name, labels = known.get("text"), known.get("id"), known.get("labels")
-    if text is None or isinstance(text, list | dict) or isinstance(name, list | dict):
-        raise ValueError(f"item {place} is neither text nor an object of id and text")
-    # A single annotator's label may stand without its list
-    several = labels if isinstance(labels, list) else [] if labels is None else [labels]
-    return Item(text_of(name) or str(place), cast(str, text_of(text)), tuple(text_of(label) for label in several))
+def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any]]:
+    rows = [asdict(item) for item in items]
+    return [{name: list(row[name]) if isinstance(row[name], tuple) else row[name] for name in fields} for row in rows]
+
+
+def _item(name: str, text: str, item: Any, where: str) -> Item:
+    known: Mapping[str, Any] = item if isinstance(item, dict) else {}
+    anchor = known.get("anchor")
+    if isinstance(anchor, list | dict):
+        raise ValueError(f"anchor of {where} is no text")
+    covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
+    if covered_by is not None and None in covered_by:
+        raise ValueError(f"covered_by of {where} has a null")
+    return Item(
+        name,
+        text,
+        text_of(anchor) or None,
+        _weight(known.get("weight"), where),
+        _texts(known.get("labels"), f"labels of {where}"),
+        cast(tuple[str, ...] | None, covered_by),
+    )
+
+
+def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
+    """What stands in a list, as texts; a single one may stand without its list."""
+    if value is None:
+        return None
+    several = value if isinstance(value, list) else [value]
+    if any(isinstance(one, list | dict) for one in several):
+        raise ValueError(f"{what} are no texts")
+    return tuple(text_of(one) for one in several)
+
+
+def _weight(value: Any, where: str) -> float | None:
+    """A weight, which a file of text may have as text. Raises ValueError for what is no finite number from 0."""
+    if value is None:
+        return None
+    try:
+        weight = math.nan if isinstance(value, bool | list | dict) else float(value)
+    except (ValueError, OverflowError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"weight of {where} is no number of at least 0")
+    return weight

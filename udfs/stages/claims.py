@@ -56,12 +56,9 @@ def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     One claim a line, or the items of a list, or a JSON list or table. Raises `Unparsable` where a line may be a claim
     or not, and where nothing is one.
     """
-    source = str(variables.get("text", ""))
-    text = _labels_as_bullets(_answer(completion))
-    claims = _recorded(text, CLAIM_NAMES)
-    if claims is None:
-        claims = _listed(text, source)
-    return {"claims": claims}
+    text = labelled_answer(completion)
+    claims = recorded_texts(text, CLAIM_NAMES)
+    return {"claims": listed_texts(text, str(variables.get("text", ""))) if claims is None else claims}
 
 
 @past_echoes
@@ -71,25 +68,31 @@ def parse_aspects(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     One object a line, or a JSON list or table, or a list. Raises `Unparsable` where nothing is one of these; lines
     without bullets that are sentences may be thoughts.
     """
-    text = _labels_as_bullets(_answer(completion))
-    aspects = _recorded(text, ASPECT_NAMES)
+    text = labelled_answer(completion)
+    aspects = recorded_texts(text, ASPECT_NAMES)
     if aspects is None:
-        aspects = _listed(text, "")
-        if not _has_bullets(text) and (len(aspects) == 1 or any(each.endswith(".") for each in aspects)):
+        aspects = listed_texts(text, "")
+        if not has_bullets(text) and (len(aspects) == 1 or any(each.endswith(".") for each in aspects)):
             raise Unparsable("lines that may be thoughts")
     return {"aspects": aspects}
 
 
-def _listed(text: str, source: str) -> list[str]:
-    """The items of a list with bullets or without, none for a lone `None`."""
+def listed_texts(text: str, source: str) -> list[str]:
+    """The items of a list with bullets or without, none for a lone `None`; `source` is what the completion is about.
+
+    Raises `Unparsable` where a line may be an item or not, and where nothing is one.
+    """
     inside, personal = _inside_fence(unframed(text, source)), is_personal(source)
-    return _bulleted(inside, personal) if _has_bullets(inside) else bare_items(inside, personal)
+    return _bulleted(inside, personal) if has_bullets(inside) else bare_items(inside, personal)
 
 
-def _answer(completion: str) -> str:
-    """A completion without its thinking; its first line is indented no less than before, which `is_nested` goes by."""
+def labelled_answer(completion: str) -> str:
+    """A completion without its thinking, labels of items made bullets.
+
+    Its first line is indented no less than before, which `is_nested` goes by.
+    """
     start, end = answer_span(completion)
-    return dedent(completion[start:end])
+    return _labels_as_bullets(dedent(completion[start:end]))
 
 
 def _labels_as_bullets(text: str) -> str:
@@ -102,7 +105,7 @@ def _labels_as_bullets(text: str) -> str:
     return _LABEL.sub(bullet, text)
 
 
-def _recorded(text: str, names: Sequence[str]) -> list[str] | None:
+def recorded_texts(text: str, names: Sequence[str]) -> list[str] | None:
     """The texts of a JSON list, of objects or of a table, none for an empty list; None where there is none of these.
 
     Raises `Unparsable` for a list that is not all texts, and where bulleted items stand beside it.
@@ -153,7 +156,8 @@ def _inside_fence(text: str) -> str:
     return "\n".join(lines[fences[0] + 1 : fences[1]])
 
 
-def _has_bullets(text: str) -> bool:
+def has_bullets(text: str) -> bool:
+    """Whether a line begins with a bullet or a number."""
     return any(row.marked and not is_drawing(row) for row in rows_of(text))
 
 

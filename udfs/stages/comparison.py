@@ -30,8 +30,8 @@ _RELATION_NAME = re.compile(
     + "|".join(f"(?P<{relation}>{names})" for relation, names in _NAMES.items())
     + ")"
 )
-# `\boxed{\text{neutral}}`: how models trained on mathematics end
-_BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")
+BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")
+"""`\\boxed{\\text{neutral}}`: how models trained on mathematics end; the first group is what is boxed."""
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _LABELLED = re.compile(
     r"(?<![^\W_])(?:classification|relation(?:ship)?|label|verdict)[*_]{0,2}\s?(?:[:：]|is\b)[\W_]{0,6}"
@@ -67,7 +67,7 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
         return {"relation": recorded}
     lines = reversed(strip_thinking(completion).split("\n"))
     last = list(islice((line for line in lines if not is_drawing(split_marker(line))), 3))
-    last = [_BOXED.sub(r"[\1]", line) for line in last]
+    last = [BOXED.sub(r"[\1]", line) for line in last]
     for place, line in enumerate(last[:2]):
         found = _classified(line, is_last=place == 0, variables=variables)
         if found is not None:

@@ -16,6 +16,7 @@ from udfs.ratings import Digit
 TAGS: tuple[str, ...] = (
     *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
     *("first", "second", "aspect", "claim", "fact", "evidence"),
+    *("reference", "candidate"),
 )
 # A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
 _ITEMS = ("statement", "question", "aspect", "claim", "fact")

@@ -6,7 +6,7 @@ Every function is total and linear.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from udfs.stages.definitions import Unparsable
@@ -113,7 +113,11 @@ def read_label(completion: str, labels: Labels, own_text: str) -> str:
     of without a negation and not in `own_text` too; what denies both opposites is `neither`. Raises `Unparsable` where
     that is none or several.
     """
-    lines = _first_answer(_STRUCK.sub("", strip_thinking(completion)).split("\n"), labels)
+
+    def answers(line: str) -> bool:
+        return bool(_stated([line], labels) or _leading([line], labels))
+
+    lines = first_answer(_STRUCK.sub("", strip_thinking(completion)).split("\n"), labels.input_line, answers)
     for found in (_stated(lines, labels), _leading(lines, labels), _spoken(lines, labels, own_text)):
         if len(found) == 1:
             return found.pop()
@@ -122,14 +126,17 @@ def read_label(completion: str, labels: Labels, own_text: str) -> str:
     raise Unparsable(f"none of {', '.join(labels.names)} is the answer")
 
 
-def _first_answer(lines: Iterable[str], labels: Labels) -> list[str]:
-    """The lines up to where a plain completion runs on into a further example, without inputs that are repeated."""
+def first_answer(lines: Iterable[str], input_line: re.Pattern[str], answers: Callable[[str], bool]) -> list[str]:
+    """The lines up to where a plain completion runs on into a further example, without inputs that are repeated.
+
+    `answers` says whether a line has an answer.
+    """
     kept: list[str] = []
     answered = False
     for line in lines:
-        if not labels.input_line.match(line):
+        if not input_line.match(line):
             kept.append(line)
-            answered = answered or bool(_stated([line], labels) or _leading([line], labels))
+            answered = answered or answers(line)
         elif answered:
             break
     return kept

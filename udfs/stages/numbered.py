@@ -18,13 +18,13 @@ EVIDENCE_NAMES = (
 )
 # What stands beside a claim's number: `C1`, `claims 1 and 2`
 CLAIM_WORDS = re.compile(r"(?<![^\W_])(?:claims?|and|nos?|numbers?|ids?|evidence|c)(?![^\W\d_])", re.IGNORECASE)
-_CLAIM_NAMES = (*EVIDENCE_NAMES, "id", "number", "text", "statement")
+CLAIM_NAMES = (*EVIDENCE_NAMES, "id", "number", "text", "statement")
 _WHOLE = re.compile(r"(?<![\d.,])(\d{1,9})\.0{1,3}(?![\d.,])")
 _AROUND = " \t\r\n[](){}\"'“”.:#*_`"
 _LONE_NUMBER = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _LISTED_NUMBERS = re.compile(r"[\s\d,;&/#、，–—-]+")
 _TEXT_BEHIND_NUMBER = re.compile(
-    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
+    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
     re.I,
 )
 _NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
@@ -77,7 +77,7 @@ def number_in(text: str, numbered: Numbered) -> int | None:
 
 def lone_number(text: str, numbered: Numbered) -> int | None:
     """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs."""
-    found = _LONE_NUMBER.fullmatch(_without_words(text, numbered))
+    found = _LONE_NUMBER.fullmatch(without_words(text, numbered))
     if found is None:
         return None
     return int(found["digits"]) if not found["sign"] and len(found["digits"]) < 10 else 0
@@ -87,26 +87,44 @@ def listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
     """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, none of `N/A`; None for a text that lists no numbers."""
     if _NO_EVIDENCE.fullmatch(text) or is_none(text):
         return frozenset()
-    bare = _without_words(text, numbered)
+    bare = without_words(text, numbered)
     return numbers_of(bare, len(numbered.texts)) if _LISTED_NUMBERS.fullmatch(bare) else None
 
 
-def evidence_cells(value: Value | None) -> Iterator[Cell]:
-    """The texts and numbers of a field: itself, the elements of a list, or their numbers: `[{"claim_id": 1}]`.
+def known_numbers(text: str, numbered: Numbered) -> frozenset[int]:
+    """The known numbers of a text that lists some or is one, or the number of the text that it repeats.
 
-    Raises `Unparsable` for an object that is no claim.
+    Raises `Unparsable` for another text.
+    """
+    listed = listed_numbers(text, numbered)
+    if listed is not None:
+        return listed
+    number = number_of(text, numbered)
+    return frozenset({number} if number in numbered else ())
+
+
+def evidence_cells(value: Value | None) -> Iterator[Cell]:
+    """The claims of a field, as `cells_of` gives them."""
+    return cells_of(value, CLAIM_NAMES)
+
+
+def cells_of(value: Value | None, names: Sequence[str]) -> Iterator[Cell]:
+    """The texts and numbers of a field: itself, the elements of a list, or a field of theirs: `[{"claim_id": 1}]`.
+
+    Raises `Unparsable` for an object without a field of one of `names`.
     """
     if isinstance(value, list):
         for each in value:
-            yield from evidence_cells(each)
+            yield from cells_of(each, names)
     elif isinstance(value, Record):
-        cell = value.cell(_CLAIM_NAMES)
+        cell = value.cell(names)
         if cell is None:
-            raise Unparsable("an element of the evidence is no claim")
+            raise Unparsable("an element of a list of numbers has none")
         yield cell
     elif value is not None:
         yield value
 
 
-def _without_words(text: str, numbered: Numbered) -> str:
+def without_words(text: str, numbered: Numbered) -> str:
+    """The text without the words beside its numbers and without the signs around all of it."""
     return _WHOLE.sub(r"\1", numbered.words.sub(" ", text)).strip(_AROUND)

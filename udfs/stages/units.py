@@ -105,14 +105,18 @@ def _revised_items(rows: Sequence[Line], statements: Collection[str]) -> Iterato
     if any(_OLD_HEADING.match(letters(row.text)) for row in rows):
         raise Unparsable("the old statements beside the revised ones")
     for item in map(" ".join, list_items(rows)):
-        if _OLD_OR_NEW.search(item) or (_NOTE.match(item) and not any(key.startswith("note") for key in known)):
-            raise Unparsable("an item that is more than a revised statement")
-        if text := _revised(item, known):
+        if text := revised_text(item, known):
             yield text
 
 
-def _revised(item: str, known: Collection[str]) -> str:
-    """The statement of an item without what was struck out, behind the arrow from the old one, without a remark."""
+def revised_text(item: str, known: Collection[str]) -> str:
+    """The statement of an item without what was struck out, behind the arrow from the old one, without a remark.
+
+    `known` are the keys of the old ones. Raises `Unparsable` for an item with the old statement beside the new one, and
+    for a note.
+    """
+    if _OLD_OR_NEW.search(item) or (_NOTE.match(item) and not any(key.startswith("note") for key in known)):
+        raise Unparsable("an item that is more than a revised statement")
     item = _STRUCK.sub("", item) if item.startswith("~~") else item
     arrow = _ARROW.search(item)
     text = whole(item[arrow.end() :] if arrow and matching_key(item[: arrow.start()]) in known else item)

@@ -269,6 +269,7 @@ def test_a_command_imports_no_engine_that_it_does_not_need(arguments: str, absen
     assert sorted(set(absent) & set(imported)) == []
 
 
+@pytest.mark.usefixtures("spark")
 def test_one_flag_takes_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--output", "absent-a", "absent-b", "--metric", "e2e"]) == 1
     assert "absent-a" in capsys.readouterr().err

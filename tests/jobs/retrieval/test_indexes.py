@@ -19,9 +19,6 @@ from udfs.retrieval.catalog import Catalog, Making, ShardEntry
 from udfs.retrieval.dense import count_lists
 from udfs.retrieval.ranking import Hit, fuse_rankings
 
-# Workers of a session that another test began cannot import what these send them: run apart, with -m slow
-pytestmark = pytest.mark.slow
-
 QUERIES = ["bee seaway ice42", "Öl", "sees nothing of it", "ices bees bees"]
 CORPUS = make_corpus(60)
 

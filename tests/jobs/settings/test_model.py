@@ -144,6 +144,20 @@ def test_result_settings_of_some_stages() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ({}, "contexts"),
+        ({"index": "kb"}, "index"),
+        ({"index": "kb", "source": "web"}, "web"),
+        ({"source": None}, "contexts"),
+    ],
+)
+def test_a_named_index_is_looked_in_unless_said_otherwise(given: dict[str, Any], source: str) -> None:
+    settings = Settings.model_validate({"knowledge": given})
+    assert (settings.knowledge.source, result_settings(settings)["knowledge"]["source"]) == (source, source)
+
+
 def test_settings_are_frozen_and_refuse_unknown_keys() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().llm.model = "m"

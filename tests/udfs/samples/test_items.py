@@ -7,33 +7,76 @@ from typing import Any
 
 import pytest
 
-from udfs.samples.items import Item, normalise_items
+from udfs.samples.items import Item, items_of_json, normalise_aspects, normalise_references
 
-GIVEN = ["cost", {"id": 7, "text": "safety", "labels": ["yes", None, 1, True], "weight": 0.5}, {"text": 3, "id": ""}]
-READ = [Item("1", "cost"), Item("7", "safety", ("yes", None, "1", "true")), Item("3", "3")]
+GIVEN = [
+    "cost",
+    {"id": 7, "text": "safety", "labels": ["yes", None, 1, True], "weight": 0.5, "anchor": "", "note": "kept nowhere"},
+    {"text": 3, "id": "", "anchor": "three", "weight": "1", "covered_by": ["a fact", 2]},
+]
+READ = [
+    Item("1", "cost"),
+    Item("7", "safety", weight=0.5, labels=("yes", None, "1", "true")),
+    Item("3", "3", anchor="three", weight=1.0, covered_by=("a fact", "2")),
+]
 
 
-@pytest.mark.parametrize("given", [GIVEN, json.dumps(GIVEN)], ids=["list", "text"])
-def test_items_have_ids_by_place_and_labels_as_text(given: Any) -> None:
-    assert normalise_items(given) == READ
+def test_items_have_ids_by_place_and_labels_as_text() -> None:
+    assert items_of_json(json.dumps(GIVEN)) == READ
+
+
+def test_references_keep_all_and_aspects_what_they_have() -> None:
+    references, aspects = normalise_references(GIVEN), normalise_aspects(GIVEN)
+    assert references is not None
+    assert references[2] == {
+        "id": "3",
+        "text": "3",
+        "anchor": "three",
+        "weight": 1.0,
+        "labels": None,
+        "covered_by": ["a fact", "2"],
+    }
+    assert aspects == [{name: one[name] for name in ("id", "text", "labels")} for one in references]
+
+
+def test_one_text_alone_is_a_reference_yet_to_be_cut() -> None:
+    read = normalise_references("One. Two.")
+    assert read == [dict.fromkeys(("anchor", "weight", "labels", "covered_by")) | {"id": None, "text": "One. Two."}]
+    with pytest.raises(ValueError, match=r"^aspects is no list$"):
+        normalise_aspects("One. Two.")
 
 
 def test_one_label_needs_no_list_and_nothing_is_no_items() -> None:
-    assert normalise_items([{"text": "a", "labels": 0}]) == [Item("1", "a", ("0",))]
-    assert normalise_items(None) == normalise_items("null") == normalise_items([]) == []
+    assert items_of_json('[{"text": "a", "labels": 0}]') == [Item("1", "a", labels=("0",))]
+    assert items_of_json(None) == items_of_json("null") == items_of_json("[]") == []
+    assert (normalise_references(None), normalise_references([])) == (None, [])
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("{", "it is no JSON list"),
-        ({"text": "a"}, "it is no list"),
-        ([None], "item 1 is neither text nor an object of id and text"),
-        (["a", {"id": "1"}], "item 2 is neither text nor an object of id and text"),
+        ({"text": "a"}, "items is no list"),
+        ([None], "item 1 is null"),
+        (["a", {"id": "1"}], "item 2 has no text"),
         ([{"id": ["1"], "text": "a"}], "item 1 is neither text nor an object of id and text"),
         (["a", {"id": "1", "text": "b"}], "items 1 and 2 have one id"),
+        ([{"text": "a", "labels": {"yes": 1}}], "labels of item 1 are no texts"),
+        ([{"text": "a", "labels": [["yes"]]}], "labels of item 1 are no texts"),
+        ([{"text": "a", "anchor": ["b"]}], "anchor of item 1 is no text"),
+        ([{"text": "a", "covered_by": ["b", None]}], "covered_by of item 1 has a null"),
+        *(
+            ([{"text": "a", "weight": weight}], "weight of item 1 is no number of at least 0")
+            for weight in (-1, "x", [])
+        ),
+        ([{"text": "a", "weight": True}], "weight of item 1 is no number of at least 0"),
+        ([{"text": "a", "weight": "1e999"}], "weight of item 1 is no number of at least 0"),
     ],
 )
 def test_what_is_no_item_is_said_without_its_text(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}$"):
-        normalise_items(given)
+        items_of_json(json.dumps(given))
+
+
+def test_text_that_is_no_json_is_no_items() -> None:
+    with pytest.raises(ValueError, match=r"^items is no JSON list$"):
+        items_of_json("{")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 from udfs.samples import records
-from udfs.samples.conversion import REQUIRED, Sample, to_sample
+from udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
 from udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
 from udfs.samples.shapes import merge_shapes, shape_of
 
@@ -52,7 +52,28 @@ def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> Non
     assert sample_of(**values).error == error
 
 
-OPTIONAL = ("query_id", "aspects")
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"contexts": None, "references": ["a"]}, None),
+        ({"contexts": None, "references": "One. Two."}, None),
+        ({"contexts": 3, "references": [{"text": "a"}]}, None),
+        ({"contexts": None, "references": []}, "contexts is null"),
+        ({"contexts": None, "references": None}, "contexts is null"),
+        ({"contexts": None}, "contexts is null"),
+        ({"contexts": []}, None),
+        ({"contexts": None, "references": [None]}, "reference 1 is null"),
+    ],
+)
+def test_references_stand_in_for_contexts(values: dict[str, Any], error: str | None) -> None:
+    required = ("query", "response", EITHER)
+    assert to_sample(Record({**ROW, **values}), False, required, OPTIONAL).error == error
+    # Not where something else reads the contexts
+    both = to_sample(Record({**ROW, **values}), False, (*required, "contexts"), OPTIONAL).error
+    assert both is not None or values["contexts"] == []
+
+
+OPTIONAL = ("query_id", "aspects", "references")
 
 
 def optional_of(*required: str, as_text: bool = False, **values: Any) -> Sample:
@@ -67,7 +88,7 @@ def optional_of(*required: str, as_text: bool = False, **values: Any) -> Sample:
         ({"aspects": [{"id": "1"}]}, "aspect 1 has no text"),
         ({"aspects": [["cost"]]}, "aspect 1 is neither text nor an object of id and text"),
         ({"aspects": [{"id": "2", "text": "a"}, "b"]}, "aspects 1 and 2 have one id"),
-        ({"aspects": [{"text": "a", "labels": "yes"}]}, "labels of aspect 1 are no list"),
+        ({"aspects": [{"text": "a", "labels": {"a": "yes"}}]}, "labels of aspect 1 are no texts"),
         ({"query": None, "aspects": 3}, "query is null; aspects is no list"),
     ],
 )
@@ -92,6 +113,18 @@ def test_optional_columns_have_one_form() -> None:
     assert optional_of(aspects=None).rest == {"aspects": None}
     assert optional_of().rest == {}
     assert optional_of("query_id", query_id="").error == "query_id is null"
+
+
+def test_references_may_be_one_text_and_are_wanted_where_they_are_required() -> None:
+    assert optional_of(references="One. Two.").rest["references"][0]["id"] is None
+    given = ("[1] a", '["a", "b"]', '["a')
+    of_text = {text: optional_of(references=text, as_text=True, contexts="[]") for text in given}
+    assert [len(sample.rest["references"] or ()) for sample in of_text.values()] == [1, 2, 0]
+    assert [sample.error for sample in of_text.values()] == [None, None, "references is no JSON list"]
+    assert optional_of("references").error == "references is null"
+    assert optional_of("references", references=None).error == "references is null"
+    assert optional_of("references", references=[]).error is None
+    assert optional_of("references", references=["a", None]).error == "reference 2 is null"
 
 
 def test_an_empty_response_and_no_contexts_are_valid() -> None:

@@ -1,0 +1,102 @@
+"""The forms of a fact's text: what is shown, and what is matched."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from udfs.recall.forms import match_form, negations_of, numbers_of, shown_form, tokens_of
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("“Café” — 1963", '"Café" - 1963'),
+        ("Cafe\u0301", "Café"),
+        ("‘it’s’ ‚‛ ′ ` ´", "'it's' '' ' ' '"),
+        ("„a‟ «b» ″", '"a" "b" "'),
+        ("a‐b‑c‒d–e—f―g−h", "a-b-c-d-e-f-g-h"),
+        ("【Paris】", "[Paris]"),
+        ("a\u200bb\ufeff\x00c\xad", "abc"),
+        ("\t a \xa0\u3000 b\r\nc ", "a b c"),
+        ("ﬁlm Ⅳ ８½", "film IV 81⁄2"),
+        ("\x00", ""),
+    ],
+)
+def test_what_is_shown_has_plain_signs_and_single_spaces(text: str, shown: str) -> None:
+    assert shown_form(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "match"),
+    [
+        ("The Harbor.", "the harbor"),
+        ('"The Harbor".', "the harbor"),
+        ("'\"Straße!?\" ;', ", "strasse"),
+        ('"a" and "b"', 'a" and "b'),
+        ('say "b"', 'say "b"'),
+        ('"', '"'),
+        ("''", ""),
+        ("...", ""),
+        ("No. 1", "no. 1"),
+        ("d'", "d'"),
+    ],
+)
+def test_what_is_matched_has_no_outer_quotes_and_final_signs(shown: str, match: str) -> None:
+    assert match_form(shown) == match
+
+
+def plain_match(text: str) -> str:
+    """As the definition says it: again and again until nothing changes."""
+    text = text.casefold()
+    while True:
+        before = text
+        text = text.strip()
+        if text and text[-1] in ".;:,!?":
+            text = text[:-1]
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]
+        if text == before:
+            return text
+
+
+@given(st.text(alphabet="aB'\". ,!?:;"))
+def test_what_is_matched_is_what_nothing_changes_any_more(text: str) -> None:
+    assert match_form(text) == plain_match(text)
+
+
+def plain_shown(text: str) -> str:
+    """As the definition says it, sign by sign."""
+    marks = {"'": "‘’‚‛′`´", '"': "“”„‟″«»", "-": "‐‑‒–—―−", "[": "【", "]": "】"}
+    plain = {sign: target for target, signs in marks.items() for sign in signs}
+    mapped = unicodedata.normalize("NFKC", "".join(plain.get(sign, sign) for sign in text))
+    kept = [sign for sign in mapped if sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf")]
+    return " ".join("".join(kept).split())
+
+
+@given(st.text() | st.text(st.characters(categories=["Mn", "Lu", "Cf", "Cc", "Zs", "Pd"])))
+def test_any_text_has_its_form(text: str) -> None:
+    assert shown_form(text) == plain_shown(text)
+    assert match_form(shown_form(text)) == plain_match(plain_shown(text))
+
+
+@given(st.lists(st.sampled_from("a\u0301\u0323\u0344\u0958é각 "), max_size=40).map(lambda some: 50 * "".join(some)))
+def test_accents_in_any_order_are_what_nfkc_makes_of_them(text: str) -> None:
+    assert shown_form(text) == plain_shown(text)
+
+
+def test_a_text_of_accents_alone_takes_no_quadratic_time() -> None:
+    # A million of them would take NFKC by itself half an hour
+    form = shown_form("e" + "\u0301\u0323" * 500_000)
+    assert form.startswith("ẹ\u0323")
+    assert len(form) == 1_000_000
+
+
+def test_tokens_numbers_and_negations() -> None:
+    match = match_form("In 1962 the B-52 wasn't fuelled; nobody cannot say it never was not.")
+    assert tokens_of(match) >= {"in", "1962", "b", "52", "wasn", "t", "fuelled"}
+    assert numbers_of(match) == {"1962", "52"}
+    assert negations_of(match) == {"n't": 1, "cannot": 1, "never": 1, "not": 1}

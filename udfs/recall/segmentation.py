@@ -1,0 +1,77 @@
+"""Cutting texts into facts: as lists, by sentences, or by what a model extracted (methods, section 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from udfs.recall.forms import match_form, shown_form
+from udfs.recall.lists import Fact, fact_of, is_list, read_list
+
+Segmentation = Literal["list", "sentences", "atomic"]
+Choice = Literal["auto", "list", "sentences", "atomic"]
+# The tokenizer's time is quadratic in a word's signs: 16,000 of them took 0.2 s. No sentence is as long as this
+_LONGEST_PIECE = 5_000
+
+
+def choose_segmentation(wanted: Choice, response: str, references: str | None) -> Segmentation:
+    """How a sample's texts are cut. references: their text, None where they are given one by one.
+
+    `auto` mirrors the references: lists where both are lists, sentences beside given references, else atomic facts.
+    """
+    if wanted != "auto":
+        return wanted
+    given = references is None
+    if is_list(response) and (given or is_list(str(references))):
+        return "list"
+    return "sentences" if given else "atomic"
+
+
+def cut(text: str, segmentation: Segmentation, anchor_words: int) -> list[Fact]:
+    """The facts of a text by its list or its sentences, in order; none for `atomic`, which a model has to be asked for.
+
+    A text that is cut as a list and is none is cut by sentences, as is what stands before a list.
+    """
+    if segmentation == "atomic":
+        return []
+    if segmentation == "sentences":
+        return free_facts(sentences(text))
+    found = read_list(text)
+    before = [] if found.items and found.introduced else free_facts(sentences(found.before))
+    return [*before, *(fact_of(item, anchor_words) for item in found.items)]
+
+
+def free_facts(texts: Iterable[str]) -> list[Fact]:
+    """Facts cut out of free text."""
+    return [Fact(shown_form(text), free=True) for text in texts]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a text, line by line.
+
+    >>> list(sentences("Dr. Varda filmed it. It rained.\\nThe end"))
+    ['Dr. Varda filmed it.', 'It rained.', 'The end']
+    """
+    # Here, as its model takes a while to load, which no other metric needs
+    from nupunkt import sent_tokenize
+
+    for line in text.splitlines():
+        for piece in _pieces(line):
+            yield from (str(sentence).strip() for sentence in sent_tokenize(piece))
+
+
+def distinct_facts(facts: Iterable[Fact]) -> list[Fact]:
+    """The facts in their order, of those of equal form for matching the first; what has none is no fact."""
+    first: dict[str, Fact] = {}
+    for fact in facts:
+        first.setdefault(match_form(fact.text), fact)
+    return [fact for form, fact in first.items() if form]
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """A line in pieces that the tokenizer can take, cut at a space where there is one."""
+    while len(line) > _LONGEST_PIECE:
+        end = line.rfind(" ", 1, _LONGEST_PIECE) + 1 or _LONGEST_PIECE
+        yield line[:end]
+        line = line[end:]
+    yield line

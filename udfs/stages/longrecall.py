@@ -1,0 +1,53 @@
+"""The stages of LongRecall: self-contained facts, and which candidates entail a reference (methods, section 9).
+
+After Ardestani, Kamalloo and Rafiei, LongRecall.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from udfs.stages.coreference import parse_resolved
+from udfs.stages.definitions import StageDefinition
+from udfs.stages.figures import WRITTEN, Figures, Line
+from udfs.stages.holistic import parse_holistic
+from udfs.stages.matching import VARIABLES as MATCH_VARIABLES
+from udfs.stages.matching import parse_match
+from udfs.stages.subsets import parse_subset
+
+# One text a fact, in the order of the variable
+RESOLVED_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
+MATCH_SCHEMA = pa.schema([pa.field("matched", pa.bool_())])
+# Numbers of candidates from 1, ascending; an empty list is no match
+SUBSET_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.int32()))])
+# One such list a reference, in the order of the variable
+HOLISTIC_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.list_(pa.int32())))])
+
+RESOLVE_COREFERENCE = StageDefinition(
+    "resolve_coreference",
+    ("text", "facts"),
+    parse_resolved,
+    RESOLVED_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=0.82)),
+)
+MATCH_ONE = StageDefinition(
+    "match_one",
+    MATCH_VARIABLES,
+    parse_match,
+    MATCH_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(12.0)),
+)
+MATCH_MANY = StageDefinition(
+    "match_many",
+    ("reference", "candidates"),
+    parse_subset,
+    SUBSET_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(9.0)),
+)
+MATCH_HOLISTIC = StageDefinition(
+    "match_holistic",
+    ("query", "references", "candidates"),
+    parse_holistic,
+    HOLISTIC_SCHEMA,
+    figures=Figures(WRITTEN, completion=Line(slope=0.29)),
+)

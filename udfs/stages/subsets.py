@@ -1,0 +1,270 @@
+"""Reading which candidates together entail a fact: their numbers (Ardestani, Kamalloo, Rafiei; methods, section 9)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from udfs.stages.definitions import Unparsable
+from udfs.stages.echoes import past_echoes
+from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_texts, without_words
+from udfs.stages.reading import is_fence, is_none, is_rule, letters, strip_thinking
+from udfs.stages.records import Cell, Record, Records, Value, field_name, json_at_line_starts, read_records, unwrapped
+
+# What stands beside a number: `Candidate 3`, `candidates 1 and 2`, `C1`
+CANDIDATE_WORDS = re.compile(
+    r"(?<![^\W_])(?:candidates?|facts?|and|plus|nos?|numbers?|ids?|cand|[cf])(?![^\W\d_])", re.IGNORECASE
+)
+CANDIDATE_NAMES = (
+    *("candidates", "candidatenumbers", "candidateids", "candidate", "candidatenumber", "candidateid", "subset"),
+    *("minimalsubset", "matches", "matching", "matchingcandidates", "matchedcandidates", "selected", "matched"),
+    *("selectedcandidates", "chosen", "numbers", "ids", "answer", "finalanswer", "result", "output", "match", "best"),
+    *("bestcandidate", "evidence", "supporting", "supportingcandidates", "entailing", "entailingcandidates"),
+)
+_ELEMENT_NAMES = (*CANDIDATE_NAMES, "number", "id", "no", "index", "fact", "text", "")
+_VERDICT_NAMES = (
+    *("match", "ismatch", "matches", "matched", "entails", "entailed", "selected", "chosen", "verdict", "label"),
+    *("supports", "covers", "covered", "relevant", "needed"),
+)
+_YES, _NO = {"true", "yes", "match"}, {"false", "no", "no match"}
+
+_BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
+_NUMBERS = re.compile(r"[\s\d,;&/#、，–—.+-]*")
+_BULLET = re.compile(r"\s{0,40}(?:[-*+•–—>]\s{1,9}|\(?\d{1,3}[.)]\s{1,9}(?=\S))?")
+_SIGNS = re.compile(r"[\W_]{0,40}")
+_BOXED = re.compile(r"\$?\\boxed\{(?:\\text\{)?")
+# What states that a list is the answer; a short line with a colon does, too
+_STATING = re.compile(
+    r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
+    r"|return|list)\b",
+    re.IGNORECASE,
+)
+_LEADS = re.compile(
+    r"(?:[:：=→]|->|=>|\b(?:is|are|be|choose|select|return|candidates?|therefore|thus|hence|so))\s*\Z", re.I
+)
+_LONGEST_LABEL = 60  # characters
+_AROUND_LINE = " \t\r*_`\"'-.!"
+# Before a list of what is no answer: `Rejected: [2]`, `Candidates considered: [1, 2, 3]`
+_OF_OTHERS = re.compile(
+    r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed|partial\w*"
+    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r"[*_`]{0,3}(?:[.:]\s|[.,;]?\s{1,3}(?:[-–—(/#]|(?:because|since|as)\b))", re.IGNORECASE)
+_VERB = r"(?:entails?|match(?:es)?|covers?|implies|imply|suffices?|supports?)\b"
+_ALONE = r"(?:\s(?:together|alone|jointly|both|combined))?"
+_BEHIND = re.compile(rf"{_ALONE}\s{_VERB}(?![^\n]*\b(?:not|only|part|partly|but|except)\b)", re.IGNORECASE)
+_SENTENCE = re.compile(
+    rf"(?:only\s)?(?P<numbers>(?:candidates?|facts?)\s#?\d[^\n.]{{0,80}}?){_ALONE}\s{_VERB}"
+    r"(?![^\n]*\b(?:not|only|part|partly|but|except|candidate|candidates)\b)[^\n]{0,120}",
+    re.IGNORECASE,
+)
+_NO_CANDIDATE = re.compile(
+    r"(?:none of (?:the|these|them|those)\b[^\n\d]{0,120}"
+    r"|no (?:match(?:es)?|(?:matching )?candidates?)(?:\s[^\n\d]{0,80})?)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A list in a completion: its numbers, whether it is the answer by its line, and whether no word says so."""
+
+    numbers: frozenset[int]
+    is_answer: bool
+    is_bare: bool
+    start: int
+    end: int
+
+
+@past_echoes
+def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, list[int]]:
+    """`candidates`: the numbers of `candidates` that together entail the reference, from 1, ascending; `[]` for none.
+
+    The list of an object, else the last list that has its line for itself or is said to be the answer, else a line of
+    numbers, else a lone `None`. Unknown numbers are dropped. Raises `Unparsable` where none is left of some, and where
+    no list is the answer or several may be.
+    """
+    text = strip_thinking(completion)
+    numbered = number_texts(variables["candidates"], CANDIDATE_WORDS)
+    found = _recorded(text, numbered)
+    for read in (_listed, _bare, _none):
+        found = read(text, numbered) if found is None else found
+    if found is None:
+        raise Unparsable("no list of candidates")
+    return {"candidates": sorted(found)}
+
+
+def _known(text: str, numbered: Numbered) -> frozenset[int]:
+    """The known numbers of a text that lists some. Raises `Unparsable` where none is left of some."""
+    known = frozenset(known_numbers(text, numbered))
+    if not known and any(map(str.isdigit, text)):
+        raise Unparsable("no number of a candidate is left")
+    return known
+
+
+def _recorded(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """The candidates of an object, or of a list of objects or of texts; None where there is none of these.
+
+    Raises `Unparsable` where it has none, and where another list beside it is the answer too.
+    """
+    records = read_records(json_at_line_starts(text))
+    if records is None or not any(_is_named(value) for value in records.values):
+        return None
+    found = _of_records(records, numbered)
+    beside = _listed(records.rest, numbered)
+    if "{" in records.rest or (beside is not None and beside != found):
+        raise Unparsable("two lists of candidates")
+    return found
+
+
+def _is_named(value: Value) -> bool:
+    """Whether a value is an object, or a list of objects or texts; lists of numbers are read as they stand."""
+    return isinstance(value, Record) or (isinstance(value, list) and bool(value))
+
+
+def _of_records(records: Records, numbered: Numbered) -> frozenset[int]:
+    lone = records.values[0] if len(records.values) == 1 else None
+    if isinstance(lone, Record) and lone.field(CANDIDATE_NAMES) is not None:
+        found = _numbers_of(_listing_field(lone), numbered)
+        if found and _verdict(lone) is False:
+            raise Unparsable("candidates beside the word that there are none")
+        return found
+    values = unwrapped(records.values, _ELEMENT_NAMES)
+    if not values or any(isinstance(value, list) for value in values):
+        raise Unparsable("an object without candidates")
+    chosen = [value for value in values if not isinstance(value, Record) or _verdict(value) is not False]
+    return _numbers_of(chosen, numbered) if chosen else frozenset()
+
+
+def _listing_field(record: Record) -> Value | None:
+    """The field with the candidates; `match` and the like may be verdicts, so one with numbers goes before."""
+    fields = [value for key, value in record.pairs if field_name(key) in CANDIDATE_NAMES]
+    listing = [value for value in fields if not isinstance(value, Cell) or value.text.casefold() not in _YES | _NO]
+    if len(listing) != 1 or isinstance(listing[0], Record):
+        raise Unparsable("several lists of candidates in one object, or none")
+    return listing[0]
+
+
+def _numbers_of(value: Value | None, numbered: Numbered) -> frozenset[int]:
+    """The known numbers of a field; none for `null`. Raises `Unparsable` where none is left, and for lists in lists."""
+    if isinstance(value, list) and len(value) > 1 and any(isinstance(each, list) for each in value):
+        raise Unparsable("several lists of candidates")
+    cells = list(cells_of(value, _ELEMENT_NAMES))
+    known = frozenset(number for cell in cells for number in known_numbers(cell.bare, numbered))
+    if not known and any(map(str.isdigit, "".join(cell.text for cell in cells))):
+        raise Unparsable("no number of a candidate is left")
+    return known
+
+
+def _verdict(record: Record) -> bool | None:
+    """What an object says of itself, `{"candidate": 1, "match": false}`. Raises `Unparsable` for another word."""
+    said = {
+        letters(value.text)
+        for key, value in record.pairs
+        if field_name(key) in _VERDICT_NAMES and isinstance(value, Cell)
+    }
+    if said & _YES and said & _NO:
+        raise Unparsable("an object that says yes and no")
+    return True if said & _YES else False if said & _NO else None
+
+
+def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """The last list that is the answer by its line; of lists without a word that differ and stand together, none is."""
+    said = list(_lists(text, numbered))
+    answers = [each for each in said if each.is_answer]
+    for above, below in pairwise(answers):
+        together = not text[above.end : below.start].strip(" \t\r\n,;*_`[]-")
+        if together and above.is_bare and below.is_bare and above.numbers != below.numbers:
+            raise Unparsable("several lists of candidates")
+    if answers:
+        last = answers[-1]
+        return _known(text[last.start : last.end], numbered) if last.start < last.end else frozenset()
+    leading = {each.numbers for each in said}
+    if len(leading) > 1:
+        raise Unparsable("several lists of candidates and none is the answer")
+    return _known(text[said[0].start : said[0].end], numbered) if said else None
+
+
+def _lists(text: str, numbered: Numbered) -> Iterator[_Said]:
+    """The lists that are answers by their lines, a lone `None` among them, and those that lead a line or a clause."""
+    for found in _BRACKET.finditer(text):
+        bare = without_words(found[1], numbered)
+        if not (_NUMBERS.fullmatch(bare) or is_none(found[1])):
+            continue
+        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        behind = text[found.end() :].split("\n", 1)[0]
+        numbers = frozenset(known_numbers(found[1], numbered)) if _NUMBERS.fullmatch(bare) else frozenset()
+        begins = _begins_line(before)
+        ends = _SIGNS.fullmatch(behind) is not None
+        stated = _states(before)
+        if ends and (begins or stated):
+            yield _Said(numbers, True, begins, found.start(), found.end())
+        elif (begins and _REASON.match(behind)) or (_BEHIND.match(behind) and not _OF_OTHERS.search(before)):
+            yield _Said(numbers, False, begins, found.start(), found.end())
+
+
+def _begins_line(before: str) -> bool:
+    """Whether nothing but a bullet and signs stands before a list."""
+    before = _BOXED.sub("", before)
+    bullet = _BULLET.match(before)
+    return _SIGNS.fullmatch(before, bullet.end() if bullet else 0) is not None
+
+
+def _states(before: str) -> bool:
+    """Whether what stands before a list says that it is the answer."""
+    label = before.rstrip(" \t*_`\"'([{")
+    if _OF_OTHERS.search(label) or not _LEADS.search(label):
+        return False
+    plain = len(label) <= _LONGEST_LABEL and label.endswith((":", "：", "=")) and not any(map(str.isdigit, label))
+    return plain or _STATING.search(label) is not None
+
+
+def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """Numbers without brackets: all lines, the last line, or a lone sentence, `Candidates 1 and 3 entail it.`"""
+    lines = [line for line in text.split("\n") if line.strip() and not is_fence(line) and not is_rule(line)]
+    numbers = [_line_of_numbers(line, numbered) for line in lines]
+    first = next((place for place, line in enumerate(numbers) if line is not None), len(lines))
+    if first == len(lines):
+        sentence = _SENTENCE.fullmatch(lines[0].strip()) if len(lines) == 1 else None
+        return _listed_numbers(sentence["numbers"], numbered) if sentence else None
+    if None in numbers[first:] or (first < len(lines) - 1 and not _introduces(lines[:first])):
+        raise Unparsable("numbers that may be the answer or not")
+    return frozenset(number for line in numbers[first:] for number in line or ())
+
+
+def _introduces(lines: Sequence[str]) -> bool:
+    return all(line.rstrip(" \t\r*_").endswith((":", "：")) for line in lines)
+
+
+def _line_of_numbers(line: str, numbered: Numbered) -> frozenset[int] | None:
+    """The numbers of a line that is nothing else, behind a bullet and a word that says that it is the answer."""
+    return None if "[" in line or "{" in line else _listed_numbers(_without_label(line), numbered)
+
+
+def _without_label(line: str) -> str:
+    """The line without its bullet and without a word before that says that it is the answer."""
+    bare = line.strip().lstrip("-*+•> \t").strip("*_`")
+    for colon in (":", "：", " is ", " are "):
+        before, said, behind = bare.rpartition(colon)
+        if said and _states(before + said):
+            bare = behind
+    return bare.strip()
+
+
+def _listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """The known numbers of a text that is a list of some; None for any other text."""
+    bare = without_words(text, numbered)
+    return _known(text, numbered) if _NUMBERS.fullmatch(bare) and any(map(str.isdigit, bare)) else None
+
+
+def _none(text: str, numbered: Numbered) -> frozenset[int] | None:
+    """Nothing, where a line is a lone `None` or the first says that none of the candidates is one."""
+    lines = [line.strip(_AROUND_LINE) for line in text.split("\n") if line.strip() and not is_fence(line)]
+    lines = [_without_label(line).strip(_AROUND_LINE) for line in lines]
+    if any(map(is_none, lines)) or (lines and _NO_CANDIDATE.fullmatch(lines[0])):
+        return frozenset()
+    return None
