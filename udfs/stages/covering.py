@@ -1,4 +1,4 @@
-"""Reading whether claims cover a fact, and which of them do (importance-aware recall; methods, section 9)."""
+"""Reading whether claims cover a fact, and which of them do ("Beyond Precision", 2026; methods, section 9)."""
 
 from __future__ import annotations
 

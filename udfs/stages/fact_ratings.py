@@ -1,4 +1,4 @@
-"""Reading how relevant and how salient numbered facts are (importance-aware recall; methods, section 9)."""
+"""Reading how relevant and how salient numbered facts are ("Beyond Precision", 2026; methods, section 9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading whether evidence supports a claim (importance-aware precision; methods, section 9)."""
+"""Reading whether evidence supports a claim ("Beyond Precision", 2026; methods, section 9)."""
 
 from __future__ import annotations
 

@@ -333,5 +333,5 @@ def test_texts_are_numbered_from_one_in_prompts() -> None:
         "content"
     ]
     assert prompt == (
-        '<claim>It is wet.</claim>\n\n<evidence id="1">It rains.</evidence>\n<evidence id="2">It pours.</evidence>\n'
+        '<evidence id="1">It rains.</evidence>\n<evidence id="2">It pours.</evidence>\n\n<claim>It is wet.</claim>'
     )
