@@ -212,4 +212,5 @@ METRIC = Metric(
     needs=("query", "response", "references"),
     reads=("references",),
     unknown=unknown_bounds,
+    dropped="facts beyond longrecall.max_facts, which were left out",
 )

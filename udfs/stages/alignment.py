@@ -116,7 +116,7 @@ def _objects(records: Records, form: Alignment, left: Numbered) -> Iterator[Reco
     """The objects, one a left text. Raises `Unparsable` for what is none, and for one that stands there unread."""
     if "{" in records.rest:
         raise Unparsable("an object that cannot be read")
-    for value in unwrapped(_without_map(records.values, form, left), (*form.left_names, *form.right_names)):
+    for value in unwrapped(_without_map(records.values, form, left), form.left_names):
         if not isinstance(value, Record):
             raise Unparsable("an element of a list is no object")
         yield value

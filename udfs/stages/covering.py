@@ -89,11 +89,11 @@ def _is_covered(label: str) -> bool:
 
 def _known(cell: Cell, claims: Numbered) -> Iterator[int]:
     """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, or of the claim that is repeated."""
-    listed = listed_numbers(cell.bare, claims)
-    if listed is not None:
-        yield from listed
-    elif (number := number_in(cell.bare, claims)) is not None and number in claims:
+    number = number_in(cell.bare, claims)
+    if number is not None and number in claims:
         yield number
+    else:
+        yield from listed_numbers(cell.bare, claims) or ()
 
 
 def _read_lone_label(text: str, claims: Numbered) -> _Coverage:

@@ -11,6 +11,7 @@ from udfs.ratings import Digit
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.numbered import Numbered, number_in, number_texts
+from udfs.stages.reading import answer_in_place
 from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
 
 SCALES: Mapping[str, Sequence[str]] = {
@@ -40,7 +41,7 @@ def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str,
     5, or has two that differ.
     """
     facts = number_texts(variables["facts"], _FACT_WORDS)
-    records = read_records(json_at_line_starts(completion))
+    records = read_records(json_at_line_starts(answer_in_place(completion)))
     said: defaultdict[tuple[str, int], list[Digit | None]] = defaultdict(list)
     for one in _ratings(list(records.values) if records else [], 0, facts):
         said[one.scale, one.fact].append(one.digit)

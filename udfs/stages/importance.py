@@ -55,19 +55,19 @@ RATE_IMPORTANCE = StageDefinition(
     parse_importance,
     IMPORTANCE_SCHEMA,
     rated=True,
-    figures=Figures(WRITTEN, completion=Line(slope=0.9)),
+    figures=Figures(WRITTEN, completion=Line(slope=1.09)),
 )
 VERIFY_CLAIM = StageDefinition(
     "verify_claim",
     ("claim", "evidence"),
     parse_verdict,
     VERDICT_SCHEMA,
-    figures=Figures(WRITTEN, completion=Line(12.0)),
+    figures=Figures(WRITTEN, completion=Line(14.0)),
 )
 CHECK_COVERAGE = StageDefinition(
     "check_coverage",
     ("fact", "claims"),
     parse_covering,
     COVERING_SCHEMA,
-    figures=Figures(WRITTEN, completion=Line(15.0)),
+    figures=Figures(WRITTEN, completion=Line(17.0)),
 )

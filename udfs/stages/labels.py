@@ -17,6 +17,8 @@ _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|n
 # Words that explain a label are an answer where one is stated or leads; in prose they say nothing
 _ENDS_EXPLAINING = r"(?=[*_\"'`)\]\s]{0,4}(?:[.,;:!?/|}–—(-]|\Z|(?:given|because|since|as|or|and)\b))"
 _STATING = r"answer|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence"
+_FIELD = re.compile(r"[\"']\s{0,3}:\s{0,3}[\"']")  # `"label": "`, between a name and a text of JSON
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]+")
 _NEGATIONS = {
@@ -115,7 +117,7 @@ def read_label(completion: str, labels: Labels, own_text: str) -> str:
     def answers(line: str) -> bool:
         return bool(_stated([line], labels) or _leading([line], labels))
 
-    lines = first_answer(strip_thinking(completion).split("\n"), labels.input_line, answers)
+    lines = first_answer(_STRUCK.sub("", strip_thinking(completion)).split("\n"), labels.input_line, answers)
     for found in (_stated(lines, labels), _leading(lines, labels), _spoken(lines, labels, own_text)):
         if len(found) == 1:
             return found.pop()
@@ -141,9 +143,13 @@ def first_answer(lines: Iterable[str], input_line: re.Pattern[str], answers: Cal
 
 
 def _stated(lines: Iterable[str], labels: Labels) -> set[str]:
-    """The last label that is stated as the answer, `Answer: neutral` or `the relation is neutral`."""
+    """The label that is stated as the answer, `Answer: neutral` or `the relation is neutral`: the last one.
+
+    Labels in JSON, `{"relation": "neutral", "reason": "..."}`, come before all others; there may be several of them.
+    """
     found = [match for line in lines for match in labels.stated.finditer(line)]
-    return {labels.of(found[-1]["label"])} if found else set()
+    fields = [match for match in found if _FIELD.search(match[0])]
+    return {labels.of(match["label"]) for match in fields or found[-1:]}
 
 
 def _leading(lines: Iterable[str], labels: Labels) -> set[str]:

@@ -60,7 +60,7 @@ _PAIR_LINE = re.compile(
 # In prose only what a clause says of the two facts counts, not `the years match`
 _OF_FACTS = re.compile(
     r"\W*(?:(?:so|therefore|thus|hence|and|then|overall|yes|no|clearly|that|which means|i (?:think|believe|find)"
-    r"|i (?:would )?(?:say|call|consider|judge))\W+){0,4}"
+    r"|i(?:['’]d| would)? (?:say|call|consider|judge))\W+){0,4}"
     r"(?:the\s)?(?:candidate|reference|it|they|this|that|these|both|two|pair|facts|statements|there)(?:'s|’s)?"
     r"(?: (?:facts?|statements?|texts|two|pair))?"
     r"(?:\s(?:is|are|was|does|do|would|be|counts?|as|an?|also|indeed|therefore|thus"
@@ -73,7 +73,9 @@ _AFTER_VERB = re.compile(
     re.IGNORECASE,
 )
 _BREAK = re.compile(r"[:,]|\b(?:but|so)\b", re.IGNORECASE)
-_CONTRAST = re.compile(r"\b(?:but|however|although|though|except|unless|if|whether|yet|only|partly|partially)\b", re.I)
+# What takes back an answer in prose, and what a match alone
+_CONTRAST = re.compile(r"\b(?:but|however|although|though|yet|if|unless|whether)\b", re.IGNORECASE)
+_LIMIT = re.compile(r"\b(?:except|only|partly|partially|apart from)\b", re.IGNORECASE)
 _DOUBT = re.compile(r"\b(?:if|whether|unless|could|might|may|cannot tell|unclear)\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;!?\n]")
 _SENTENCE = 200  # characters: of the sentence before a mention so much is read
@@ -172,9 +174,10 @@ def _spoken(text: str, variables: Mapping[str, Any]) -> set[bool | None]:
     if any(_MENTION.search(str(variables.get(name) or "")) for name in VARIABLES):
         return set()
     mentions = [match for match in _MENTION.finditer(text) if _is_of_facts(text, match)]
-    if mentions and _CONTRAST.search(text, mentions[-1].end()):
-        return {None}
-    return {_said_by_label(match) for match in mentions}
+    said = {_said_by_label(match) for match in mentions}
+    end = mentions[-1].end() if mentions else len(text)
+    taken_back = _CONTRAST.search(text, end) or (said != {False} and _LIMIT.search(text, end))
+    return {None} if taken_back else said
 
 
 def _is_of_facts(text: str, mention: re.Match[str]) -> bool:

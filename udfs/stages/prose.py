@@ -11,7 +11,7 @@ from udfs.stages.records import Cell, Record, field_name, read_records
 
 _OBJECT = re.compile(r'\{\s{0,40}"(?P<first>[^"\n]{1,60})"\s{0,9}:')
 _AFTERWORD = re.compile(
-    r"[\s*_#>-]{0,9}(?:I hope (?:this|that|it) (?:\w+ )?(?:helps|is)\b|(?:please )?let me know|feel free to"
+    r"[\s*_#>-]{0,9}(?:(?:I )?hope (?:this|that|it) (?:\w+ )?(?:helps|is)\b|(?:please )?let me know|feel free to"
     r"|would you like|is there anything else|notes?(?=\s{0,3}[*_]{0,2}\s?[:：]))",
     re.IGNORECASE,
 )

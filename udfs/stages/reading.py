@@ -74,6 +74,16 @@ def answer_span(completion: str) -> tuple[int, int]:
     return start, max(start, _start_of_tokens(completion))
 
 
+def answer_in_place(completion: str) -> str:
+    """What a completion answers, line breaks in place of all before it: offsets stay, and it begins with a line.
+
+    >>> answer_in_place("<think>4?</think>5").strip(), answer_in_place("<think>4?</think>5").index("5")
+    ('5', 17)
+    """
+    start, end = answer_span(completion)
+    return "\n" * start + completion[start:end]
+
+
 def _end_of_channels(completion: str) -> int:
     """Behind the last opening of a final channel; the end of a completion that only opens others."""
     finals = [found.end() for pattern in (_FINAL, _FINAL_LINE) for found in pattern.finditer(completion)]

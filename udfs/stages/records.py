@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import answer_span, is_fence, letters, split_marker, without_emphasis
+from udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, without_emphasis
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
@@ -101,7 +101,7 @@ def read_records(completion: str) -> Records | None:
     Raises `Unparsable` for JSON that breaks off, and where several lists stand beside each other.
     """
     start, end = answer_span(completion)
-    return _read_json(completion, start, end) or read_tables(completion, start, end)
+    return _read_json(answer_in_place(completion), start) or read_tables(completion, start, end)
 
 
 def json_at_line_starts(text: str) -> str:
@@ -148,9 +148,8 @@ def read_rating(value: Value | None) -> Digit | None:
     )
 
 
-def _read_json(completion: str, start: int, end: int) -> Records | None:
-    """The JSON values of a completion, one list or objects below each other, and what stands around them."""
-    text = completion[:end]
+def _read_json(text: str, start: int) -> Records | None:
+    """The JSON values from a place on, one list or objects below each other, and what stands around them."""
     values: list[Value] = []
     rest: list[str] = []
     place = start

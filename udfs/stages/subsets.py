@@ -38,7 +38,7 @@ _SIGNS = re.compile(r"[\W_]{0,40}")
 _BOXED = re.compile(r"\$?\\boxed\{(?:\\text\{)?")
 # What states that a list is the answer; a short line with a colon does, too
 _STATING = re.compile(
-    r"\b(?:answer|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
+    r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
     r"|return|list)\b",
     re.IGNORECASE,
 )

@@ -126,6 +126,29 @@ def aligned(picked: list[int]) -> Case:
     return {"query": "q", "aspects": TEXTS, "claims": TEXTS}, [items], [""], {"evidence": evidence}
 
 
+def facts(picked: list[int]) -> Case:
+    return {"text": "t"}, [[Item(TEXTS[number]) for number in picked]], [""], {"facts": [TEXTS[n] for n in picked]}
+
+
+def important(picked: list[int]) -> Case:
+    rated = [{"id": place, "relevance": n + 1, "salience": 5 - n} for place, n in enumerate(picked, start=1)]
+    expected = {scale: [one[scale] for one in rated] for scale in ("relevance", "salience")}
+    variables = {"query": "?", "facts": [TEXTS[number] for number in picked]}
+    return variables, [[Item(json.dumps(one)) for one in rated]], [""], expected
+
+
+def verified(picked: list[int]) -> Case:
+    said = ("supported", "NOT_SUPPORTED", "not supported", "contradicted")[picked[0]]
+    expected = {"relation": said.lower().replace(" ", "_")}
+    return {"claim": TEXTS[0], "evidence": TEXTS}, [[Item(said)]], [""], expected
+
+
+def covered(picked: list[int]) -> Case:
+    said = {"label": "COVERED", "evidence_claim_ids": [number + 1 for number in picked]}
+    expected = {"covered": True, "claims": sorted(number + 1 for number in picked)}
+    return {"fact": TEXTS[0], "claims": TEXTS}, [[Item(json.dumps(said))]], [""], expected
+
+
 CASES: dict[str, Callable[[list[int]], Case]] = {
     "extract_atoms": atoms,
     "revise_atoms": revised,
@@ -137,6 +160,10 @@ CASES: dict[str, Callable[[list[int]], Case]] = {
     "extract_claims": claimed,
     "generate_aspects": aspects,
     "align_claims": aligned,
+    "extract_facts": facts,
+    "rate_importance": important,
+    "verify_claim": verified,
+    "check_coverage": covered,
 }
 
 

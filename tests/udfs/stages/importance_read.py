@@ -1,0 +1,36 @@
+"""What the stages of importance read in a completion, without what their tests do not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from udfs.ratings import Digit
+from udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
+
+IMPORTANCE = (EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM, CHECK_COVERAGE)
+
+
+def facts(completion: str, text: str = "t") -> list[str]:
+    found: list[str] = EXTRACT_FACTS.parse(completion, {"text": text})["facts"]
+    return found
+
+
+def ratings(completion: str, of: Sequence[str] = ("It is old.", "It is high.")) -> list[tuple[int, int]]:
+    """Relevance and salience by fact, each digit checked to stand at its offset in the completion."""
+    found: dict[str, list[Digit]] = RATE_IMPORTANCE.parse(completion, {"query": "q", "facts": list(of)})
+    digits = [digit for scale in ("relevance", "salience") for digit in found[scale]]
+    assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
+    return [(one.value, other.value) for one, other in zip(found["relevance"], found["salience"], strict=True)]
+
+
+def verdict(completion: str, claim: str = "It is wet.", evidence: Sequence[str] = ("It rains.",)) -> str:
+    found: str = VERIFY_CLAIM.parse(completion, {"claim": claim, "evidence": list(evidence)})["relation"]
+    return found
+
+
+def covering(completion: str, claims: Sequence[str] = ("It is old.", "It is high.", "It is red.")) -> list[int]:
+    """The numbers of the claims, none of what is not covered."""
+    found = CHECK_COVERAGE.parse(completion, {"fact": "It is so.", "claims": list(claims)})
+    assert found["covered"] is bool(found["claims"])
+    numbers: list[int] = found["claims"]
+    return numbers
