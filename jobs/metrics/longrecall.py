@@ -1,4 +1,4 @@
-"""LongRecall (Ardestani, Kamalloo, Rafiei; docs/methods.md, section 11): the share of references a response entails.
+"""LongRecall (Ardestani, Kamalloo, Rafiei; docs/methods.md, section 13): the share of references a response entails.
 
 Each reference is held against the few of the response's facts that are nearest: by words first, and where none of these
 entails it by vectors.
@@ -92,7 +92,7 @@ class _Asking:
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`): the tables of `TABLES`. Methods, section 11.
+    """Scores valid samples (columns of the table `samples`): the tables of `TABLES`. Methods, section 13.
 
     A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
     bounds. All facts of a sample meet within one task, and only candidates leave it.
@@ -212,4 +212,5 @@ METRIC = Metric(
     needs=("query", "response", "references"),
     reads=("references",),
     unknown=unknown_bounds,
+    dropped="facts beyond longrecall.max_facts, which were left out",
 )

@@ -1,6 +1,6 @@
 """What the metric longrecall must make of samples of the symbolic world, by brute force.
 
-Ardestani, Kamalloo and Rafiei, LongRecall; docs/methods.md, section 11. Each text is normalised sign by sign, each pair
+Ardestani, Kamalloo and Rafiei, LongRecall; docs/methods.md, section 13. Each text is normalised sign by sign, each pair
 of facts compared by itself: matchings are networkx's, substrings difflib's, sentences nupunkt's. Answers are those of
 `tests.fakes.recall`, and each request that they take is written down. Figures are exact fractions, rounded once.
 """

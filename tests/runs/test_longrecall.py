@@ -18,12 +18,12 @@ from tests.runs.recalled import assert_as_expected
 from tests.runs.worlds import Job, scores_of
 
 LONGRECALL = ("--metric", "longrecall")
-WORLDS = 24
+WORLDS = 16
 BASELINES = ("arecall", "erecall", "holistic")
 STAGES = ("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic")
 TABLES = ("scores", "statements", "claims", "candidates", "measures")
 # A topic that some pairs are of, and a home that some responses say: what is refused is told by its text alone
-REFUSED = {"match_one": "tea", "match_many": "fleet", "resolve_coreference": "Osaka", "match_holistic": "rain"}
+REFUSED = {"match_one": "tea", "match_many": "boats", "resolve_coreference": "Osaka", "match_holistic": "rain"}
 WRONG: list[Row] = [
     {"sample_id": "no references", "query": "q", "response": "Ada Mill lives in Lyon.", "references": None},
     {"sample_id": "no texts", "query": "q", "response": "Ada Mill lives in Lyon.", "references": [{"id": "a"}]},
@@ -43,6 +43,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A noisy judge, which refuses some of what it is asked; two responses to the references of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     samples = [sample for world in longrecall_worlds(WORLDS, "noisy") for sample in world.samples(2)]
+    samples.append({**samples[0], "sample_id": "none", "references": []})
     path = write_samples(folder / "samples.jsonl", [*samples, *WRONG])
     options = Options("noisy", baselines=BASELINES, lost=is_refused)
     expected = {sample["sample_id"]: expect(sample, options) for sample in samples}
@@ -123,7 +124,7 @@ def test_a_plan_is_exact_where_all_is_known_and_else_a_bound(run_here: RunHere, 
 
 def test_measures_are_summed_up(job: RecallJob) -> None:
     summary = {(row["measure"], row["system"]): row for row in read_table(job.output, "measures_summary")}
-    known = [one for one in job.expected.values() if one.status in ("ok", "partial")]
+    known = [one for one in job.expected.values() if one.status != "failed"]
     for measure in ("recall", "arecall", "holistic", "references"):
         values = [value for one in known if (value := one.measures[measure][0]) is not None]
         row = summary[measure, None]

@@ -1,4 +1,4 @@
-"""Which generated facts may entail a reference, before a model is asked: by words, then by vectors (section 11)."""
+"""Which generated facts may entail a reference, before a model is asked: by words, then by vectors (section 13)."""
 
 from __future__ import annotations
 

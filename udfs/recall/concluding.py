@@ -1,4 +1,4 @@
-"""LongRecall of a sample: which references are covered, by what and found how, measures and bounds (section 11).
+"""LongRecall of a sample: which references are covered, by what and found how, measures and bounds (section 13).
 
 R = |covered| / |references|. A reference that a lost request leaves open is unjudged: values are over the others, and
 the bounds have all of these uncovered, or covered.
@@ -125,10 +125,10 @@ def _verdict(outcome: Mapping[str, Any], step: str) -> Verdict:
 
 
 def _baseline(row: Mapping[str, Any], name: str) -> list[bool] | None:
-    """What a baseline says of each reference; None where it was lost. Without generated facts none is recalled."""
+    """What a baseline says of each reference; None where it was lost. Where there is nothing to ask nothing is."""
     if name != HOLISTIC:
         return [bool(one[name]) for one in row["references"]]
-    if not row["generated"]:
+    if not (row["references"] and row["generated"]):
         return [False for _ in row["references"]]
     return None if row["holistic"] is None else [bool(numbers) for numbers in row["holistic"]]
 

@@ -1,4 +1,4 @@
-"""The forms of a fact's text: what prompts and tables show of it, and what it is matched by (methods, section 11)."""
+"""The forms of a fact's text: what prompts and tables show of it, and what it is matched by (methods, section 13)."""
 
 from __future__ import annotations
 

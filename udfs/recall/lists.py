@@ -1,4 +1,4 @@
-"""Lists in a text: their items, and what of an item is its anchor (methods, section 11)."""
+"""Lists in a text: their items, and what of an item is its anchor (methods, section 13)."""
 
 from __future__ import annotations
 

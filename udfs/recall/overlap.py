@@ -1,4 +1,4 @@
-"""Fuzzy Jaccard of token sets, of one pair or of all pairs of a sample's facts at once (methods, section 11).
+"""Fuzzy Jaccard of token sets, of one pair or of all pairs of a sample's facts at once (methods, section 13).
 
 J = m / (|A| + |B| - m), where m is the number of common tokens and the size of a maximum matching of the others; two of
 these may pair where `Indel.normalized_similarity` reaches a threshold.

@@ -1,4 +1,4 @@
-"""Cutting texts into facts: as lists, by sentences, or by what a model extracted (methods, section 11)."""
+"""Cutting texts into facts: as lists, by sentences, or by what a model extracted (methods, section 13)."""
 
 from __future__ import annotations
 

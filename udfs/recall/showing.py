@@ -1,6 +1,6 @@
 """Facts of a sample held against each other: what is shown to the stages of entailment, by words and then by vectors.
 
-Methods, section 11. A sample's facts meet within one row, and only candidates leave it.
+Methods, section 13. A sample's facts meet within one row, and only candidates leave it.
 """
 
 from __future__ import annotations

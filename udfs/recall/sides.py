@@ -1,6 +1,6 @@
 """The two sides of a sample, response and references, cut into facts: what is asked on the way, and what comes of it.
 
-Methods, section 11. A row a sample, which has all that later steps need of it.
+Methods, section 13. A row a sample, which has all that later steps need of it.
 """
 
 from __future__ import annotations

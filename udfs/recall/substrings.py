@@ -1,4 +1,4 @@
-"""The published baselines that ask no model: what of a reference stands verbatim in a generated fact (section 11)."""
+"""The published baselines that ask no model: what of a reference stands verbatim in a generated fact (section 13)."""
 
 from __future__ import annotations
 
