@@ -8,7 +8,7 @@ from typing import Any
 
 from udfs.stages.comparison import BOXED
 from udfs.stages.definitions import Unparsable
-from udfs.stages.labels import first_answer
+from udfs.stages.labels import STRUCK, first_answer
 from udfs.stages.reading import letters, split_marker, strip_thinking
 from udfs.stages.records import Cell, Record, field_name, read_records
 
@@ -29,7 +29,8 @@ _DENIED = (
     rf"|(?:not|[a-z]{{2,6}}n['’]t|cannot)[\s_](?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}(?:an?[\s_])?match(?:es|ed|ing)?"
     r"|fails? to match|neither\s(?:an?\s)?match"
 )
-_AFFIRMED = rf"(?:(?:{_STRONG})[\s_-])?match(?:es|ed)?"
+# `Match: ❌` is none
+_AFFIRMED = rf"(?:(?:{_STRONG})[\s_-])?match(?:es|ed)?(?![\s:=*_-]{{0,6}}[❌✗✘✖🚫👎])"
 # A word that goes on, a question, and a key of JSON are no answers
 _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|[\"'`]\s{0,3}[:：])"
 _LABEL = rf"(?:(?P<hedged>{_HEDGED})|(?P<denied>{_DENIED})|(?P<affirmed>{_AFFIRMED})){_ENDS_WORD}"
@@ -39,7 +40,8 @@ _OTHER_LABEL = (
 _MENTION = re.compile(rf"(?<![^\W_]){_LABEL}", re.IGNORECASE)
 _STATED = re.compile(
     r"(?<![^\W_])(?:(?:answer|verdict|result|label|classification|category|conclusion|decision|judge?ment|output"
-    r"|determination|assessment|evaluation|match(?=[\W_]{0,4}[:=?：]))[\W_]{0,6}(?:(?:is|would be)(?: that)?\b)?"
+    r"|determination|assessment|evaluation|match(?:es|ed)?(?=[\W_]{0,4}[:=?：]))"
+    r"[\W_]{0,6}(?:(?:is|would be)(?: that)?\b)?"
     r"|(?:therefore|thus|hence|overall|in conclusion|so))[\W_]{0,8}"
     r"(?:(?:it|this|that|they|these|(?:the )?(?:candidate|reference|two|pair|facts|statements)(?: fact| statement)?)"
     r"\s(?:(?:is|are|do|does|would be|counts? as|constitutes?)\s?(?=n['’]t|\b))?)?(?:an?\s)?"
@@ -48,8 +50,8 @@ _STATED = re.compile(
 )
 # A label that leads a line and is followed by a sign, a reason or the end, but not by `: no`
 _LEADING = re.compile(
-    rf"[\W_]{{0,8}}(?:(?P<word>yes|no)[,.:;!–—-]{{1,2}}\s{{1,3}}[\W_]{{0,4}})?{_LABEL}{_OTHER_LABEL}"
-    r"(?![\W_]{1,5}(?:no|not|yes|true|false)\b)(?:\s{0,3}[^\w\s]|\s*\Z|\s(?:because|since|as|given)\b)",
+    rf"[\W_]{{0,8}}(?:(?P<word>yes|no)[,.:;!–—-]{{1,2}}\s{{1,3}}[\W_]{{0,4}})?(?:an?\s)?{_LABEL}{_OTHER_LABEL}"
+    r"(?![\W_]{1,5}(?:no|not|none|yes|true|false)\b)(?:\s{0,3}[^\w\s]|\s*\Z|\s(?:because|since|as|given)\b)",
     re.IGNORECASE,
 )
 # A plain completion repeats its pair, or goes on with an example of its own
@@ -82,7 +84,17 @@ _SENTENCE = 200  # characters: of the sentence before a mention so much is read
 
 _FIELDS = (
     *("match", "ismatch", "matched", "matches", "answer", "finalanswer", "verdict", "label", "result", "decision"),
-    *("classification", "conclusion", "judgement", "judgment", "output", "prediction", "entailed", "entails"),
+    *(
+        "classification",
+        "conclusion",
+        "judgement",
+        "judgment",
+        "output",
+        "prediction",
+        "entailed",
+        "entails",
+        "entailment",
+    ),
 )
 _AFFIRMATIONS = {"match", "matches", "matched", "true", "yes", "is match", "a match"}
 _DENIALS = {"no match", "nomatch", "mismatch", "false", "no", "not match", "not a match", "non match", "not matched"}
@@ -95,11 +107,11 @@ def parse_match(completion: str, variables: Mapping[str, Any]) -> dict[str, bool
     what alone is said of the two facts. Raises `Unparsable` where that is none or both, and for what is neither, such
     as a partial match.
     """
-    text = BOXED.sub(r" \1 ", strip_thinking(completion))
     recorded = _recorded(completion)
-    lines = first_answer(text.split("\n"), _PAIR_LINE, _answers)
     if recorded is not None:
         return {"matched": recorded}
+    text = BOXED.sub(r" \1 ", STRUCK.sub("", strip_thinking(completion)))
+    lines = first_answer(text.split("\n"), _PAIR_LINE, _answers)
     for said in (_stated(lines), _leading(lines), _spoken("\n".join(lines), variables)):
         if len(said) == 1 and None not in said:
             return {"matched": said == {True}}
