@@ -203,6 +203,25 @@ def test_what_is_neither_or_both_is_unparsable(completion: str) -> None:
         matched(completion)
 
 
+@pytest.mark.parametrize(
+    ("completion", "truth"),
+    [
+        ("At first the years differ, so no match. But both say 1950.\n\nMatch", True),
+        ("The answer would be No Match if the year differed, but it does not.\n\nMatch", True),
+        ("So it is a match.\n\nNo Match", False),
+        ("Answer: Match\n\nSo they match.", True),
+        ("No Match\n\nThe heights are given.\n\nMatch", None),
+        ("Match: the year is the same. Therefore no match.", None),
+    ],
+)
+def test_what_stands_alone_on_the_last_line_ends_all_reasoning(completion: str, truth: bool | None) -> None:
+    if truth is None:
+        with pytest.raises(Unparsable):
+            matched(completion)
+    else:
+        assert matched(completion) is truth
+
+
 def test_the_facts_may_tell_of_a_match_themselves() -> None:
     fact = "Harlow won the match."
     for said in ("It is a match that Harlow won.", "They match.", "It is no match."):
