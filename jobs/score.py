@@ -265,9 +265,8 @@ def _score_metrics(
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
     tools = _Tools(runner, valid, catalog)
-    given = [
-        _with_unusable(metric, metric.score(valid, tools, run.request.settings), unusable) for metric in run.metrics
-    ]
+    settings = run.request.settings
+    given = [_with_unusable(metric, metric.score(valid, tools, settings), unusable, settings) for metric in run.metrics]
     names = [name for name in ORDER if any(name in tables for tables in given)]
     # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
@@ -282,7 +281,7 @@ def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame
     return rows if "metric" in rows.columns else rows.dropDuplicates(list(ORDER[name]))
 
 
-def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Tables:
+def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:
     """The tables with a score and a failure for each row that cannot be scored.
 
     Such a row is a sample of every metric, with the status failed and bounds of 0 and 1 (docs/contract.md, "Bounds").
@@ -299,8 +298,8 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame) -> Table
         "error",
     )
     added = {"scores": failed.select(*score_columns(metric.name)), "failures": refused}
-    if metric.unknown:
-        added["measures"] = unknown_measures(unusable, metric.name, metric.unknown)
+    if unknown := metric.bounds_of_unknown(settings):
+        added["measures"] = unknown_measures(unusable, metric.name, unknown)
     return {**tables, **{name: tables[name].unionByName(rows) for name, rows in added.items()}}
 
 

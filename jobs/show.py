@@ -31,6 +31,7 @@ from graph.drawing import (
     sources_graph,
 )
 from jobs.results import Run, UnreadableRunError, open_run
+from jobs.study.candidates import Candidates
 from jobs.study.claims import Claims, Line
 from udfs.files import open_filesystem
 from udfs.hints import did_you_mean, near_misses
@@ -42,6 +43,8 @@ SHOWN_IDS = 3
 SHOWN_LENGTH = 80  # characters of an id in a message
 # Characters of a file's name or a title; names of files end at 255 bytes, and a sample_id and a metric share one
 NAME_LENGTH = 80
+# The metric whose statements are references, beside facts that nobody verifies
+RECALL = "longrecall"
 Row = Mapping[str, Any]
 
 
@@ -71,6 +74,7 @@ class Shown:
     relations: Sequence[Row]
     failures: Sequence[Row]
     claims: Claims = field(default_factory=Claims)
+    candidates: Candidates | None = None
 
 
 def show(request: ShowRequest) -> list[str]:
@@ -132,6 +136,10 @@ def _read(run: Run, request: ShowRequest) -> list[Shown]:
 def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Shown:
     """What the run holds of one sample under the metric of its score."""
     of_metric = ds.field("metric") == score["metric"]
+    claims = _read_claims(run, sample_id, of_metric)
+    candidates = None
+    if score["metric"] == RECALL:
+        candidates = Candidates(_rows(run, "candidates", sample_id, of_metric), claims.claims)
     return Shown(
         score=score,
         sample=sample,
@@ -140,7 +148,8 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Sh
         # Most pairs are neutral, and a sample may have millions
         relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(DRAWN_RELATIONS)),
         failures=_rows(run, "failures", sample_id, of_metric),
-        claims=_read_claims(run, sample_id, of_metric),
+        claims=claims,
+        candidates=candidates,
     )
 
 
@@ -215,14 +224,14 @@ def describe(shown: Shown) -> list[str]:
     missing = [row for row in shown.statements if not row["covered"]]
     # Of a blank response there is no claim, and yet aspects that claims would cover
     has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
-    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score, "claims" if has_claims else "pairs")]
+    word, judged = _words(shown, has_claims)
+    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score, judged)]
     lines += [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
     if shown.statements:
-        word = "aspect" if has_claims else "statement"
-        lines += ["", _missing_line(missing, word), *_statement_lines(missing, 1, shown.claims)]
+        lines += ["", _missing_line(missing, word), *_statement_lines(missing, 1, shown)]
         covered = shown.statements[len(missing) :]
         lines += ["", f"covered: {_count(covered, word)}"]
-        lines += _statement_lines(covered, len(missing) + 1, shown.claims)
+        lines += _statement_lines(covered, len(missing) + 1, shown)
     if has_claims:
         return [*lines, *_other_claims(shown), ""]
     if shown.statements and not shown.atoms:
@@ -231,6 +240,13 @@ def describe(shown: Shown) -> list[str]:
             f"{one_line(shown.score['metric'])} has no fact graph: the picture shows which contexts state what",
         ]
     return [*lines, ""]
+
+
+def _words(shown: Shown, has_claims: bool) -> tuple[str, str]:
+    """What a statement is called, and what is counted where it is unjudged."""
+    if shown.candidates is not None:
+        return "reference", "references"
+    return ("aspect", "claims") if has_claims else ("statement", "pairs")
 
 
 def _heading(score: Row) -> str:
@@ -248,7 +264,7 @@ def _query(shown: Shown) -> list[str]:
 def _other_claims(shown: Shown) -> Iterator[str]:
     """The claims that cover no aspect, grounded or not."""
     covering = (name for row in shown.statements for name in row.get("claims") or ())
-    others = _wrapped(shown.claims.others(covering))
+    others = _wrapped((shown.candidates or shown.claims).others(covering))
     return (line for part in ([""], others) for line in part)
 
 
@@ -265,7 +281,9 @@ def _score_line(score: Row, judged: str) -> str:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
     unjudged = f", {score['unjudged']:,} {judged} unjudged" if score["unjudged"] else ""
-    dropped = f", {score['dropped']:,} without a source dropped" if score.get("dropped") else ""
+    # Of a metric of references what a cap left out, else what names no source
+    why = "facts beyond the cap" if score["metric"] == RECALL else "without a source"
+    dropped = f", {score['dropped']:,} {why} dropped" if score.get("dropped") else ""
     return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
 
 
@@ -291,13 +309,14 @@ def _count(rows: Sequence[Row], word: str) -> str:
     return f"{len(rows):,} {word}{'' if len(rows) == 1 else 's'}"
 
 
-def _statement_lines(rows: Iterable[Row], first: int, claims: Claims) -> Iterator[str]:
+def _statement_lines(rows: Iterable[Row], first: int, shown: Shown) -> Iterator[str]:
     """A statement's text with its number in the picture, the contexts that state it, and its other wordings.
 
-    Of an aspect, the claims that cover it with what grounds them.
+    Of an aspect, the claims that cover it with what grounds them; of a reference the facts that cover it, or were shown
+    as candidates. `?` marks one that is not judged.
     """
     for number, row in enumerate(rows, first):
-        mark = "*" if row["in_basis"] else " "
+        mark = "*" if row["in_basis"] else "?" if row["covered"] is None else " "
         yield from _wrap(one_line(row["text"] or ""), f"{mark} {number:>3}  ", "       ")
         sources = ", ".join(one_line(source) for source in row["sources"] or ())
         if sources:
@@ -305,7 +324,9 @@ def _statement_lines(rows: Iterable[Row], first: int, claims: Claims) -> Iterato
         for member in row["members"] or ():
             if member != row["text"]:
                 yield from _wrap(one_line(member), "       also: ", "         ")
-        yield from _wrapped(claims.covering(row.get("claims")))
+        yield from _wrapped((shown.candidates or shown.claims).covering(row.get("claims")))
+        if shown.candidates is not None and not row["covered"]:
+            yield from _wrapped(shown.candidates.best(row))
 
 
 def _wrap(text: str, start: str, indent: str) -> list[str]:

@@ -17,6 +17,8 @@ from udfs.stages.figures import Figures
 
 Tables = Mapping[str, DataFrame]
 """By name, the rows that a metric gives of tables of `jobs.tables`."""
+Bounds = Mapping[str, tuple[float | None, float | None]]
+"""By the name of a measure, its low and its high; None where it has no end."""
 
 
 class Tools(Protocol):
@@ -94,7 +96,7 @@ class Metric:
     options: type[BaseModel] | None = field(default=None)
     retrieves: bool = False
     reads: tuple[str, ...] = ()
-    unknown: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
     digests: Callable[[Settings], Mapping[str, str]] | None = None
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
@@ -107,6 +109,10 @@ class Metric:
         """All stages that the metric may ask: its own, and those of looking facts up."""
         lookups = stages_of_knowledge(settings) if self.retrieves else ()
         return tuple(dict.fromkeys((*self.stages(settings), *lookups)))
+
+    def bounds_of_unknown(self, settings: Settings) -> Bounds:
+        """Of each measure, the bounds of a sample of which nothing is known."""
+        return self.unknown(settings) if callable(self.unknown) else self.unknown
 
     @property
     def has_graph(self) -> bool:

@@ -51,9 +51,13 @@ class Candidate:
 
 def form_of(fact: Fact) -> Form:
     """What a fact is matched by."""
-    text = match_form(fact.text)
-    anchor = match_form(fact.anchor) if fact.anchor else None
-    return Form(text, tokens_of(text), anchor or None, tokens_of(anchor or ""))
+    return form_of_texts(fact.text, fact.anchor)
+
+
+def form_of_texts(whole: str, anchor: str | None) -> Form:
+    """What a fact of this full text is matched by, in their shown form both."""
+    text, name = match_form(whole), match_form(anchor or "")
+    return Form(text, tokens_of(text), name or None, tokens_of(name))
 
 
 def likeness(reference: Form, generated: Form, token_similarity: float) -> tuple[float, float]:

@@ -9,11 +9,12 @@ from udfs.recall.forms import match_form, shown_form
 from udfs.recall.lists import Fact, fact_of, is_list, read_list
 
 Segmentation = Literal["list", "sentences", "atomic"]
+Choice = Literal["auto", "list", "sentences", "atomic"]
 # The tokenizer's time is quadratic in a word's signs: 16,000 of them took 0.2 s. No sentence is as long as this
 _LONGEST_PIECE = 5_000
 
 
-def choose_segmentation(wanted: Segmentation | Literal["auto"], response: str, references: str | None) -> Segmentation:
+def choose_segmentation(wanted: Choice, response: str, references: str | None) -> Segmentation:
     """How a sample's texts are cut. references: their text, None where they are given one by one.
 
     `auto` mirrors the references: lists where both are lists, sentences beside given references, else atomic facts.

@@ -1,0 +1,215 @@
+"""LongRecall (Ardestani, Kamalloo, Rafiei; docs/methods.md, section 11): the share of references a response entails.
+
+Each reference is held against the few of the response's facts that are nearest: by words first, and where none of these
+entails it by vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from jobs.asking.lost import has_failed, incomplete_samples, is_unasked
+from jobs.asking.requests import Rows
+from jobs.metrics.base import Metric, Tables, Tools
+from jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
+from jobs.metrics.longrecall_tables import NAME, TABLES, Found, make_tables, unknown_bounds
+from jobs.retrieval.vectors import STAGE as EMBED
+from jobs.run.session import spark_schema
+from jobs.settings.model import Settings
+from udfs.recall.candidates import Thresholds
+from udfs.recall.concluding import CONCLUDED, HOLISTIC, conclude_samples
+from udfs.recall.showing import (
+    OPEN,
+    PREPARED,
+    SHOWN,
+    TEXTS,
+    find_by_vectors,
+    open_texts,
+    prepare_samples,
+    shown_by_words,
+)
+from udfs.recall.sides import CUT, FREE, Options, add_extracted, cut_samples, free_sides
+from udfs.retrieval.local_models import MINILM
+
+EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
+    *("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic"),
+)
+# As published, and by measurement on sentences: from 0.6 on, the embedded model has candidates for 141 of K-QA's 153
+# entailed facts, from 0.5 on for 151
+PUBLISHED_COSINE, MINILM_COSINE = 0.6, 0.5
+_UNRESOLVED = "array<struct<side: string, facts: array<string>>>"
+_OUTCOME = ("chosen", "lost", "waiting")
+
+
+def stages(settings: Settings) -> tuple[str, ...]:
+    """The stages that the metric may ask, in order: what is cut by rules alone needs no extraction."""
+    given = settings.longrecall
+    extract = (EXTRACT,) if given.segmentation in ("auto", "atomic") else ()
+    resolve = (RESOLVE,) if given.resolve_coreference else ()
+    return (*extract, *resolve, ONE, MANY, EMBED, *((WHOLE,) if HOLISTIC in given.baselines else ()))
+
+
+def options_of(settings: Settings) -> Options:
+    """What the rules go by under these settings."""
+    given, embeddings = settings.longrecall, settings.embeddings
+    embedded = embeddings.base_url is None and embeddings.model == MINILM
+    cosine = MINILM_COSINE if embedded else PUBLISHED_COSINE
+    return Options(
+        given.segmentation,
+        given.anchor_words,
+        given.max_facts,
+        given.duplicate_similarity,
+        cosine if given.cosine is None else given.cosine,
+        Thresholds(given.token_similarity, given.jaccard, given.lcs, given.top_k),
+    )
+
+
+@dataclass
+class _Asking:
+    """Asks the stages of a run, and keeps their results by stage: what failed is looked for in them."""
+
+    tools: Tools
+    results: dict[str, list[DataFrame]] = field(default_factory=dict)
+
+    def ask(self, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes | None = None) -> DataFrame:
+        """The stage's results; `sizes`: how many requests there are where answers that nobody has decide that."""
+        requests = Rows(rows, carry) if sizes is None else Rows(rows, carry, sizes.bound, sizes.likely)
+        answered = self.tools.ask(stage, requests, carry)
+        self.results.setdefault(stage, []).append(answered)
+        return answered
+
+    def incomplete(self, samples: DataFrame) -> DataFrame:
+        """Columns sample_id, lost, waiting: the samples whose facts are not all known so far."""
+        asked = [rows for stage in (EXTRACT, RESOLVE) for rows in self.results.get(stage, ())]
+        if asked:
+            return incomplete_samples(*asked)
+        return samples.select("sample_id", F.lit(False).alias("lost"), F.lit(False).alias("waiting")).limit(0)
+
+
+def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+    """Scores valid samples (columns of the table `samples`): the tables of `TABLES`. Methods, section 11.
+
+    A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
+    bounds. All facts of a sample meet within one task, and only candidates leave it.
+    """
+    options, asking = options_of(settings), _Asking(tools)
+    facts = _facts(samples, asking, options, stages(settings))
+    incomplete = asking.incomplete(samples)
+    sizes = sizes_of(facts, samples, settings.longrecall.top_k)
+    prepare = partial(prepare_samples, options=options)
+    complete = facts.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
+    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(PREPARED)), "prepared")
+    shown = tools.keep(prepared.mapInArrow(shown_by_words, spark_schema(SHOWN)), "shown-by-words")
+    by_words = _match(shown, asking, sizes.by_words)
+    judged = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
+    near = tools.keep(_near(judged, asking, options, sizes.texts), "shown-by-vectors")
+    by_vectors = _match(near, asking, sizes.by_vectors)
+    gathered = _gather(judged, near, by_vectors)
+    if WHOLE in stages(settings):
+        whole = _holistic(samples, prepared, asking, sizes.whole)
+        gathered = gathered.join(whole, on="sample_id", how="left")
+    else:
+        gathered = gathered.withColumn("holistic", F.lit(None).cast("array<array<int>>"))
+    conclude = partial(conclude_samples, baselines=settings.longrecall.baselines)
+    concluded = tools.keep(gathered.mapInArrow(conclude, spark_schema(CONCLUDED)), "concluded")
+    return make_tables(samples, Found(incomplete, prepared, concluded, asking.results), settings)
+
+
+def _facts(samples: DataFrame, asking: _Asking, options: Options, asked: tuple[str, ...]) -> DataFrame:
+    """The columns of `CUT`, and resolved array<struct<side, facts>>: a row a sample, as far as nothing was lost."""
+    rows = samples.select("sample_id", "response", "references")
+    cut = rows.mapInArrow(partial(cut_samples, options=options), spark_schema(CUT))
+    if EXTRACT in asked:
+        cut = _extracted(asking.tools.keep(cut, "cut"), asking, options)
+    cut = asking.tools.keep(cut, "facts")
+    if RESOLVE not in asked:
+        return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
+    # The other side of a sample that has lost one would be resolved in vain
+    complete = cut.join(asking.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
+    sides = complete.mapInArrow(free_sides, spark_schema(FREE))
+    resolved = asking.ask(RESOLVE, sides, ("sample_id", "side"))
+    return _join_lists(cut, resolved, "resolved", "side", "facts")
+
+
+def _extracted(cut: DataFrame, asking: _Asking, options: Options) -> DataFrame:
+    """The columns of `CUT`, with the facts of those sides that a model has to cut."""
+    sides = cut.select("sample_id", F.inline("to_extract"))
+    extracted = asking.ask(EXTRACT, sides, ("sample_id", "side"))
+    joined = _join_lists(cut, extracted, "extracted", "side", "claims")
+    return joined.mapInArrow(partial(add_extracted, options=options), spark_schema(CUT))
+
+
+def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) -> DataFrame:
+    """The rows, a row a sample, and as a list of structs the others of each; null where there are none."""
+    lists = others.groupBy("sample_id").agg(F.collect_list(F.struct(*columns)).alias(name))
+    return rows.join(lists, on="sample_id", how="left")
+
+
+def _match(shown: DataFrame, asking: _Asking, sizes: Mapping[str, Sizes]) -> DataFrame:
+    """Columns sample_id, number, chosen array<long>, lost, waiting: what of the candidates entails each reference.
+
+    shown: sample_id, number, positions array<long>, reference, candidates array<string>, by rank. Rows without
+    candidates are not asked; chosen is null where the answer could not be had.
+    """
+    keys = ("sample_id", "number", "positions")
+    count = F.size("candidates")
+    single = shown.where(count == 1).select(*keys, "reference", F.get("candidates", F.lit(0)).alias("candidate"))
+    several = shown.where(count > 1).select(*keys, "reference", "candidates")
+    one = asking.ask(ONE, single, keys, sizes[ONE])
+    many = asking.ask(MANY, several, keys, sizes[MANY])
+    matched = F.when(F.col("matched"), F.col("positions")).when(~F.col("matched"), F.slice("positions", 1, 0))
+    numbered = F.transform("candidates", lambda number: F.get("positions", number - 1))
+    return _outcomes(one, matched).unionByName(_outcomes(many, numbered))
+
+
+def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
+    flags = has_failed().alias("lost"), is_unasked().alias("waiting")
+    return answered.select("sample_id", "number", chosen.alias("chosen"), *flags)
+
+
+def _near(judged: DataFrame, asking: _Asking, options: Options, sizes: Sizes) -> DataFrame:
+    """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
+    texts = judged.mapInArrow(open_texts, spark_schema(TEXTS))
+    embedded = asking.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
+    embedded = embedded.withColumn("waiting", is_unasked())
+    joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
+    return joined.mapInArrow(partial(find_by_vectors, options=options), spark_schema(OPEN))
+
+
+def _gather(judged: DataFrame, near: DataFrame, outcomes: DataFrame) -> DataFrame:
+    """The columns of judged, and by_vectors array<struct<number, pairs, lost, waiting, outcome>> as concluded from."""
+    outcome = F.struct("number", *_OUTCOME).alias("outcome")
+    known = outcomes.select("sample_id", "number", outcome)
+    # Left: what is near nothing was not asked about
+    rows = near.select("sample_id", "number", "pairs", "lost", "waiting")
+    joined = rows.join(known, on=["sample_id", "number"], how="left")
+    return _join_lists(judged, joined, "by_vectors", "number", "pairs", "lost", "waiting", "outcome")
+
+
+def _holistic(samples: DataFrame, prepared: DataFrame, asking: _Asking, sizes: Sizes) -> DataFrame:
+    """Columns sample_id, holistic: of each reference the numbers of its facts, from one prompt for all of a sample."""
+    sides = prepared.select(
+        "sample_id",
+        F.transform("references", lambda one: one["text"]).alias("references"),
+        F.transform("generated", lambda one: one["text"]).alias("candidates"),
+    ).where((F.size("references") > 0) & (F.size("candidates") > 0))
+    rows = sides.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
+    answered = asking.ask(WHOLE, rows, ("sample_id",), sizes)
+    return answered.select("sample_id", F.col("candidates").alias("holistic"))
+
+
+METRIC = Metric(
+    name=NAME,
+    stages=stages,
+    score=score,
+    assume=assume,
+    tables=TABLES,
+    needs=("query", "response", "references"),
+    reads=("references",),
+    unknown=unknown_bounds,
+)
