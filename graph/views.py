@@ -50,7 +50,8 @@ def _visible(character: str) -> str:
 
 
 def order_statements(statements: Iterable[Row]) -> list[Row]:
-    """What is missing first, the basis at its head, then what is covered; each by statement_id, numbers as numbers.
+    """What is missing first, the basis at its head, then what is covered; each by rank where statements have one, then
+    by statement_id, numbers as numbers.
 
     The order is that of the numbers in every picture and list, so that a statement has one number everywhere.
 
@@ -60,7 +61,12 @@ def order_statements(statements: Iterable[Row]) -> list[Row]:
     """
     return sorted(
         statements,
-        key=lambda row: (bool(row["covered"]), not row.get("in_basis"), *_natural(row["statement_id"])),
+        key=lambda row: (
+            bool(row["covered"]),
+            not row.get("in_basis"),
+            row.get("rank") or 0,
+            *_natural(row["statement_id"]),
+        ),
     )
 
 

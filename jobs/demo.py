@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from jobs.asking.prompts import bind_stage
 from jobs.asking.store import stage_folder
 from jobs.results import UnreadableRunError, open_run
 from jobs.settings.model import Settings
+from udfs.files import read_lines
 from udfs.llm.keys import Stage
 from udfs.stages import STAGES
 from udfs.stages.definitions import Unparsable
@@ -141,7 +141,7 @@ def showing_results(
 def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
     """By request id: sample_id and variables of the samples, whose ids are those that the run itself will make."""
     found = {}
-    for row in _read_lines(samples):
+    for row in read_lines(samples):
         contexts = [context["text"] for context in row["contexts"]]
         variables = {"query": row["query"], "contexts": contexts, "response": row["response"]}
         found[stage.request_id(variables)] = {"sample_id": row["sample_id"], "variables": variables}
@@ -194,7 +194,7 @@ def show_expected(output: str, expected_path: Path) -> None:
 
     expected_path: JSON Lines of sample_id, score and statements, each with `covered`, as a person judged them.
     """
-    scores, expected = _read_scores(output), _read_lines(expected_path)
+    scores, expected = _read_scores(output), read_lines(expected_path)
     if not scores or not expected:
         return
     print("\nbeside what a person would expect (statements covered / uncovered)")
@@ -215,13 +215,6 @@ def _read_scores(output: str) -> dict[str, Mapping[str, Any]]:
     except (UnreadableRunError, OSError, pa.ArrowInvalid):
         return {}
     return {row["sample_id"]: row for row in rows}
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file; none where there is no such file."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def _number(value: float | None) -> str:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
 from typing import Any
 
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.asking.endpoint import DEMO_LABEL
-from jobs.inputs.drawing import Draw, shown_draw
-from jobs.inputs.samples import fingerprint, read_samples, show_invalid
-from jobs.metrics import METRICS
-from jobs.run import manifest
+from jobs.inputs.drawing import shown_draw
+from jobs.inputs.samples import Samples, fingerprint, read_samples, show_invalid
 from jobs.run.interrupts import Interrupts
 from jobs.run.manifest import Identity
 from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
@@ -26,12 +20,11 @@ from jobs.run.progress import Display
 from jobs.run.session import open_session
 from jobs.run.workspace import Workspace
 from jobs.score import ScoreRequest, score
-from jobs.settings.model import Settings
 from jobs.study import agreement
 from jobs.study.agreement import read_rows
 from jobs.study.annotations import Restate, write_sheet
 from jobs.study.coverage import DATASET as COVERAGE
-from jobs.study.covering import NEEDS, Items, label_items, write_study
+from jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
 from jobs.study.inputs import (
     MetaEvaluationError,
     ScoreTables,
@@ -43,20 +36,37 @@ from jobs.study.inputs import (
 from jobs.study.items import Verdicts
 from jobs.study.labelled import add_overlap, find_points, resample_labels
 from jobs.study.points import DATASETS, LMR
-from jobs.study.report import Cost, draw, render, with_published
-from jobs.study.restating import Restater
-from jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
+from jobs.study.report import draw, render, with_published
+from jobs.study.requests import Endpoint as Endpoint
+from jobs.study.requests import MetaEvaluationOutcome as MetaEvaluationOutcome
+from jobs.study.requests import MetaEvaluationRequest as MetaEvaluationRequest
+from jobs.study.requests import Sheet as Sheet
+from jobs.study.requests import endpoint_of as endpoint_of
+from jobs.study.running import all_costs, asker, verify_endpoints
+from jobs.study.verifying import DATASET as CLAIMS
+from jobs.study.verifying import (
+    Claims,
+    evaluation_rows,
+    label_claims,
+    read_claims,
+    read_verdicts,
+)
+from jobs.study.verifying import Verdicts as ClaimVerdicts
+from jobs.study.verifying_report import render as render_claims
+from jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from jobs.tables import COVERAGE as COVERAGE_TABLE
 from udfs.files import open_filesystem, write_bytes
 from udfs.samples.conversion import REQUIRED
 
-RUNS = "runs"
 REPORT = "meta_evaluation"
 TABLES = {
     "meta_evaluation": META_EVALUATION,
     "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "coverage": COVERAGE_TABLE,
+    "tiers": TIERS,
+    "false_negatives": FALSE_NEGATIVES,
+    "subset": SUBSET,
 }
 # SVG for documents, PNG for readers that show no SVG
 FIGURES = ("svg", "png")
@@ -65,103 +75,15 @@ ENDED = {code: reason for reason, code in EXIT_CODES.items()}
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """A model to run the metrics with: its name in tables and folders, and its settings."""
+class _Study:
+    """How endpoints are run, what is read of scores that are there, and what is written of them.
 
-    model: str
-    settings: Settings
-    embedded: bool
-
-    @property
-    def folder(self) -> str:
-        """The name of its run's folder: letters, digits, `_`, `.` and `-`, without dots at its ends.
-
-        `meta-llama/Llama-3.3-70B` is `meta-llama-Llama-3.3-70B`. Two models may share one, which `meta_evaluate`
-        refuses.
-        """
-        return re.sub(r"[^\w.-]+", "-", self.model).strip(".") or "model"
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """The annotation sheet to write: of so many samples, and the endpoint that restates answers, where there is one."""
-
-    samples: int
-    seed: int
-    endpoint: Endpoint | None
-
-
-@dataclass(frozen=True)
-class MetaEvaluationRequest:
-    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder).
-
-    `metrics` None: all that the scores have. `cluster`: intervals and tests take all answers to a question together
-    (methods, section 7). Of coverage alone: `format`, how its samples lie, and `covered`, labels that mean covered.
-    `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
+    What is written is the report, and what the manifest says.
     """
 
-    dataset: str
-    input: str
-    output: str
-    settings: Settings
-    metrics: tuple[str, ...] | None = None
-    endpoints: tuple[Endpoint, ...] = ()
-    scores: Mapping[str, str] | None = None
-    judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
-    limit: int | None = None
-    draw: Draw | None = None
-    sheet: Sheet | None = None
-    cluster: bool = False
-    format: str | None = None
-    covered: tuple[str, ...] | None = None
-    overwrite: bool = False
-    retry_failed: bool = False
-    wait: bool = True
-    command: str = ""
-
-    @property
-    def runs(self) -> dict[str, str]:
-        """By model, where its scores are."""
-        made = {one.model: f"{self.output}/{RUNS}/{one.folder}" for one in self.endpoints}
-        return made if self.scores is None else dict(self.scores)
-
-    @property
-    def layout(self) -> str | None:
-        """How the input's files lie: a name of `FORMATS`, None where they are samples as they are."""
-        return self.format if self.dataset == COVERAGE else self.dataset
-
-    @property
-    def judged(self) -> dict[str, list[str]]:
-        """By model of `judges`, the metrics that it judges; it is read for these alone."""
-        found = defaultdict[str, list[str]](list)
-        for metric, judge in (self.judges or {}).items():
-            found[judge].append(metric)
-        return found
-
-
-@dataclass(frozen=True)
-class _Study:
-    """What is read of scores that are there, and what is written of them: the report, and what the manifest says."""
-
+    run: Callable[[], MetaEvaluationOutcome]
     read: Callable[[], Any]
     write: Callable[[Any], tuple[str, dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class MetaEvaluationOutcome:
-    """How it ended: exit code, the report, and the line that says why a run ended early, where one did."""
-
-    exit_code: int
-    report: str = ""
-    message: str | None = None
-
-
-def endpoint_of(settings: Settings, *, embedded: bool) -> Endpoint:
-    """The endpoint of some settings, named after its model."""
-    local = settings.llm.local_model
-    # A local model has no name of its own but its file's
-    name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
-    return Endpoint(name, settings, embedded)
 
 
 def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
@@ -187,13 +109,11 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
     """Reads and checks samples and given scores first: then it asks, and removes an earlier start's report."""
     steps = output.workspace(open_session(request.settings))
-    needs = NEEDS if request.dataset == COVERAGE else REQUIRED
-    found = read_samples(
-        steps.spark, request.input, format=request.layout, limit=request.limit, draw=request.draw, required=needs
-    )
+    found = _read(steps.spark, request)
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
-    study = (_study_coverage if request.dataset == COVERAGE else _study_labels)(output, steps, request, samples)
+    prepare = {COVERAGE: _study_coverage, CLAIMS: _study_claims}.get(request.dataset, _study_labels)
+    study = prepare(output, steps, request, samples, display)
     content = fingerprint(samples)
     output.claim(_identify(request, content))
     given = None if request.scores is None else study.read()
@@ -206,17 +126,61 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
         raise
 
 
-def _study_labels(output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame) -> _Study:
+def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
+    """The input of a study, as samples."""
+    if request.dataset == CLAIMS:
+        return read_claims(spark, request.input, request.layout, request.limit, request.draw)
+    needs = NEEDS if request.dataset == COVERAGE else REQUIRED
+    return read_samples(
+        spark, request.input, format=request.layout, limit=request.limit, draw=request.draw, required=needs
+    )
+
+
+def _study_claims(
+    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
+) -> _Study:
+    """Verdicts on claims against labels of these. Raises MetaEvaluationError for labels that cannot be used."""
+    labelled = label_claims(request.input, samples)
+    claims = Claims(labelled.about, steps.keep(labelled.rows, "claims"))
+    return _Study(
+        partial(verify_endpoints, request, claims, display),
+        partial(read_verdicts, claims, request.runs, request.metrics),
+        partial(_write_claims, output, request, claims),
+    )
+
+
+def _write_claims(
+    output: Output, request: MetaEvaluationRequest, claims: Claims, verdicts: ClaimVerdicts
+) -> tuple[str, dict[str, Any]]:
+    """Writes everything but the runs and the report, as `_write_report`."""
+    rows = evaluation_rows(claims, verdicts, clustered=request.cluster, seed=request.settings.statistics.seed)
+    output.write_rows("meta_evaluation", rows, META_EVALUATION)
+    metrics = sorted({metric for names in verdicts.metrics.values() for metric in names})
+    return render_claims(rows, clustered=request.cluster, notes=()), {"metrics": metrics}
+
+
+def _study_labels(
+    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
+) -> _Study:
     """Scores against labels of whole responses, or against instances. Raises MetaEvaluationError for those."""
     dataset = DATASETS[request.dataset]
     check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
-    return _Study(partial(_read_scores, request, samples), partial(_write_report, output, steps, request, samples))
-
-
-def _study_coverage(output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame) -> _Study:
-    """Verdicts on items against labels of these. Raises MetaEvaluationError for items that cannot be used."""
-    items = label_items(steps, request.input, samples, request.covered)
     return _Study(
+        partial(_score_endpoints, request, display),
+        partial(_read_scores, request, samples),
+        partial(_write_report, output, steps, request, samples),
+    )
+
+
+def _study_coverage(
+    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
+) -> _Study:
+    """Verdicts on items against labels of these. Raises MetaEvaluationError for items that cannot be used."""
+    items = label_items(
+        steps, request.input, samples, request.covered, metrics=request.metrics, unlabelled=request.subset is not None
+    )
+    return _Study(
+        partial(_score_endpoints, request, display),
         partial(items.verdicts, request.runs, request.metrics, request.judged),
         partial(_write_coverage, output, request, items),
     )
@@ -226,7 +190,8 @@ def _write_coverage(
     output: Output, request: MetaEvaluationRequest, items: Items, verdicts: Verdicts
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
-    return write_study(output, items, verdicts, request.settings, _all_costs(request), clustered=request.cluster)
+    plan = Plan(request.settings, request.runs, request.subset, request.cluster)
+    return write_study(output, items, verdicts, plan, all_costs(request))
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
@@ -256,6 +221,8 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
         identity |= {"covered": labels, "floors": request.settings.embeddings.model}
+        # Only where there is one: what was studied before there were any stays as it is
+        identity |= {"subset": str(request.subset)} if request.subset else {}
     return identity
 
 
@@ -287,7 +254,7 @@ def _evaluate(
     given: Any,
 ) -> MetaEvaluationOutcome:
     """Scores, then the report and the sheet; a run that ended early ends this one, with its exit code."""
-    ended = _score_endpoints(request, display)
+    ended = study.run()
     if ended.exit_code not in (0, FAILED_TOO_MANY):
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
@@ -363,7 +330,7 @@ def _write_report(
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
-    costs = _all_costs(request)
+    costs = all_costs(request)
     note = None if request.cluster else describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
@@ -393,8 +360,7 @@ def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) ->
     """What restates answers of qa: the sheet's endpoint, else a refusal that is raised only if it is needed."""
     if sheet.endpoint is None:
         return _refuse_to_restate
-    settings, embedded = sheet.endpoint.settings, sheet.endpoint.embedded
-    return Restater(settings, embedded, request.output, display, request.wait, request.command).restate
+    return asker(request, sheet.endpoint, display).restate
 
 
 def _refuse_to_restate(_: DataFrame) -> DataFrame:
@@ -408,32 +374,6 @@ def _refuse_to_restate(_: DataFrame) -> DataFrame:
 def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
     """The metrics that any model has, sorted."""
     return tuple(sorted({name for names in scores.metrics.values() for name in names}))
-
-
-def _all_costs(request: MetaEvaluationRequest) -> dict[str, dict[str, Cost]]:
-    """By model and metric what a sample cost; nothing where scores were given."""
-    return {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
-
-
-def _costs(request: MetaEvaluationRequest, endpoint: Endpoint) -> dict[str, Cost]:
-    """By metric what its stages cost a sample over all starts; a stage that metrics share counts for each of them."""
-    run = manifest.read_manifest(request.runs[endpoint.model])
-    assert run is not None
-    assert request.metrics is not None
-    usage = [row for start in run["starts"] for row in start["usage"]]
-    costs = {}
-    for metric in request.metrics:
-        stages = METRICS[metric].stages(endpoint.settings)
-        costs[metric] = _cost([row for row in usage if row["stage"] in stages], run["counts"]["samples"])
-    return costs
-
-
-def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
-    """Calls, tokens and cost a sample; a cost is the sum of what is known, None where nothing is."""
-    calls = sum(row["calls"] for row in usage)
-    tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage)
-    known = [row["cost"] for row in usage if row["cost"] is not None]
-    return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None)
 
 
 def _remove_report(output: Output) -> None:

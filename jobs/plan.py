@@ -155,7 +155,7 @@ class Planner:
             before = Counted()
             for planned in self._planned:
                 planned.likely = self._likely(planned, figures, before)
-        return [row for planned in self._planned for row in planned.rows(figures)]
+        return [row for planned in self._planned for row in one_a_stage(planned.rows(figures))]
 
     def _likely(self, planned: _Planned, figures: Mapping[str, Figures | None], before: Counted) -> Sequence[Asking]:
         """The askings of a metric were unanswered requests answered as usual.
@@ -225,6 +225,25 @@ class _Planned:
             **tokens,
             **_cost_and_hours(settings, stage, to_ask, tokens),
         }
+
+
+def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row a stage, in the order in which they are first asked, with the sums over the turns that it is asked in.
+
+    Facts and claims are both embedded, say, and not known at one time.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["stage"] not in found:
+            found[row["stage"]] = dict(row)
+            continue
+        known = found[row["stage"]]
+        for name, value in row.items():
+            if name == "exact":
+                known[name] = known[name] and value
+            elif not isinstance(value, str) and value is not None:
+                known[name] = value + (known[name] or 0)
+    return list(found.values())
 
 
 def _expected(

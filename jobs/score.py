@@ -306,17 +306,23 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings
 def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     """Writes the tables, then the manifest as it ended: who reads `finished` finds every table whole."""
     request, output = run.request, run.output
-    counted = _counted()
+    counted = _counted(run.metrics)
     written = _write_tables(output, tables, counted)
     seed = request.settings.statistics.seed
     summary = aggregate.summarise(written["scores"], seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     measures = written.get("measures")
     found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    if measures is not None:
+        pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
+        found += [row for pool in pooling for row in pool(measures, written["scores"])]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:
         run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")
+    for metric in run.metrics:
+        if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
+            run.engines.display.note(f"{metric.name}: {samples:,} samples have {metric.dropped}")
     counts = output.manifest["counts"] | _counts(**counted)
     code = runner.ending.exit_code(counts["statuses"], request.settings.fail_on_error)
     # Of all starts; null where an endpoint did not name its model
@@ -325,15 +331,21 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     return ScoreOutcome(code, summary, counts, runner.ending.explain(request.command), request.embedded)
 
 
-def _counted() -> dict[str, Counted]:
-    """What is counted of tables while they are written: samples by status, failed requests, and those that may pass.
+def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
+    """What is counted of tables while they are written: samples by status and by metrics whose caps left out something
+    of them, failed requests, and those that may pass.
 
     The failures of invalid rows (stage `input`) do not count, as no start can mend them.
     """
     asked = F.col("stage") != "input"
     statuses = {name: F.count_if(F.col("status") == name) for name in aggregate.COLUMN_OF_STATUS}
     failures = {"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())}
-    return {"scores": Counted(statuses), "failures": Counted(failures)}
+    dropped = {
+        f"dropped-{metric.name}": F.count_if((F.col("metric") == metric.name) & (F.col("dropped") > 0))
+        for metric in metrics
+        if metric.dropped is not None
+    }
+    return {"scores": Counted(statuses | dropped), "failures": Counted(failures)}
 
 
 def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
@@ -362,7 +374,7 @@ def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
     """The counts of the manifest: statuses that occur, scores, failures and passing_failures."""
-    statuses = {name: scores[name] for name in scores.columns if scores[name]}
+    statuses = {name: scores[name] for name in aggregate.COLUMN_OF_STATUS if scores[name]}
     return {
         "scores": sum(statuses.values()),
         "statuses": statuses,

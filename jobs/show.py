@@ -33,6 +33,7 @@ from graph.drawing import (
 from jobs.results import Run, UnreadableRunError, open_run
 from jobs.study.candidates import Candidates
 from jobs.study.claims import Claims, Line
+from jobs.study.facts import Facts, are_ranked, wanted
 from udfs.files import open_filesystem
 from udfs.hints import did_you_mean, near_misses
 
@@ -45,6 +46,8 @@ SHOWN_LENGTH = 80  # characters of an id in a message
 NAME_LENGTH = 80
 # The metric whose statements are references, beside facts that nobody verifies
 RECALL = "longrecall"
+# Metrics that a setting caps the facts of; others leave out what names no source
+CAPPED = ("importance", RECALL)
 Row = Mapping[str, Any]
 
 
@@ -212,7 +215,7 @@ def make_graph(shown: Shown, *, raw: bool) -> Graph:
         make = raw_graph if raw else condensed_graph
         return make(shown.atoms, shown.relations, shown.statements)
     if shown.claims.claims:
-        return claims_graph(shown.statements, shown.claims.claims)
+        return claims_graph(wanted(shown.statements), shown.claims.claims)
     return sources_graph(shown.statements, (shown.sample or {}).get("contexts") or ())
 
 
@@ -223,10 +226,11 @@ def describe(shown: Shown) -> list[str]:
     """
     missing = [row for row in shown.statements if not row["covered"]]
     # Of a blank response there is no claim, and yet aspects that claims would cover
+    if are_ranked(shown.statements):
+        return [*_head(shown, "verdicts"), *_wrapped(Facts(shown.statements, shown.claims).lines()), ""]
     has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
     word, judged = _words(shown, has_claims)
-    lines = [_heading(shown.score), *_query(shown), _score_line(shown.score, judged)]
-    lines += [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
+    lines = _head(shown, judged)
     if shown.statements:
         lines += ["", _missing_line(missing, word), *_statement_lines(missing, 1, shown)]
         covered = shown.statements[len(missing) :]
@@ -240,6 +244,12 @@ def describe(shown: Shown) -> list[str]:
             f"{one_line(shown.score['metric'])} has no fact graph: the picture shows which contexts state what",
         ]
     return [*lines, ""]
+
+
+def _head(shown: Shown, judged: str) -> list[str]:
+    """What every sample is shown with, whatever its statements are; `judged`: of what some may be unjudged."""
+    failed = [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
+    return [_heading(shown.score), *_query(shown), _score_line(shown.score, judged), *failed]
 
 
 def _words(shown: Shown, has_claims: bool) -> tuple[str, str]:
@@ -281,9 +291,9 @@ def _score_line(score: Row, judged: str) -> str:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
     unjudged = f", {score['unjudged']:,} {judged} unjudged" if score["unjudged"] else ""
-    # Of a metric of references what a cap left out, else what names no source
-    why = "facts beyond the cap" if score["metric"] == RECALL else "without a source"
-    dropped = f", {score['dropped']:,} {why} dropped" if score.get("dropped") else ""
+    name = score["metric"]
+    reason = f"beyond {name}.max_facts left out" if name in CAPPED else "without a source dropped"
+    dropped = f", {score['dropped']:,} {reason}" if score.get("dropped") else ""
     return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
 
 

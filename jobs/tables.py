@@ -292,6 +292,31 @@ COVERAGE = pa.schema(
         ("judged", pa.int64()),  # their sum
     ]
 )
+# How many references of a study of coverage so many methods call covered (docs/methods.md, section 6)
+TIERS = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("tier", pa.string()),  # full, partial, singleton:<method> or none
+        ("count", pa.int64()),
+    ]
+)
+# What a method does not call covered, and people do
+FALSE_NEGATIVES = pa.schema(
+    [
+        ("method", pa.string()),  # <metric>:<model>, or a baseline
+        ("fn", pa.int64()),
+        ("fn_candidate", pa.int64()),  # nothing that covers it was shown to a stage; null without candidates
+        ("fn_entailment", pa.int64()),  # the others
+    ]
+)
+# A reference that a subset was drawn of
+SUBSET = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("reference_id", pa.string()),
+        ("tier", pa.string()),
+    ]
+)
 # How many questions, or single units, earn so many points: intervals over several data sets are made of these
 MATCH_COUNTS = pa.schema(
     [
@@ -381,6 +406,9 @@ TABLES = {
     "completions": COMPLETIONS,
     "meta_evaluation": META_EVALUATION,
     "coverage": COVERAGE,
+    "tiers": TIERS,
+    "false_negatives": FALSE_NEGATIVES,
+    "subset": SUBSET,
     "match_counts": MATCH_COUNTS,
     "comparisons": COMPARISONS,
     "human_study": HUMAN_STUDY,

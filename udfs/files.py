@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 from pyarrow import fs
@@ -109,3 +111,10 @@ def is_local(uri: str) -> bool:
     (True, True)
     """
     return isinstance(open_filesystem(uri)[0], fs.LocalFileSystem)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file of this machine; none where there is no such file."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
+from uuid import uuid4
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
@@ -29,6 +30,8 @@ LEAVE_SECONDS = 5.0
 # Waits before an actor that could not write its first file tries again, doubled each time
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
+# Of what tells askings of one stage of one start apart: there are a few of them
+ASKING_CHARACTERS = 8
 # What a call of an actor raises whose process or node is gone, or which does not answer in time
 GONE = (RayActorError, ActorUnavailableError, GetTimeoutError)
 
@@ -49,7 +52,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The name under which it asks and writes; no two workers of a job have one."""
+        """The name under which it asks and writes; no two workers ever have one."""
         return self.assignment.work.name
 
 
@@ -65,6 +68,9 @@ class Crew:
         self.models: set[str] = set()
         self.deaths = Deaths()
         self._job, self._idle, self._wait_on = job, idle, wait_on
+        # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
+        # would take its reports for old ones
+        self._asking = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
         self._tally_of_the_dead = Tally()
         self._spent_by_the_dead: dict[str, Spent] = {}
         self._born = 0
@@ -96,7 +102,8 @@ class Crew:
         job = self._job
         self._born += 1
         work = Work(
-            name=f"{job.run}-{job.stage.name}-{self._born}",
+            name=f"{self._asking}-{self._born}",
+            asking=self._asking,
             run=job.run,
             stage=job.stage,
             settings=job.settings,

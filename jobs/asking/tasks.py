@@ -41,6 +41,8 @@ class TaskRun:
         self._tag = f"untold-{uuid4().hex}"
         self._error: BaseException | None = None
         self._counted: dict[str, int] = {}
+        # What an earlier asking of the stage in this start wrote
+        self._earlier = 0
         # Rows and failures, once all tasks have ended
         self._done: tuple[int, int] | None = None
 
@@ -50,6 +52,7 @@ class TaskRun:
         Raises AnsweringError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
         """
         make_folder(self._folder)
+        self._earlier = self._rows_written()
         began = told = monotonic()
         thread = InheritableThread(target=self._work, args=(total,))
         thread.start()
@@ -86,7 +89,7 @@ class TaskRun:
     def _progress(self, total: int, began: float) -> dict[str, Any]:
         """How far it is, by the files written so far, as the answering process tells it."""
         # Files count a task that ran twice twice; until the end that is near enough
-        done, failed = self._done or (min(self._rows_written(), total), 0)
+        done, failed = self._done or (min(self._rows_written() - self._earlier, total), 0)
         tally = Tally(taken=total, done=done, failed=failed)
         return {"stage": self._stage.name, "total": total, "seconds": monotonic() - began, "tally": asdict(tally)}
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +24,7 @@ from jobs.cli.arguments import (
     flag,
     input_options,
     load,
+    one_of,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from jobs.settings.loading import Resolved
     from jobs.settings.model import Settings
 
-DEMO_OUTPUT = "untold-demo"
+DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
 
 
 def _begin_spark(settings: Settings, *paths: str | None) -> None:
@@ -96,19 +98,57 @@ def _run_score(request: ScoreRequest) -> int:
 
 def _demo(options: Options) -> int:
     """The shipped samples through the main job, and what a person would say of them beside it."""
+    resolved = load(options, demo=True)
+    options.output = options.output or DEMO_OUTPUTS[options.metric]
+    # A real folder, also where the package is read from a zip
+    with as_file(files("conf").joinpath("demo")) as folder:
+        return _DEMOS[options.metric](options, resolved, folder)
+
+
+def _demo_of_coverage(options: Options, resolved: Resolved, folder: Path) -> int:
+    """Six judgements of e2e, each shown as it comes."""
     from jobs.demo import demo_settings, show_expected, showing_results
     from jobs.run.progress import Display
 
-    resolved = load(options, demo=True)
-    # A real folder, also where the package is read from a zip
-    with as_file(files("conf").joinpath("demo")) as folder:
-        samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
-        request = _score_request(options, replace(resolved, settings=settings), input=str(samples), metrics=("e2e",))
-        with showing_results(samples, request.store, settings, resolved.embedded, Display().note):
-            code = _run_score(request)
-        # After the summary: what a person would say of the same samples
-        show_expected(request.output, folder / "expected.jsonl")
+    samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
+    request = _score_request(options, replace(resolved, settings=settings), input=str(samples), metrics=("e2e",))
+    with showing_results(samples, request.store, settings, resolved.embedded, Display().note):
+        code = _run_score(request)
+    # After the summary: what a person would say of the same samples
+    show_expected(request.output, folder / "expected.jsonl")
     return code
+
+
+def _demo_of_claims(options: Options, resolved: Resolved, folder: Path) -> int:
+    """The shipped documents as an index, and the claims of the samples held against it by icat."""
+    from jobs.demo_claims import METRIC, claims_settings, show_expected_claims
+    from jobs.index import IndexRequest, index
+    from jobs.run.output import absolute
+    from jobs.run.progress import Display
+
+    place = f"{absolute(options.output)}-index"
+    made = index(
+        IndexRequest(
+            input=str(folder / "corpus.jsonl"),
+            output=place,
+            settings=resolved.settings,
+            overwrite=options.overwrite,
+            command=options.command_line,
+        ),
+        Display(),
+    )
+    if made.exit_code:
+        tell_outcome(lambda: None, made.message)
+        return made.exit_code
+    settings = claims_settings(resolved.settings, folder, place)
+    samples = str(folder / "samples.jsonl")
+    request = _score_request(options, replace(resolved, settings=settings), input=samples, metrics=(METRIC,))
+    code = _run_score(request)
+    show_expected_claims(request.output, folder / "expected_claims.jsonl")
+    return code
+
+
+_DEMOS = {"e2e": _demo_of_coverage, "icat": _demo_of_claims}
 
 
 def _plan(options: Options) -> int:
@@ -256,7 +296,8 @@ COMMANDS: dict[str, click.Command] = {
         _demo,
         [
             *settings_options(),
-            Option("--output", "DIR", f"where the tables go ({DEMO_OUTPUT})", default=DEMO_OUTPUT),
+            Option("--metric", "NAME", "e2e (the default) or icat", read=one_of(tuple(DEMO_OUTPUTS)), default="e2e"),
+            Option("--output", "DIR", f"where the tables go ({', or '.join(DEMO_OUTPUTS.values())} with icat)"),
             flag("--overwrite", "replace the tables of another run in --output"),
         ],
     ),

@@ -31,21 +31,26 @@ from jobs.cli.arguments import (
     weights,
     whole_number,
 )
+from udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from jobs.meta_evaluate import Endpoint, Sheet
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
-META_DATASETS = ("wikicontradict", "conflictbank", "coverage")
+META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
 # Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm",)
-QUESTION_FORMATS = ("eli5_category",)
+COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions", "expertqa")
+# Layouts of labelled claims; without one they are rows of claim, evidence and label
+CLAIM_FORMATS = ("expertqa", "factscore")
+# Questions whose contexts lie in a second file, and questions that bring theirs, or have none
+CONTEXTS_APART = "eli5_category"
+QUESTION_FORMATS = (CONTEXTS_APART, "trec_web", "expertqa", "qampari", "romqa", "longfact")
 
 
 def _generate(options: Options) -> int:
     """Questions to the answers of several systems, laid out as samples to be scored."""
-    if (options.format is None) != (options.contexts is None):
-        raise click.UsageError("--format eli5_category and --contexts go together: give both, or neither")
+    if (options.format == CONTEXTS_APART) != (options.contexts is not None):
+        raise click.UsageError(f"--format {CONTEXTS_APART} and --contexts go together: give both, or neither")
     # Only here: wrong use is told before the engines are imported
     from jobs.generate import GenerateRequest, generate, show_systems
     from jobs.run.output import absolute
@@ -58,6 +63,7 @@ def _generate(options: Options) -> int:
         output=absolute(options.output),
         systems=systems,
         contexts=options.contexts,
+        format=None if options.format == CONTEXTS_APART else options.format,
         limit=options.limit,
         draw=draw_of(options, next(iter(systems.values())).settings),
         overwrite=options.overwrite,
@@ -125,6 +131,19 @@ def _sweep(options: Options) -> int:
     return 0
 
 
+def _curve(options: Options) -> int:
+    """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
+    from jobs.curve import CurveRequest, curve, show_curve
+    from jobs.run.output import absolute
+    from jobs.run.session import open_session
+
+    settings = settings_without_endpoint(options)
+    output = absolute(options.output)
+    request = CurveRequest(output, settings.statistics.seed)
+    show_curve(curve(open_session(settings), request), output)
+    return 0
+
+
 def _named_folder(text: str) -> tuple[str, str]:
     """The two halves of MODEL=DIR. Raises ValueError for a text that has only one.
 
@@ -167,7 +186,9 @@ def _report_annotations(options: Options) -> int:
 
 def _check_meta_evaluate(options: Options) -> None:
     """Raises UsageError where arguments are missing or do not go together."""
-    needed = ("dataset", "input") if options.scores else ("dataset", "input", "metric")
+    # Claims are judged by a stage, and by no metric
+    asks_metrics = not options.scores and options.dataset != "claims"
+    needed = ("dataset", "input", "metric") if asks_metrics else ("dataset", "input")
     missing = [f"--{name}" for name in needed if not getattr(options, name)]
     if missing:
         raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
@@ -181,19 +202,35 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
     if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
         raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
-    if not options.scores:
+    if asks_metrics:
         _metrics_or_error(options)
     _check_coverage(options)
+    _check_claims(options)
 
 
 def _check_coverage(options: Options) -> None:
     """Raises UsageError for what only a study of coverage has, or has not."""
     if options.dataset != "coverage":
-        given = [f"--{name}" for name in ("covered", "format") if getattr(options, name) is not None]
+        given = [f"--{name}" for name in ("covered", "subset") if getattr(options, name) is not None]
+        given += ["--format"] if options.format is not None and options.dataset != "claims" else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
+    elif options.format not in (None, *COVERAGE_FORMATS):
+        raise click.UsageError(f"--format {options.format} is of --dataset claims")
     elif options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which coverage has not")
+
+
+def _check_claims(options: Options) -> None:
+    """Raises UsageError for what a study of claims has not."""
+    if options.dataset != "claims":
+        return
+    if options.metric and not options.scores:
+        raise click.UsageError("--metric goes with --scores: claims are judged by the stage verify_claim")
+    if options.annotation_sheet:
+        raise click.UsageError("--annotation-sheet draws from labels of whole responses, which claims have not")
+    if options.format not in (None, *CLAIM_FORMATS):
+        raise click.UsageError(f"--format {options.format} is of --dataset coverage")
 
 
 def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -253,6 +290,7 @@ def _run_meta_evaluate(options: Options) -> int:
         cluster=options.cluster,
         format=options.format,
         covered=options.covered,
+        subset=options.subset,
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -281,8 +319,8 @@ _QUESTIONS = [
     Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
     Option("--output", "DIR", "where the tables go", required=True),
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
-    Option("--format", "NAME", "a known data set, with --contexts: eli5_category", read=one_of(QUESTION_FORMATS)),
-    Option("--contexts", "FILE", "the contexts of such questions: rows of q_id and contexts"),
+    Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
+    Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
     SAMPLE_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
@@ -310,7 +348,13 @@ _LABELLED = [
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
-    Option("--format", "NAME", "coverage: a known data set of labelled items: realsumm", read=one_of(COVERAGE_FORMATS)),
+    Option(
+        "--format",
+        "NAME",
+        f"a known data set: of coverage {', '.join(COVERAGE_FORMATS)}, of claims {', '.join(CLAIM_FORMATS)}",
+        read=one_of((*COVERAGE_FORMATS, *CLAIM_FORMATS)),
+    ),
+    Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     SAMPLE_OPTION,
 ]
@@ -348,6 +392,14 @@ COMMANDS: dict[str, click.Command] = {
         [
             Option("--output", "DIR", "an output of untold score with the metric icat", required=True),
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
+            *settings_options(),
+        ],
+    ),
+    "curve": Command(
+        "draw recall of the most important facts against their number",
+        _curve,
+        [
+            Option("--output", "DIR", "an output of untold score with the metric importance", required=True),
             *settings_options(),
         ],
     ),

@@ -322,7 +322,7 @@ def check_columns(path: str, files: list[InputFile], facts: Mapping[int, Facts],
     for number, file in enumerate(files):
         found = facts.get(number, Facts())
         columns = set(file.columns or found.columns)
-        missing = [name for name in required if name not in columns]
+        missing = [name for name in required if not columns.intersection(name.split(" or "))]
         union |= columns
         if found.problem:
             problems.append(f"{file.path}: {found.problem}")

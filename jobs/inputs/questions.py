@@ -8,7 +8,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.inputs.drawing import Draw
-from jobs.inputs.samples import SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
+from jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from udfs.samples.adapters import FORMATS
 from udfs.samples.conversion import OF_ANSWERS
 from udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
@@ -18,6 +20,7 @@ def read_questions(
     path: str,
     *,
     contexts: str | None = None,
+    format: str | None = None,
     limit: int | None = None,
     draw: Draw | None = None,
 ) -> tuple[Samples, list[str]]:
@@ -27,17 +30,30 @@ def read_questions(
     of its columns), query, contexts array<struct<id, text>>, then the rest by name. Columns of answers (`response`,
     `system`, `label`) are left out, so that rows that differ in these alone are one question.
 
-    With `contexts`, the questions are in the form of ELI5-Category (q_id, title, selftext, ...) and their contexts in
-    that file, as rows of q_id and contexts. `draw` keeps questions at random, of those that have contexts, `limit` of
-    these the first by id.
+    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some; where it
+    has no contexts, they are empty. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
+    selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of
+    those that have contexts, `limit` of these the first by id.
     Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
     """
     if contexts is not None:
         return _join_contexts(spark, path, contexts, limit, draw)
-    found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
+    if format is None:
+        found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
+    else:
+        found = _read_known(spark, path, format, limit, draw)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
     notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
+
+
+def _read_known(spark: SparkSession, path: str, format: str, limit: int | None, draw: Draw | None) -> Samples:
+    """Questions of a known data set; where it has no contexts, these are empty lists."""
+    found = read_rows(spark, path, FORMATS[format], limit, ("query",), draw, tuple(OPTIONAL_TYPES))
+    nothing = F.array().cast(CONTEXTS_TYPE)
+    contexts = F.coalesce("contexts", nothing) if "contexts" in found.samples.columns else nothing
+    samples = found.samples.select("sample_id", "query", contexts.alias("contexts"), *_rest(found.samples))
+    return replace(found, samples=samples)
 
 
 def _join_contexts(

@@ -151,7 +151,7 @@ def read_rows(
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
         raise SampleError(f"{path}: no samples in it; give a file with at least one row")
-    drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None)
+    drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None and adapter.by_row)
     by_id = found.by_id if drawn is None else found.by_id.where(drawn)
     distinct = found.distinct if drawn is None else by_id.count()
     last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None

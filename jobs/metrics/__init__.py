@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.metrics import e2e, icat, longrecall, nli, qa
+from jobs.metrics import e2e, icat, importance, longrecall, nli, qa
 from jobs.metrics.base import Metric
 from jobs.settings.model import Settings
 from udfs.registry import Registry
@@ -12,7 +12,9 @@ from udfs.registry import Registry
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
 
-METRICS: Registry[Metric] = Registry((e2e.METRIC, nli.METRIC, qa.METRIC, icat.METRIC, longrecall.METRIC), GROUP)
+METRICS: Registry[Metric] = Registry(
+    (e2e.METRIC, nli.METRIC, qa.METRIC, icat.METRIC, importance.METRIC, longrecall.METRIC), GROUP
+)
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 from pyspark.sql import Column, DataFrame
@@ -80,11 +80,15 @@ class Metric:
 
     `stages` that it asks, in order; `options`, its section of the settings, named after it; `tables` that it gives,
     `needs`, the columns that samples must have; `reads`, those of `udfs.samples.conversion.OPTIONAL` that it reads
-    where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts;
+    where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts, or
+    the column of `looks_in`;
     `assume`, for a plan; `score`, from valid samples (columns of the table `samples`) to rows of its tables. One row a
     sample of `scores`, and every failed request in `failures`. `unknown`: its measures, one row a sample of `measures`,
     each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
     what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
+    `pooled`: from the tables measures and scores as they were written, further rows of `measures_summary`, of what is
+    no mean over samples. `dropped`: what samples with `dropped` in the table `scores` lack, where a run is to say that
+    there are some.
     """
 
     name: str
@@ -98,11 +102,14 @@ class Metric:
     reads: tuple[str, ...] = ()
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
     digests: Callable[[Settings], Mapping[str, str]] | None = None
+    looks_in: str = "contexts"
+    pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
+    dropped: str | None = None
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""
         own = self.needs(settings) if callable(self.needs) else self.needs
-        looked_in = ("contexts",) if self.retrieves and settings.knowledge.source == "contexts" else ()
+        looked_in = (self.looks_in,) if self.retrieves and settings.knowledge.source == "contexts" else ()
         return tuple(dict.fromkeys((*own, *looked_in)))
 
     def asks(self, settings: Settings) -> tuple[str, ...]:

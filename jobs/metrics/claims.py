@@ -46,22 +46,23 @@ def ground_claims(claims: DataFrame, tools: Tools, settings: Settings, *, early_
     distinct = keyed.dropDuplicates(list(CLAIM))
     queries = distinct.select(F.col("owner").alias("sample_id"), "claim_key", F.col("text").alias("query"))
     found = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
-    hits = found.withColumn("chunk_id", _chunk_name(settings.knowledge.source))
+    hits = found.withColumn("chunk_id", chunk_name(settings.knowledge.source))
     pairs = _judge_pairs(hits, tools, settings, early_stop=early_stop)
     verdicts = tools.keep(_verdicts(hits, pairs), "verdicts")
     judged = keyed.join(verdicts, on=list(CLAIM), how="left")
     return Grounded(tools.keep(judged, "judged-claims"), pairs, hits)
 
 
-def _chunk_name(source: str | None) -> Column:
-    """The id of a chunk, which names one text in the whole output.
+def chunk_name(source: str | None, chunk_id: Column | None = None, text: Column | None = None) -> Column:
+    """The id of a chunk, which names one text in the whole output; of the columns chunk_id and text if not given.
 
     An index gives such ids. Samples have contexts of one id, and a page is found with other words for another query:
     there the text's hash tells apart what has one name.
     """
+    named, said = F.col("chunk_id") if chunk_id is None else chunk_id, F.col("text") if text is None else text
     if source == "index":
-        return F.col("chunk_id")
-    return F.concat("chunk_id", F.lit("@"), F.substring(F.sha2("text", 256), 1, TEXT_CHARACTERS))
+        return named
+    return F.concat(named, F.lit("@"), F.substring(F.sha2(said, 256), 1, TEXT_CHARACTERS))
 
 
 def _judge_pairs(hits: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool) -> DataFrame:

@@ -9,10 +9,12 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from jobs.asking.lost import has_failed
 from jobs.retrieval.catalogs import cache_of
 from jobs.retrieval.searching import Searcher, distinct_queries
 from jobs.retrieval.sources import FOUND, WEB, context_chunks, query_key
 from jobs.retrieval.vectors import OUTCOME, STAGE, Ask, embed
+from jobs.run.output import absolute
 from jobs.run.session import spark_schema
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
@@ -35,7 +37,8 @@ class Knowledge:
         """The columns of `rows`, and `FOUND`: a row a hit, in the order of rank from 1.
 
         rows: query, of the source `contexts` sample_id too, and whatever else. A row that found nothing has one row of
-        nulls; one whose looking up failed, or was not asked, has one with stage, request_id, error_type and error.
+        nulls; one whose looking up failed, or was not asked, has one with stage, request_id, error_type and error for
+        each request that it lacks.
         `k` is knowledge.top_k where it is not given.
         """
         most = k or self.settings.knowledge.top_k
@@ -62,7 +65,8 @@ class Knowledge:
         assert settings.knowledge.index is not None
         searcher = Searcher(
             self.steps,
-            settings.knowledge.index,
+            # Tasks may run in other folders than the command
+            absolute(settings.knowledge.index),
             self.catalog,
             self.ask,
             cache_of(settings),
@@ -100,15 +104,13 @@ class Knowledge:
         query = F.struct(F.col("key").alias("query"), "text", "vector")
         by_sample = pieces.where(has).groupBy("sample_id").agg(F.collect_list(chunk).alias("chunks"))
         asking = wanted.where(has).groupBy("sample_id").agg(F.collect_list(query).alias("queries"))
-        broken = pieces.where(~has).groupBy("sample_id").agg(F.first(F.struct(*OUTCOME)).alias("lost"))
+        broken = _missing(pieces.where(~has), "sample_id")
+        # A sample with a chunk that has no vector is not looked through in part
         both = by_sample.join(asking, on="sample_id", how="inner").join(broken, on="sample_id", how="left_anti")
         rank = partial(rank_contexts, k=k, retrievers=self._retrievers)
         found = both.mapInArrow(rank, spark_schema(RANKED)).withColumnRenamed("query", "key")
-        # A sample with a chunk that has no vector is not looked through in part
-        stage = F.lit(STAGE).alias("stage")
-        of_samples = queries.join(broken, on="sample_id", how="inner").select("sample_id", "key", stage, "lost.*")
-        of_queries = wanted.where(~has).join(broken, on="sample_id", how="left_anti")
-        return found, of_samples.unionByName(of_queries.select("sample_id", "key", stage, *OUTCOME))
+        of_chunks = queries.select("sample_id", "key").join(broken, on="sample_id", how="inner")
+        return found, of_chunks.unionByName(_missing(wanted.where(~has), "sample_id", "key"))
 
     def _chunks(self, queries: DataFrame) -> DataFrame:
         """The chunks of the contexts of the samples that ask something."""
@@ -122,6 +124,12 @@ class Knowledge:
             return embed(self.ask, distinct, kind, key)
         nothing = [F.lit(None).cast("string").alias(name) for name in OUTCOME]
         return distinct.select(key, F.lit(None).cast("array<float>").alias("vector"), *nothing)
+
+
+def _missing(rows: DataFrame, *keys: str) -> DataFrame:
+    """The keys, stage, and what each of the requests that rows lack came to; all that were never asked as one."""
+    request = F.when(has_failed(), F.col("request_id")).alias("request_id")
+    return rows.select(*keys, F.lit(STAGE).alias("stage"), request, "error_type", "error").distinct()
 
 
 def _of(frame: DataFrame, name: str) -> Column:

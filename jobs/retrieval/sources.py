@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from jobs.retrieval.catalogs import IndexError, check_model, open_catalog
 from jobs.retrieval.vectors import OUTCOME, STAGE
+from jobs.run.output import absolute
 from jobs.run.session import spark_schema
 from jobs.settings.lookups import IndexSettings
 from jobs.settings.model import Settings
@@ -58,9 +59,10 @@ def open_knowledge(settings: Settings, stages: Mapping[str, Stage]) -> Catalog |
         return None
     if settings.knowledge.index is None:
         raise IndexError("knowledge.index: not set, and knowledge.source is index: --set knowledge.index=DIR")
-    catalog = open_catalog(settings.knowledge.index)
+    place = absolute(settings.knowledge.index)
+    catalog = open_catalog(place)
     if STAGE in stages:
-        check_model(settings.knowledge.index, catalog, stages[STAGE].digest)
+        check_model(place, catalog, stages[STAGE].digest)
     return catalog
 
 
@@ -74,7 +76,9 @@ def assumed_hits(rows: DataFrame, settings: Settings, k: int | None) -> DataFram
     """The columns of `rows`, and those of as many hits as there may be, each as long as a chunk may be."""
     most = k or settings.knowledge.top_k
     ranked = rows.withColumn("rank", F.explode(F.sequence(F.lit(1), F.lit(most))))
-    text = F.concat(F.repeat(F.lit(WORD), settings.index.words), F.lit(MARK), F.col("rank").cast("string"))
+    # What is made of a text alone is asked once: two queries may find different ones
+    number = F.concat_ws(MARK, F.hex(F.xxhash64("query")), F.col("rank").cast("string"))
+    text = F.concat(F.repeat(F.lit(WORD), settings.index.words), F.lit(MARK), number)
     given = {"rank": F.col("rank"), "chunk_id": F.concat(F.lit(MARK), F.col("rank").cast("string")), "text": text}
     hits = [given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in FOUND.items()]
     return ranked.select(*rows.columns, *hits)

@@ -7,19 +7,24 @@ each: a correlation of ranks needs them all, and people have labelled them one b
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
 from jobs.tables import META_EVALUATION
+from udfs.statistics.confusion import accuracy, kappa, macro_f1
 from udfs.statistics.correlation import correlate
 from udfs.statistics.coverage import fleiss_kappa, item_averages
+from udfs.statistics.intervals import FloatArray, IntArray
+from udfs.statistics.totals import total_interval
 
 DATASET = "coverage"
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
 KAPPA = "fleiss_kappa"
 COUNTS = ("hits", "wrong", "missed", "rightly_left")
+# Of all labelled items together: covered and not covered are the two labels
+AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
 # Means that are equal as fractions are tied as numbers too: their last bits are dropped
 DIGITS = 12
 Row = dict[str, Any]
@@ -78,10 +83,13 @@ def _row(person: Mapping[str, Any], owner: Owner, found: Mapping[str, Any]) -> R
     return named | people | {name: found.get(name) for name in ("value", *COUNTS, "judged")}
 
 
-def evaluation_rows(rows: Sequence[Row], labels: Labels, *, clustered: bool, seed: int) -> list[Row]:
+def evaluation_rows(
+    rows: Sequence[Row], labels: Labels, more: Sequence[Row] = (), *, clustered: bool, seed: int
+) -> list[Row]:
     """The rows of the table `meta_evaluation`: by metric and model correlations and covered items, floors, kappa.
 
-    rows: of the table `coverage`. With `clustered`, intervals resample queries, and correlations stand by query too:
+    rows: of the table `coverage`; more: rows of single items (`jobs.study.itemwise`) and of models, which come last.
+    With `clustered`, intervals resample queries, and correlations stand by query too:
     of the means of each query's samples.
     """
     by_owner: dict[Owner, list[Row]] = defaultdict(list)
@@ -95,6 +103,7 @@ def evaluation_rows(rows: Sequence[Row], labels: Labels, *, clustered: bool, see
             found += [{"metric": metric, "model": model} | row for row in _items(own, clustered, seed)]
     kappa = {"measure": KAPPA, "level": BY_ITEM, "value": labels.kappa, "n": labels.compared}
     found.append({**kappa, "left_out": labels.items - labels.compared})
+    found += [{"level": BY_ITEM} | row for row in more]
     return [{name: ({"dataset": DATASET} | row).get(name) for name in META_EVALUATION.names} for row in found]
 
 
@@ -147,7 +156,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
     clusters = [row["query_id"] for row in judged] if clustered else None
     hits, wrong, missed = ([row[name] for row in judged] for name in ("hits", "wrong", "missed"))
     unjudged = {"macro": len(rows) - len(judged), "micro": sum(row["labelled"] - (row["judged"] or 0) for row in rows)}
-    return [
+    averages = [
         {
             "measure": f"{measure}_{average}",
             "level": BY_SAMPLE if average == "macro" else BY_ITEM,
@@ -159,3 +168,20 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
         }
         for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
     ]
+    return averages + _agreements(judged, clusters, unjudged["micro"], seed)
+
+
+def _agreements(rows: Sequence[Row], clusters: list[str] | None, left_out: int, seed: int) -> list[Row]:
+    """Cohen's kappa of metric and majority, macro-F1 and accuracy, over all labelled items; samples are resampled."""
+    counts = [[row[name] for name in COUNTS] for row in rows] or [[0] * len(COUNTS)]
+    found = []
+    for name, measure in AGREEMENTS.items():
+
+        def of_counts(totals: IntArray, measure: Callable[[IntArray], FloatArray] = measure) -> FloatArray:
+            return measure(totals.reshape(*totals.shape[:-1], 2, 2))
+
+        one = total_interval(of_counts, counts, clusters, seed=seed)
+        value = {"value": one.mean, "ci_low": one.low, "ci_high": one.high}
+        sizes = {"n": sum(map(sum, counts)), "left_out": left_out}
+        found.append({"measure": name, "level": BY_ITEM} | value | sizes)
+    return found

@@ -3,65 +3,147 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.study.coverage import BY_QUERY, BY_SAMPLE, KAPPA, Labels
+from jobs.study.coverage import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, Labels
+from jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
+from jobs.study.coverage_published import published
 from jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
 from udfs.retrieval.token_states import BERTSCORE
 from udfs.statistics.correlation import COEFFICIENTS
 from udfs.statistics.coverage import AVERAGES, MEASURES
 from udfs.statistics.surface import SURFACE
+from udfs.statistics.tiers import Subset
 
 Row = Mapping[str, Any]
 FLOORS = (*SURFACE, *BERTSCORE)
-# Samarinas et al. 2025; what is not printed for a row is None. Correlations are of ICAT-S with a 70B aligner
-PUBLISHED_METRIC = "icat"
-PUBLISHED_CORRELATIONS = {
-    "a corpus (ClueWeb)": {"pearson": 0.422, "spearman": 0.446, "kendall": 0.368},
-    "web search": {"pearson": 0.525, "spearman": 0.443, "kendall": 0.358},
-}
-PUBLISHED_ITEMS = {"precision": 0.903, "recall": 0.798, "f1": 0.835}
-PUBLISHED_KAPPA = 0.829
-PUBLISHED_FLOORS = {"bertscore_recall": 0.291, "meteor": 0.027, "rouge1": -0.058, "bleu": -0.099}
-NOT_AT_HAND = (
-    "Published (Samarinas et al. 2025) of responses to topics of the TREC Web Track, with ClueWeb or a web search as "
-    "the source. ClueWeb and the paper's human labels are not at hand: these figures are of other samples than ours, "
-    "and show only how large such figures are. Which coefficient the published floors are is not known here."
-)
+MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
 
 
-def render(
-    rows: Sequence[Row],
-    labels: Labels,
-    covered: Sequence[str],
-    costs: Mapping[str, Mapping[str, Cost]],
-    *,
-    clustered: bool,
-    notes: Sequence[str],
-) -> str:
+@dataclass(frozen=True)
+class Found:
+    """What a study of coverage found: rows of its tables, the labels, and those of them that mean covered.
+
+    rows: of `meta_evaluation`; tiers, misses: of `tiers` and `false_negatives`; means: by model, of the measures of
+    importance; subset: what the references were drawn as, None where all are taken.
+    """
+
+    rows: Sequence[Row]
+    labels: Labels
+    covered: Sequence[str]
+    tiers: Sequence[Row] = ()
+    misses: Sequence[Row] = ()
+    means: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    subset: Subset | None = None
+
+
+def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]) -> str:
     """The report as Markdown.
 
-    rows: of the table `meta_evaluation`, of one study. covered: the labels that mean covered. costs: of a sample, by
-    model and metric; none for scores that were given. notes: lines on what is left out. The same rows give the same
-    text; names from outside are escaped.
+    costs: of a sample, by model and metric; none for scores that were given. notes: lines on what is left out. The same
+    rows give the same text; names from outside are escaped.
     """
+    rows = found.rows
     units = "whole queries" if clustered else "single samples"
-    kappa = next(row for row in rows if row["measure"] == KAPPA)
     parts = [
         "# Meta-evaluation on coverage",
         f"Intervals: 95 % BCa, 10,000 resamples of {units}; p-values take samples for independent. Human coverage is "
         "the share of a sample's labelled items that most annotators found covered.",
-        f"Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in covered)}. Of {labels.items:,} "
-        f"items, {labels.labelled:,} have a majority; {labels.ties:,} are ties and "
-        f"{labels.items - labels.labelled - labels.ties:,} have no label: these are left out. Fleiss' kappa of the "
-        f"annotators: {_number(kappa['value'])}, over {kappa['n']:,} items with two labels or more.",
+        _labels(found),
         *[f"Note: {note}." for note in notes],
         *[_correlations(rows, level) for level in (BY_SAMPLE, BY_QUERY)],
         _items(rows),
+        _agreements(rows),
+        _single_items(rows),
+        _models(rows),
+        _tiers(found),
+        _misses(found.misses),
         _costs(costs),
-        _published(rows),
+        *published(rows, found.means),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _labels(found: Found) -> str:
+    """What people said; what the study is of, where that is not all."""
+    labels, kappa = found.labels, next(row for row in found.rows if row["measure"] == KAPPA)
+    taken = "" if found.subset is None else f"Of the subset {found.subset} alone. "
+    if not found.covered:
+        return f"{taken}{labels.items:,} items, none of them labelled: nothing is held against people."
+    return (
+        f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in found.covered)}. Of "
+        f"{labels.items:,} items, {labels.labelled:,} have a majority; {labels.ties:,} are ties and "
+        f"{labels.items - labels.labelled - labels.ties:,} have no label: these are left out. Fleiss' kappa of the "
+        f"annotators: {_number(kappa['value'])}, over {kappa['n']:,} items with two labels or more."
+    )
+
+
+def _agreements(rows: Sequence[Row]) -> str:
+    """A line a method: what agreement with the majority of annotators there is over all labelled items."""
+    own = [row for row in rows if row["model"] is not None and row["measure"] in AGREEMENTS]
+    by_owner: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in own:
+        by_owner.setdefault((row["metric"], row["model"]), {})[row["measure"]] = row
+    lines = [
+        [*owner, f"{found['kappa']['n']:,}", *(_interval(found[name]) for name in AGREEMENTS)]
+        for owner, found in by_owner.items()
+    ]
+    note = "Cohen's kappa, mean F1 of covered and not covered, and accuracy, of all labelled items together."
+    heads = ["metric", "model", "n", *AGREEMENTS]
+    return "\n\n".join(["## Agreement with the majority", note, markdown_table(heads, lines)]) if lines else ""
+
+
+def _single_items(rows: Sequence[Row]) -> str:
+    """The floors and ceilings of single items, and how weights tell must-have from nice-to-have references."""
+    measures = ("auc", "auc_weight", "accuracy")
+    own = [
+        row for row in rows if row["measure"] in measures and (row["model"] is None or row["measure"] == "auc_weight")
+    ]
+    lines = [[row["metric"], row["model"] or "-", row["measure"], _interval(row), f"{row['n']:,}"] for row in own]
+    note = (
+        "word_overlap: the share of an item's words that stand in the response. constant: one label for all. "
+        "annotator: one of them against the majority, which their own label is part of. auc_weight: weights of "
+        "must-have against those of nice-to-have references."
+    )
+    heads = ["who", "model", "measure", "value", "n"]
+    return "\n\n".join(["## Floors and ceilings of single items", note, markdown_table(heads, lines)]) if lines else ""
+
+
+def _models(rows: Sequence[Row]) -> str:
+    """Fleiss' kappa of models; empty where no metric has two."""
+    names = {MODELS_KAPPA: "of models", MAJORITIES_KAPPA: "of the two majorities"}
+    lines = [
+        [row["metric"], names[row["measure"]], _number(row["value"]), f"{row['n']:,}", f"{row['left_out']:,}"]
+        for row in rows
+        if row["measure"] in names
+    ]
+    heads = ["metric", "Fleiss' kappa", "value", "n", "left out"]
+    return f"## Agreement of models\n\n{markdown_table(heads, lines)}" if lines else ""
+
+
+def _tiers(found: Found) -> str:
+    """How many methods call a reference covered, of all references."""
+    if not found.tiers:
+        return ""
+    lines = [[row["tier"], f"{row['count']:,}"] for row in found.tiers]
+    note = "How many methods call a reference covered: all, some, one alone, none. Of all references, drawn or not."
+    return "\n\n".join(["## Tiers", note, markdown_table(["tier", "references"], lines)])
+
+
+def _misses(misses: Sequence[Row]) -> str:
+    """What methods missed; empty where nothing was."""
+    if not any(row["fn"] for row in misses):
+        return ""
+    columns = ("fn", "fn_candidate", "fn_entailment")
+    lines = [[row["method"], *(_count(row[name]) for name in columns)] for row in misses]
+    note = "Covered by most annotators and not by the method: no candidate covers it, or entailment said no."
+    heads = ["method", "missed", "no candidate", "no entailment"]
+    return "\n\n".join(["## False negatives", note, markdown_table(heads, lines)])
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
 
 
 def _correlations(rows: Sequence[Row], level: str) -> str:
@@ -107,26 +189,6 @@ def _costs(costs: Mapping[str, Mapping[str, Cost]]) -> str:
     lines = [[metric, model, *cost_cells(cost)] for model, own in costs.items() for metric, cost in own.items()]
     heads = ["metric", "model", "calls", "tokens", "cost"]
     return f"## What a sample cost\n\nOf all starts.\n\n{markdown_table(heads, lines)}" if lines else ""
-
-
-def _published(rows: Sequence[Row]) -> str:
-    """The paper's figures beside ours: of the metric by that name where it was evaluated, of the floors always."""
-    by_key = {(row["metric"], row["measure"]): row for row in rows if row.get("level") != BY_QUERY}
-    lines = []
-    ours = {name: _of(by_key, PUBLISHED_METRIC, name) for name in COEFFICIENTS}
-    for source, figures in PUBLISHED_CORRELATIONS.items():
-        lines += [[f"{name} of ICAT-S, {source}", ours[name], f"{value:.3f}"] for name, value in figures.items()]
-    for name, value in PUBLISHED_ITEMS.items():
-        lines.append([f"{name} of covered aspects", _of(by_key, PUBLISHED_METRIC, f"{name}_macro"), f"{value:.3f}"])
-    lines.append(["Fleiss' kappa of annotators", _of(by_key, None, KAPPA), f"{PUBLISHED_KAPPA:.3f}"])
-    for name, value in PUBLISHED_FLOORS.items():
-        lines.append([f"correlation of {name} (ours: pearson)", _of(by_key, name, "pearson"), f"{value:.3f}"])
-    return "\n\n".join(["## Published", NOT_AT_HAND, markdown_table(["figure", "here", "published"], lines)])
-
-
-def _of(by_key: Mapping[tuple[str | None, str], Row], metric: str | None, measure: str) -> str:
-    found = by_key.get((metric, measure))
-    return "-" if found is None else _number(found["value"])
 
 
 def _number(value: float | None) -> str:

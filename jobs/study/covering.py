@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -14,8 +14,9 @@ from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.study import coverage
 from jobs.study.agreement import read_rows
-from jobs.study.coverage_report import render
+from jobs.study.coverage_report import IMPORTANCE, Found, render
 from jobs.study.items import (
+    ITEM,
     Verdicts,
     check_items,
     floors_of,
@@ -25,10 +26,14 @@ from jobs.study.items import (
     read_items,
     read_verdicts,
 )
+from jobs.study.itemwise import annotator_rows, overlap_rows, weight_rows
+from jobs.study.methods import count_tiers, draw_items, kappas_of_models, read_misses
 from jobs.study.report import Cost
-from jobs.tables import COVERAGE, META_EVALUATION
+from jobs.study.runs import read_means
+from jobs.tables import COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
 from udfs.retrieval.embedding import find_model
 from udfs.retrieval.local_models import LocalModelFileError, ModelFiles
+from udfs.statistics.tiers import Subset
 
 # All that a study reads of a sample, beside its items
 NEEDS = ("query", "response")
@@ -42,6 +47,7 @@ class Items:
     samples: DataFrame  # of `read_items`
     judged: DataFrame  # of `judge_items`
     covered: tuple[str, ...]
+    steps: Workspace
 
     def verdicts(
         self, places: Mapping[str, str], metrics: Sequence[str] | None, judges: Mapping[str, Sequence[str]]
@@ -50,48 +56,100 @@ class Items:
         return read_verdicts(self.samples.sparkSession, places, metrics, self.judged, self.about, judges)
 
 
-def label_items(steps: Workspace, about: str, samples: DataFrame, covered: Sequence[str] | None) -> Items:
+@dataclass(frozen=True)
+class Plan:
+    """What a study is to be of: by model the place of its output, and the references, all where there is no subset.
+
+    `clustered`: intervals resample queries.
+    """
+
+    settings: Settings
+    places: Mapping[str, str]
+    subset: Subset | None = None
+    clustered: bool = False
+
+    @property
+    def seed(self) -> int:
+        """Of every draw."""
+        return self.settings.statistics.seed
+
+
+def label_items(
+    steps: Workspace,
+    about: str,
+    samples: DataFrame,
+    covered: Sequence[str] | None,
+    *,
+    metrics: Sequence[str] | None = None,
+    unlabelled: bool = False,
+) -> Items:
     """The items of the samples of the input `about`. Raises MetaEvaluationError as `read_items` and `check_items`."""
-    read = steps.keep(read_items(about, samples), "items")
-    labels = check_items(about, read, covered)
-    return Items(about, read, steps.keep(judge_items(read, labels), "judged-items"), labels)
+    read = steps.keep(read_items(about, samples, metrics), "items")
+    labels = check_items(about, read, covered, unlabelled=unlabelled)
+    return Items(about, read, steps.keep(judge_items(read, labels), "judged-items"), labels, steps)
 
 
 def write_study(
-    output: Output,
-    items: Items,
-    verdicts: Verdicts,
-    settings: Settings,
-    costs: Mapping[str, Mapping[str, Cost]],
-    *,
-    clustered: bool,
+    output: Output, items: Items, verdicts: Verdicts, plan: Plan, costs: Mapping[str, Mapping[str, Cost]]
 ) -> tuple[str, dict[str, Any]]:
-    """Writes the tables `coverage` and `meta_evaluation`; gives the report and what the manifest says of the study.
+    """Writes the tables of a study of coverage; gives the report and what the manifest says of the study.
 
     costs: of a sample, by model and metric, of those that were run.
     """
-    model, missing = _token_model(settings)
-    votes = read_rows(items.judged.groupBy("yes", "no").agg(F.count("*").alias("count")))
+    model, missing = _token_model(plan.settings)
+    methods = [method.name for method in verdicts.methods]
+    tiers = count_tiers(verdicts, items.judged)
+    notes = [missing] if missing else []
+    if tiers.unknown:
+        notes.append(f"{tiers.unknown:,} references are of no tier: some method says nothing of them")
+    if plan.subset is not None:
+        drawn, short = draw_items(tiers, plan.subset, methods, plan.seed)
+        kept = items.steps.keep(drawn, "subset")
+        output.write_rows("subset", read_rows(kept.orderBy(*ITEM)), SUBSET)
+        items = replace(items, judged=items.judged.join(kept.select(*ITEM), on=ITEM, how="left_semi"))
+        notes += short
+    counted = [{"dataset": coverage.DATASET, "tier": tier, "count": count} for tier, count in tiers.counts.items()]
     people = read_rows(human_coverage(items.samples, items.judged).orderBy("sample_id"))
+    votes = read_rows(items.judged.groupBy("yes", "no").agg(F.count("*").alias("count")))
     judged = read_rows(metric_coverage(verdicts.rows, items.judged))
     floors = read_rows(floors_of(_spread(items.samples), model))
     owners = [(metric, name) for name, metrics in verdicts.metrics.items() for metric in metrics]
     labels = coverage.count_labels(votes)
     samples = coverage.sample_rows(people, judged, floors, owners)
-    rows = coverage.evaluation_rows(samples, labels, clustered=clustered, seed=settings.statistics.seed)
-    notes = [missing] if missing else []
+    more = _single_items(items, verdicts, plan)
+    rows = coverage.evaluation_rows(samples, labels, more, clustered=plan.clustered, seed=plan.seed)
+    misses = read_misses(verdicts, plan.places, items.samples, items.judged)
     queries = len({row["cluster"] for row in people})
-    if queries < len(people) and not clustered:
+    if queries < len(people) and not plan.clustered:
         notes.append(
             f"{len(people):,} samples are of {queries:,} queries, and those of one query are alike: intervals that "
             "take samples one by one are too narrow; --cluster takes whole queries"
         )
-    report = render(rows, labels, items.covered, costs, clustered=clustered, notes=notes)
+    found = Found(rows, labels, items.covered, counted, misses, _means(items, plan, verdicts), plan.subset)
+    report = render(found, costs, clustered=plan.clustered, notes=notes)
     output.write_rows("coverage", samples, COVERAGE)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
+    output.write_rows("tiers", counted, TIERS)
+    output.write_rows("false_negatives", misses, FALSE_NEGATIVES)
     metrics = sorted({metric for metric, _ in owners})
     counts = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
-    return report, {"metrics": metrics, "labels": {"covered": list(items.covered), **counts}}
+    subset = None if plan.subset is None else str(plan.subset)
+    return report, {"metrics": metrics, "labels": {"covered": list(items.covered), **counts}, "subset": subset}
+
+
+def _single_items(items: Items, verdicts: Verdicts, plan: Plan) -> list[dict[str, Any]]:
+    """Rows of `meta_evaluation` of single items, and of the models together."""
+    options: dict[str, Any] = {"clustered": plan.clustered, "seed": plan.seed}
+    rows = kappas_of_models(verdicts, items.judged)
+    if items.covered:
+        rows += overlap_rows(items.samples, items.judged, **options) + annotator_rows(items.judged)
+    return rows + weight_rows(verdicts, items.samples, items.judged, **options)
+
+
+def _means(items: Items, plan: Plan, verdicts: Verdicts) -> dict[str, dict[str, float | None]]:
+    """By model the means of the measures of importance, where that is a metric of the study."""
+    places = {name: plan.places[name] for name, metrics in verdicts.metrics.items() if IMPORTANCE in metrics}
+    return read_means(items.samples.sparkSession, places, IMPORTANCE)
 
 
 def _token_model(settings: Settings) -> tuple[ModelFiles | None, str | None]:

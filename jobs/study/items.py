@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -16,34 +17,64 @@ from udfs.hints import aside, near_misses, shorten
 from udfs.retrieval.local_models import ModelFiles
 from udfs.samples.labelled import ITEMS, floor_batches, floor_names, floor_schema, item_batches
 
-# The columns of samples that may hold the items, the first that is there
+# The columns of samples that may hold the items, the first that is there; metrics that read references come first there
 SOURCES = ("aspects", "references")
+OF_REFERENCES = ("importance", "longrecall")
+# What kind of reference each is, where a data set says so
+TYPES = "reference_types"
 # What a label has to be, without case, for its item to count as covered where --covered names none
 COVERED = ("covered", "true", "yes", "1")
 VERDICTS = ("metric", "sample_id", "reference_id", "covered")
+# What else a row of `statements` may say of its reference: what the baselines of longrecall call it
+BASELINES = ("arecall", "erecall", "holistic")
+# Those of them that ask no model
+UNASKED = ("arecall", "erecall")
 KEYS = ["model", "metric", "sample_id", "reference_id"]
+ITEM = ["sample_id", "reference_id"]
 # So many labels of the input are looked at: whoever has more kinds has no labels there, but texts
 MOST_LABELS = 1000
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What metrics of models say of items: model, metric, sample_id, reference_id, covered boolean, null if unknown.
+class Method:
+    """What judges references: a metric under a model, or a baseline. `name` is what tables call it."""
 
-    `metrics` are those of each model, in the order asked for, or sorted.
+    name: str
+    metric: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What metrics of models say of items: model, metric, sample_id, reference_id, covered boolean, weight double.
+
+    covered is null if unknown. `metrics` are those of each model, in the order asked for, or sorted, each followed by
+    its baselines.
     """
 
     rows: DataFrame
     metrics: Mapping[str, tuple[str, ...]]
 
+    @property
+    def methods(self) -> list[Method]:
+        """`<metric>:<model>`; a baseline that asks no model and is of one model alone needs no model in its name."""
+        counts = Counter(metric for names in self.metrics.values() for metric in names)
+        return [
+            Method(metric if metric in UNASKED and counts[metric] == 1 else f"{metric}:{model}", metric, model)
+            for model, names in self.metrics.items()
+            for metric in names
+        ]
 
-def read_items(path: str, samples: DataFrame) -> DataFrame:
-    """sample_id, cluster, response, items array<struct<id, text, labels array<string>>>; a row a sample.
 
-    samples: sample_id, query, response, perhaps query_id, and a column of `SOURCES`. The cluster is the query_id, the
-    query where there is none, else the sample. Raises MetaEvaluationError where no column holds items.
+def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None = None) -> DataFrame:
+    """sample_id, cluster, response, types array<string>, items array<struct<id, text, labels, covered_by>>.
+
+    A row a sample; labels and covered_by are array<string>. samples: sample_id, query, response, perhaps query_id, and
+    a column of `SOURCES`; where all metrics are of `OF_REFERENCES`, references come first. The cluster is the query_id,
+    the query where there is none, else the sample. Raises MetaEvaluationError where no column holds items.
     """
-    source = next((name for name in SOURCES if name in samples.columns), None)
+    sources = SOURCES[::-1] if metrics and set(metrics) <= set(OF_REFERENCES) else SOURCES
+    source = next((name for name in sources if name in samples.columns), None)
     if source is None:
         near = aside(near_misses(SOURCES[0], samples.columns))
         raise MetaEvaluationError(
@@ -54,14 +85,20 @@ def read_items(path: str, samples: DataFrame) -> DataFrame:
     read = given.mapInArrow(item_batches, spark_schema(ITEMS))
     names = [name for name in ("query_id", "query") if name in samples.columns]
     cluster = F.coalesce(*[F.col(name).cast("string") for name in names], F.col("sample_id"))
-    return samples.select("sample_id", cluster.alias("cluster"), "response").join(read, on="sample_id", how="inner")
+    texts = T.ArrayType(T.StringType())
+    typed = TYPES in samples.columns and samples.schema[TYPES].dataType == texts
+    types = F.col(TYPES) if typed else F.lit(None).cast(texts)
+    named = samples.select("sample_id", cluster.alias("cluster"), "response", types.alias("types"))
+    return named.join(read, on="sample_id", how="inner")
 
 
-def check_items(path: str, read: DataFrame, covered: Sequence[str] | None) -> tuple[str, ...]:
+def check_items(
+    path: str, read: DataFrame, covered: Sequence[str] | None, *, unlabelled: bool = False
+) -> tuple[str, ...]:
     """The labels that mean covered: those given, else those of the input that are in `COVERED` but for case.
 
     Raises MetaEvaluationError for items that cannot be read, for a label given that no item has, and where no item has
-    a label at all.
+    a label at all, unless they may be `unlabelled`, or their kinds are given.
     """
     broken = read.where(F.col("error").isNotNull())
     shown = broken.select("sample_id", "error").orderBy("sample_id").limit(SHOWN).collect()
@@ -71,6 +108,8 @@ def check_items(path: str, read: DataFrame, covered: Sequence[str] | None) -> tu
     labels = read.select(F.explode("items").alias("item")).select(F.explode("item.labels").alias("label"))
     known = labels.where("label IS NOT NULL").groupBy("label").count().orderBy(F.desc("count"), "label")
     found = [row["label"] for row in known.limit(MOST_LABELS).collect()]
+    if not found and not covered and (unlabelled or not read.where("types IS NOT NULL").isEmpty()):
+        return ()
     if not found:
         raise MetaEvaluationError(f"{path}: no item has a label; give each {{id, text, labels}}, a label an annotator")
     if covered is None:
@@ -98,11 +137,12 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def judge_items(read: DataFrame, covered: Sequence[str]) -> DataFrame:
-    """sample_id, reference_id, yes and no long (annotators who found it covered or not), said boolean: the majority.
+    """sample_id, reference_id, yes and no long (annotators who found it covered or not), said and agreed, type string.
 
-    A row an item. `said` is null where annotators are split evenly, or none said anything. read: of `read_items`.
+    A row an item. `said` boolean is the majority, null where annotators are split evenly, or none said anything;
+    `agreed` array<boolean>, whether each annotator is with it, null where one said nothing. read: of `read_items`.
     """
-    item = read.select("sample_id", F.explode("items").alias("item"))
+    item = read.select("sample_id", "types", F.posexplode("items").alias("place", "item"))
     given = F.array_compact("item.labels")
     yes = F.size(F.filter(given, lambda label: label.isin(*covered)))
     votes = item.select(
@@ -110,8 +150,13 @@ def judge_items(read: DataFrame, covered: Sequence[str]) -> DataFrame:
         F.col("item.id").alias("reference_id"),
         yes.cast("long").alias("yes"),
         (F.size(given) - yes).cast("long").alias("no"),
+        F.transform("item.labels", lambda label: label.isin(*covered)).alias("labels"),
+        # An index beyond the end is null
+        F.get("types", F.col("place")).alias("type"),
     )
-    return votes.withColumn("said", F.when(F.col("yes") != F.col("no"), F.col("yes") > F.col("no")))
+    said = votes.withColumn("said", F.when(F.col("yes") != F.col("no"), F.col("yes") > F.col("no")))
+    agreed = F.transform("labels", lambda label: label == F.col("said"))
+    return said.select("sample_id", "reference_id", "yes", "no", "said", agreed.alias("agreed"), "type")
 
 
 def read_verdicts(
@@ -126,36 +171,79 @@ def read_verdicts(
 
     Arguments and errors as `jobs.study.inputs.read_score_tables`; items: of `judge_items`. Rows without a reference_id
     are of no item and are passed over. A sample that has none is not judged: its metric failed, and nothing says more.
+    What baselines say beside a metric comes with it; a baseline that asks no model and says the same under all of them
+    is taken once, of the first.
     """
     frames, found, problems = [], {}, []
     for model, place in places.items():
         frame = _read(spark, model, place)
-        has = sorted(row["metric"] for row in frame.select("metric").distinct().collect() if row["metric"] is not None)
+        pairs = [(row["owner"], row["metric"]) for row in frame.select("owner", "metric").distinct().collect()]
+        has = sorted({metric for _, metric in pairs if metric is not None})
         # A judge of some metrics is read for these alone
-        wanted = tuple(judged.get(model, metrics or has))
+        wanted = tuple(judged.get(model, metrics or sorted({owner for owner, _ in pairs if owner is not None})))
         problems += [
             f"{model} ({place}): no statements with a reference_id of metric `{shorten(name)}`"
             f"{aside(near_misses(name, has))}; it has {', '.join(has) or 'none'}"
             for name in wanted or ("any",)
             if name not in has
         ]
-        found[model] = wanted
-        frames.append(frame.where(F.col("metric").isin(*wanted)))
+        beside = [metric for metric in BASELINES if any((owner, metric) in pairs for owner in wanted)]
+        found[model] = tuple(dict.fromkeys((*wanted, *beside)))
+        frames.append(frame.where(F.col("metric").isin(*found[model])).drop("owner"))
     raise_all(problems)
     rows = reduce(DataFrame.unionByName, frames)
     _check_ids(rows, items, about)
-    return Verdicts(rows, found)
+    return _once(rows, found)
+
+
+def _once(rows: DataFrame, found: Mapping[str, tuple[str, ...]]) -> Verdicts:
+    """Verdicts without what `UNASKED` baselines say again under a further model."""
+    counts = Counter(metric for names in found.values() for metric in names)
+    several = [name for name in UNASKED if counts[name] > 1]
+    if not several:
+        return Verdicts(rows, found)
+    given = rows.where(F.col("metric").isin(*several)).groupBy("metric", *ITEM)
+    says = given.agg(F.count("covered").alias("given"), (F.min("covered") == F.max("covered")).alias("alike"))
+    differ = ~F.coalesce("alike", F.lit(False))
+    counted = says.groupBy("metric").agg(F.max("given").alias("most"), F.min("given").alias("least"), F.max(differ))
+    same = [
+        row["metric"]
+        for row in counted.collect()
+        if row["most"] == row["least"] == counts[row["metric"]] and not row[3]
+    ]
+    first = {name: next(model for model, names in found.items() if name in names) for name in same}
+    kept = {model: tuple(one for one in names if first.get(one, model) == model) for model, names in found.items()}
+    for name, model in first.items():
+        rows = rows.where((F.col("metric") != name) | (F.col("model") == model))
+    return Verdicts(rows, kept)
 
 
 def _read(spark: SparkSession, model: str, place: str) -> DataFrame:
-    """The columns of `Verdicts.rows`. Raises MetaEvaluationError for unreadable files and missing columns."""
+    """The columns of `Verdicts.rows`, and owner: the metric whose row it is, which for a baseline is another.
+
+    Raises MetaEvaluationError for unreadable files, missing columns and verdicts that are no booleans.
+    """
     where = f"{model} ({place})"
     rows = read_columns(spark, where, place, "statements", VERDICTS)
-    if not isinstance(rows.schema["covered"].dataType, T.BooleanType):
-        kind = rows.schema["covered"].dataType.simpleString()
-        raise MetaEvaluationError(f"{where}: the column `covered` is {kind}; give true, false, or null where unknown")
-    names = [F.col(name).cast("string").alias(name) for name in VERDICTS[:-1]]
-    return rows.where("reference_id IS NOT NULL").select(F.lit(model).alias("model"), *names, "covered")
+    baselines = [name for name in BASELINES if name in rows.columns]
+    for name in ("covered", *baselines):
+        if not isinstance(rows.schema[name].dataType, T.BooleanType):
+            kind = rows.schema[name].dataType.simpleString()
+            raise MetaEvaluationError(
+                f"{where}: the column `{name}` is {kind}; give true, false, or null where unknown"
+            )
+    given = rows.where("reference_id IS NOT NULL")
+    names = [F.col(name).cast("string").alias(name) for name in ITEM]
+    weight = (F.col("weight") if "weight" in rows.columns else F.lit(None)).cast("double").alias("weight")
+    owner = F.col("metric").cast("string").alias("owner")
+
+    def said(metric: Column, name: str) -> DataFrame:
+        return given.select(
+            F.lit(model).alias("model"), owner, metric.alias("metric"), *names, F.col(name).alias("covered"), weight
+        )
+
+    others = [said(F.lit(name), name).where("covered IS NOT NULL") for name in baselines]
+    return reduce(DataFrame.unionByName, others, said(owner, "covered"))
 
 
 def _check_ids(rows: DataFrame, items: DataFrame, about: str) -> None:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import (
+    clustering,
     condensation,
     cpu,
     embedding,
+    grounding,
     limit,
     memory,
     nights,
@@ -46,7 +48,9 @@ BENCHMARKS = {
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
+    "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
+    "grounding": Benchmark("requests and speed of icat", grounding.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
@@ -58,7 +62,7 @@ BENCHMARKS = {
 }
 
 REQUESTS = (
-    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing), "
+    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing, grounding), "
     "samples in the store (start), all (soak)"
 )
 REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, embedding, pairs, recall, start, statistics)"
@@ -94,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all by default")
     parser.add_argument("--requests", type=_count, metavar="N", help=REQUESTS)
     parser.add_argument("--pairs", type=_count, metavar="N", help=REPETITIONS)
-    parser.add_argument("--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory)")
+    parser.add_argument(
+        "--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory, grounding)"
+    )
     parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
     parser.add_argument("--graphs", type=_sizes, metavar="N,N", default=Options.graphs, help="graphs (condensation)")
     parser.add_argument("--nights", type=_sizes, metavar="N,N", default=Options.nights, help="nights (nights)")

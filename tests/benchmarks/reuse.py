@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -57,7 +58,12 @@ def fill_store(store: Path, count: int, base_url: str) -> None:
 
 def make_completions(numbers: range) -> pa.Table:
     """A table of good completions, one a number."""
-    size = len(numbers)
+    return completions_of([_made_up_id(number) for number in numbers], [_made_up_text(number) for number in numbers])
+
+
+def completions_of(ids: Sequence[str], texts: Sequence[str]) -> pa.Table:
+    """A table of good completions of these requests."""
+    size = len(ids)
     same = {
         "finish_reason": "stop",
         "model": "fake-model",
@@ -71,8 +77,7 @@ def make_completions(numbers: range) -> pa.Table:
         "run_id": "earlier",
     }
     columns = {name: pa.repeat(pa.scalar(value, COMPLETIONS.field(name).type), size) for name, value in same.items()}
-    columns["request_id"] = pa.array([_made_up_id(number) for number in numbers])
-    columns["text"] = pa.array([_made_up_text(number) for number in numbers])
+    columns["request_id"], columns["text"] = pa.array(ids), pa.array(texts)
     missing = {field.name: pa.nulls(size, field.type) for field in COMPLETIONS if field.name not in columns}
     columns |= missing
     return pa.table([columns[name] for name in COMPLETIONS.names], schema=COMPLETIONS)

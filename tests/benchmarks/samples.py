@@ -30,11 +30,11 @@ def read_variables(path: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in ("query", "contexts", "response")} for row in rows]
 
 
-def bound_stage(base_url: str) -> Stage:
-    """The stage as the whole job binds it by `SETTINGS`."""
+def bound_stage(base_url: str, name: str = STAGE) -> Stage:
+    """A stage as the whole job binds it by `SETTINGS`."""
     overrides = [*SETTINGS, f"llm.base_url={base_url}"]
     resolved = load_settings(None, overrides, None, {}, asks=False, local_installed=lambda: False)
-    return bind_stage(STAGE, resolved.settings)
+    return bind_stage(name, resolved.settings)
 
 
 def _sample(number: int) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def e2e(payload: Payload) -> str:
     if payload.get("stage") == "summarise_context":
         return expected_summary(payload["text"]) or "None"
     if payload.get("stage") == "generate_answer":
-        return " ".join(filter(None, map(expected_summary, payload["contexts"]))) or NO_INFORMATION
+        return " ".join(filter(None, map(expected_summary, payload["contexts"] or ()))) or NO_INFORMATION
     if payload.get("stage") != "evaluate_coverage":
         return fixed(payload)
     covered, uncovered = expected_e2e(payload["query"], payload["contexts"], payload["response"])

@@ -37,7 +37,7 @@ class Options:
     """What a job does with a world: the judge that the server is, and the job's settings.
 
     `lost(claim, chunk)` and `unfound(claim)` say whose verdict and whose retrieval failed. `read` is what the parsers
-    make of a claim.
+    make of a claim. `verify(chunk, claim)` gives the relation where it is not the server that judges.
     """
 
     judge: str = "closed"
@@ -49,16 +49,25 @@ class Options:
     lost: Callable[[str, str], bool] = lambda claim, chunk: False
     unfound: Callable[[str], bool] = lambda claim: False
     read: Callable[[str], str] = str.strip
+    verify: Callable[[str, str], str] | None = None
+
+    def relate(self, chunk: str, claim: str) -> str:
+        """The relation of a chunk to a claim."""
+        return self.verify(chunk, claim) if self.verify else relate_text(chunk, claim, self.judge)
 
 
 @dataclass(frozen=True)
 class ExpectedClaim:
-    """A claim, its verdict, None where it is unjudged, and the ids of the chunks that support it by rank."""
+    """A claim, its verdict, None where it is unjudged, and the ids of the chunks that support it by rank.
+
+    `judged`: by rank the chunks that are held against it, each with its relation, None where that was lost.
+    """
 
     text: str
     verdict: str | None
     evidence: tuple[str, ...]
     document_id: str | None
+    judged: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,17 +141,17 @@ def _judge(claim: str, chunks: Sequence[Chunk], options: Options) -> ExpectedCla
     """Supported where one chunk entails it, else contradicted where one contradicts it, unjudged where one was lost."""
     if options.unfound(claim):
         return ExpectedClaim(claim, None, (), None)
-    relations = [
-        None if options.lost(claim, chunk.text) else relate_text(chunk.text, claim, options.judge) for chunk in chunks
-    ]
+    relations = [None if options.lost(claim, chunk.text) else options.relate(chunk.text, claim) for chunk in chunks]
     grounding = [rank for rank, relation in enumerate(relations, start=1) if relation == "entailment"]
+    last = options.top
+    if grounding and options.early_stop:
+        last = next(end for end in (*_WAVES, options.top) if end >= grounding[0])
+    judged = tuple((chunk.chunk_id, relation) for chunk, relation in zip(chunks, relations, strict=True))[:last]
     if grounding:
-        last = next(end for end in (*_WAVES, options.top) if end >= grounding[0]) if options.early_stop else options.top
-        evidence = tuple(chunks[rank - 1].chunk_id for rank in grounding if rank <= last)
-        return ExpectedClaim(claim, "supported", evidence, chunks[grounding[0] - 1].document_id)
-    if None in relations:
-        return ExpectedClaim(claim, None, (), None)
-    return ExpectedClaim(claim, "contradicted" if "contradiction" in relations else "not_supported", (), None)
+        evidence = tuple(name for name, relation in judged if relation == "entailment")
+        return ExpectedClaim(claim, "supported", evidence, chunks[grounding[0] - 1].document_id, judged)
+    verdict = "contradicted" if "contradiction" in relations else "not_supported"
+    return ExpectedClaim(claim, None if None in relations else verdict, (), None, judged)
 
 
 def _aspects(sample: Mapping[str, Any], options: Options) -> list[tuple[str | None, str]]:

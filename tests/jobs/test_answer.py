@@ -67,6 +67,17 @@ def test_a_job_is_answered_once_and_its_actor_is_kept(server: ModelServer, tmp_p
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: ModelServer, tmp_path: Path) -> None:
+    idle: list[Any] = []
+    job = job_of(server, tmp_path, 40)
+    assert answered(job, idle=idle).tally.done == 40
+    more = [{"request_id": f"more{number}", "query": "Who?", "text": f"More {number}."} for number in range(5)]
+    pq.write_table(pa.Table.from_pylist(more), tmp_path / "requests" / "unit.parquet")
+    assert answered(job, idle=idle).tally.done == 5
+    assert len(rows_in(tmp_path / "store")) == server.count() == 45
+
+
+@pytest.mark.usefixtures("cluster")
 def test_an_exception_in_the_driver_still_dismisses_its_actors(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.05)
     idle: list[Any] = []

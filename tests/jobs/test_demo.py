@@ -46,6 +46,21 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
     assert "nothing left to ask" in again.stdout
 
 
+def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_documents(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "jobs.cli", "demo", "--metric", "icat"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
+    assert ended.returncode == 0, ended.stderr
+    run = open_run(tmp_path / "untold-demo-icat")
+    scores = run.table("scores").to_pylist()
+    assert {row["status"] for row in scores} == {"ok"}
+    verdicts = {row["text"]: row["verdict"] for row in run.table("claims").to_pylist()}
+    # What a document says word for word is supported, and of the survey of 1955 none speaks
+    assert verdicts["Most reference works call the Nile the longest river in the world."] == "supported"
+    assert all(verdict != "supported" for text, verdict in verdicts.items() if "1955" in text)
+    assert "beside what a person would expect" in ended.stdout
+    assert all(f"\n{row['sample_id']} " in ended.stdout for row in scores)
+
+
 def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--endpoint", "local", "--metric", "nli"]
     command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=false"]

@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.asking.prompts import bind_stage
 from jobs.cli.main import main
 from jobs.generate import GenerateRequest, generate, make_failures, make_samples
 from jobs.inputs.questions import read_questions
 from jobs.inputs.samples import SampleError, Samples
 from jobs.run.progress import Display
 from jobs.settings.loading import Resolved, load_settings
-from jobs.settings.model import decoding_for
+from jobs.settings.model import Settings, decoding_for
 from jobs.settings.systems import SystemsError, load_systems
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import PROMPTS
 from tests.sample_files import write_csv, write_lines, write_parquet
+from udfs.llm.templates import compile_prompt
 
 QUESTION = {"query": "q", "contexts": ["a", {"id": "x", "text": "b"}]}
 SERVER = ("llm.base_url=http://h/v1", "llm.model=m")
@@ -149,6 +151,33 @@ def test_the_questions_of_eli5_category_are_read(spark: SparkSession, data: Path
     assert rows_of(found)["5lcm18"]["query"] == "Why do old games running on new hardware still have technical issues?"
 
 
+def test_topics_of_the_web_track_are_questions_with_aspects_and_without_contexts(
+    spark: SparkSession, data: Path
+) -> None:
+    found, notes = read_questions(spark, str(data / "trec_web"), format="trec_web", limit=3)
+
+    rows = rows_of(found)
+    assert (notes, list(rows)) == ([], ["1", "10", "100"])
+    assert rows["1"]["query"].startswith("Find information on President Barack Obama")
+    assert rows["1"]["contexts"] == []
+    assert [aspect["id"] for aspect in rows["1"]["aspects"]] == ["1", "2", "3"]
+    assert (rows["1"]["query_id"], rows["1"]["topic"]) == ("1", "obama family tree")
+
+
+def test_who_has_no_contexts_answers_from_what_it_knows() -> None:
+    stage = bind_stage("generate_answer", Settings())
+    prompt = compile_prompt(stage.template, api="chat", name=stage.name)
+    known, nothing, given = (
+        [turn["content"] for turn in prompt.messages({"query": "Why?", "contexts": contexts})]
+        for contexts in (None, [], ["It is so."])
+    )
+
+    assert "from what you know" in known[0]
+    assert not any("context" in turn for turn in known)
+    # Contexts that say nothing are no leave to say what is in none of them
+    assert nothing[:-1] == given[:-1] != known[:-1]
+
+
 def load(folder: Path, text: str, *overrides: str, environ: Mapping[str, str] | None = None) -> dict[str, Resolved]:
     path = folder / "systems.yaml"
     path.write_text(text, encoding="utf-8")
@@ -269,10 +298,30 @@ def test_a_failure_and_what_was_not_asked_are_no_answers(spark: SparkSession) ->
     ]
 
 
-@pytest.mark.parametrize("flags", [("--format", "eli5_category"), ("--contexts", "c.jsonl")])
+@pytest.mark.parametrize(
+    "flags",
+    [("--format", "eli5_category"), ("--contexts", "c.jsonl"), ("--format", "trec_web", "--contexts", "c.jsonl")],
+)
 def test_a_format_and_contexts_go_together(capsys: pytest.CaptureFixture[str], flags: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["generate", "--input", "a", "--output", "b", "--systems", "c", *flags])
 
     assert raised.value.code == 2
     assert "--format eli5_category and --contexts go together" in capsys.readouterr().err
+
+
+def test_questions_of_a_known_data_set_bring_their_contexts_and_references(spark: SparkSession, tmp_path: Path) -> None:
+    answer = {"answer_text": "Marigold", "aid": "a0", "proof": [{"proof_text": "Osk built the Marigold."}]}
+    path = write_lines(tmp_path / "a.jsonl", [{"qid": "7", "question_text": "Which boat?", "answer_list": [answer]}])
+    (found,) = read_questions(spark, path, format="qampari")[0].samples.collect()
+    assert (found["sample_id"], found["query"]) == ("7", "Which boat?")
+    assert [context["text"] for context in found["contexts"]] == ["Marigold: Osk built the Marigold."]
+    assert [one.asDict() for one in found["references"]] == [
+        dict.fromkeys(("weight", "labels", "covered_by"))
+        | {"id": "a0", "anchor": "Marigold", "text": "Osk built the Marigold."}
+    ]
+    prompts = write_lines(tmp_path / "b.jsonl", [{"prompt": "What is rain?", "canary": "c"}])
+    (prompt,) = read_questions(spark, prompts, format="longfact")[0].samples.collect()
+    assert (prompt["query"], prompt["contexts"]) == ("What is rain?", [])
+    with pytest.raises(SampleError, match="no column `prompt`"):
+        read_questions(spark, path, format="longfact")

@@ -78,7 +78,7 @@ def test_missing_references_come_with_their_candidates(run: Path, capsys: pytest
     shown = [line.strip() for line in lines if line.strip()]
     start = shown.index(
         "score: 0.33, between 0.25 and 0.50 (partial), 1 covered, 2 missing, 1 references unjudged, "
-        "4 facts beyond the cap dropped"
+        "4 beyond longrecall.max_facts left out"
     )
     assert shown[start + 1 : -1] == [
         "missing: 3 references",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.fakes.rules import Request, condition, deeds_of, hash_of
+from tests.runs.fates import ASKED_ONCE, ATTEMPTS, ERRORS, PASSING, Fate, fate_of, key_of
 from tests.runs.harness import (
-    PROMPTS,
     Row,
     expected_statements,
     make_samples,
@@ -26,9 +25,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from udfs.llm.templates import compile_prompt
 
-ATTEMPTS = 4
 SHARE = 0.02
 STAGES = ("summarise_context", "evaluate_coverage")
 SETTINGS = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS}
@@ -53,29 +50,6 @@ RULES = [
     _rule("evaluate_coverage", "hang"),
     _rule("evaluate_coverage", "garbage"),
 ]
-ERRORS = {
-    "status": "http_500",
-    "refuse": "connection",
-    "hang": "timeout",
-    "html": "bad_body",
-    "cut_json": "bad_body",
-    "empty": "empty",
-    "length": "truncated",
-    "garbage": "unparsable",
-    "finish": "bad_finish",
-}
-ASKED_ONCE = {"http_400", "http_403", "http_408"}
-PASSING = {"http_408", "http_500", "connection", "timeout", "bad_body", "bad_finish"}
-
-
-@dataclass(frozen=True)
-class Fate:
-    """What must come of a request: its error_type (None: answered), its calls, the 429s among them."""
-
-    error_type: str | None
-    calls: int
-    limited: int
-    estimated: bool = False
 
 
 @dataclass
@@ -87,34 +61,6 @@ class Expectation:
 
     def of_stage(self, stage: str) -> list[Fate]:
         return [fate for (name, _), fate in self.fates.items() if name == stage]
-
-
-def key_of(payload: Mapping[str, Any]) -> int:
-    """The hash by which the server knows a prompt."""
-    source = (PROMPTS / f"{payload['stage']}.jinja").read_text(encoding="utf-8")
-    (message,) = compile_prompt(source).messages(payload)
-    return hash_of(message["content"].encode("utf-8"))
-
-
-def fate_of(payload: Row, rules: Sequence[Row]) -> Fate:
-    """What the rules make of a request that is asked until it is answered or has used up its attempts."""
-    tests = [(condition(rule["when"], index), deeds_of(rule)) for index, rule in enumerate(rules)]
-    attempts = limited = 0
-    while True:
-        calls = attempts + limited + 1
-        request = Request(True, {}, b"", "", payload, key_of(payload), 0, calls, 0.0)
-        deeds = next((deeds for holds, deeds in tests if holds(request)), {})
-        deed = next(iter(deeds), None)
-        if deed in (None, "no_usage"):
-            return Fate(None, calls, limited, deed == "no_usage")
-        if deed == "filter" or f"http_{deeds.get('status')}" in ASKED_ONCE:
-            return Fate("filtered" if deed == "filter" else f"http_{deeds['status']}", calls, limited)
-        if deeds.get("status") == 429:
-            limited += 1
-            continue
-        attempts += 1
-        if attempts == ATTEMPTS:
-            return Fate(ERRORS[str(deed)], calls, limited)
 
 
 def expect(samples: Sequence[Row], rules: Sequence[Row]) -> Expectation:

@@ -95,6 +95,28 @@ def test_two_systems_answer_what_is_asked_and_are_scored(
     }
 
 
+TOPICS = """<webtrack2012>
+  <topic number="151" type="faceted"><query>403b</query><description>What is a 403b plan?</description>
+    <subtopic number="1" type="inf">Who may take part?</subtopic><subtopic number="2" type="inf">Taxes</subtopic>
+  </topic>
+</webtrack2012>"""
+
+
+@pytest.mark.slow
+def test_topics_are_answered_without_contexts_and_keep_their_aspects(
+    generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
+) -> None:
+    server.configure(rules=[{"when": {"contains": '"contexts": null'}, "do": {"text": "A plan for teachers."}}])
+    (tmp_path / "topics.web.151-200.txt").write_text(TOPICS, encoding="utf-8")
+    ended = generate(server, tmp_path / "topics.web.151-200.txt", tmp_path / "out", "--format", "trec_web")
+    assert ended.code == 0, ended.err
+    rows = {row["sample_id"]: row for row in read_table(tmp_path / "out", "samples")}
+    assert rows.keys() == {"151:terse", "151:whole"}
+    row = rows["151:whole"]
+    assert (row["query"], row["response"], row["contexts"]) == ("What is a 403b plan?", "A plan for teachers.", [])
+    assert (row["query_id"], [one["text"] for one in row["aspects"]]) == ("151", ["Who may take part?", "Taxes"])
+
+
 def check_samples(output: Path) -> None:
     samples = read_table(output, "samples")
     answered = [number for number in range(COUNT) if number != 3]

@@ -16,10 +16,10 @@ from tests.fakes.lookups import documents, vector_of
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
+from tests.runs.icat_jobs import ICAT, embedder, searcher
 from tests.runs.worlds import rows_by_sample, scores_of
 from tests.udfs.retrieval.onnx_files import write_classifier
 
-ICAT = ("--metric", "icat")
 SETTINGS = {"llm.max_attempts": 1, "icat.aspects": 4}
 HOME, FLEET, TASTE = "Ada Mill lives in France.", "Ada Mill owns exactly 7 boats.", "Ada Mill likes tea."
 BROKEN = "Ada Mill owns at least 3 boats."
@@ -69,10 +69,6 @@ RULES = [
     rule({"text": "no object"}, stage="align_claims", contains="Europe"),
     rule({"text": '{"topic_id": 1, "evidence": [1, 9]}\n{"topic_id": 12, "evidence": [1]}'}, stage="align_claims"),
 ]
-
-
-def embedder(server: ModelServer) -> dict[str, str]:
-    return {"embeddings.base_url": server.base_url, "embeddings.model": "embedder"}
 
 
 @pytest.fixture(scope="module")
@@ -355,13 +351,7 @@ def test_claims_are_looked_up_on_the_web_and_judged_by_a_classifier(run_here: Ru
     write_classifier(tmp_path / "judge", sorted(words), ["entailment", "neutral", "contradiction"])
     path = write_samples(tmp_path / "samples.jsonl", ALONE)
     with ModelServer(answer="world", rules=judge(grounded, wrong)) as server:
-        settings = {
-            "knowledge.source": "web",
-            "search.base_url": server.search_url,
-            "search.api_key_env": "null",
-            "search.requests_per_minute": "null",
-            "grounding.verifier": tmp_path / "judge",
-        }
+        settings = {**searcher(server), "grounding.verifier": tmp_path / "judge"}
         ended = run_here(server, path, tmp_path / "out", *ICAT, settings=settings)
         asked = Counter(arrival.stage for arrival in server.arrivals())
     assert ended.code == 0, ended.err

@@ -97,3 +97,73 @@ def test_two_models_are_run_continued_and_set_side_by_side(
     with open(tmp_path / "sheet" / "annotation_key.csv", encoding="utf-8-sig", newline="") as stream:
         assert sorted(row["metric"] for row in csv.DictReader(stream)) == ["e2e"] * 4 + ["nli"] * 4
     assert server.count() == calls
+
+
+def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    rows = [
+        ("Ada Mill lives in Lyon.", ["Ada Mill lives in Lyon."], "supported"),
+        ("Ada Mill lives in Lyon.", ["Ada Mill likes tea."], "not_supported"),
+        ("Boris Works likes tea.", ["Boris Works lives in Lyon.", "Boris Works likes tea."], "supported"),
+        ("Boris Works likes rain.", [], "not_supported"),
+    ]
+    claims = [
+        {"sample_id": f"c{place}", "claim": claim, "evidence": evidence, "label": label}
+        for place, (claim, evidence, label) in enumerate(rows)
+    ]
+    write_samples(tmp_path / "claims.jsonl", claims)
+    server.configure(answer="world")
+    output, endpoints = tmp_path / "out", write_presets(tmp_path, server)
+    words = ["meta-evaluate", "--dataset", "claims", "--input", str(tmp_path / "claims.jsonl"), "--output", str(output)]
+    for key, value in SETTINGS.items():
+        words += ["--set", f"{key}={value}"] if key != "llm.model" else []
+    ended = run_here.command([*words, *endpoints, "--set", "budget.max_calls=2"])
+    assert ended.code == 3, ended.err
+    assert "continue with: untold meta-evaluate" in ended.err
+    assert read_manifest(output)["status"] == "budget"
+    ended = run_here.command([*words, *endpoints])
+    assert ended.code == 0, ended.err
+    # A claim without evidence is not supported, unasked; what was answered before the budget ended it is kept
+    assert server.count("verify_claim") == server.count() == 6
+    assert "1 claims have no evidence: not supported, unasked" in ended.err
+    found = {(row["model"], row["measure"]): row for row in read_table(output, "meta_evaluation")}
+    assert [found[model, "accuracy"]["value"] for model in MODELS] == [1, 1]
+    place = output / "runs" / MODELS[1] / "claims"
+    stored = ["meta-evaluate", "--dataset", "claims", "--input", str(tmp_path / "claims.jsonl")]
+    again = run_here.command([*stored, "--output", str(tmp_path / "again"), "--scores", f"b={place}"])
+    assert again.code == 0, again.err
+    assert server.count() == 6
+    assert "| verify_claim | b | 4 | 0 | 1.0000" in again.out
+
+
+@pytest.mark.slow
+def test_k_qa_has_the_published_baseline_and_the_candidates_that_are_expected(
+    run_here: RunHere, server: ModelServer, data: Path, tmp_path: Path
+) -> None:
+    """A judge that says `Match` to whatever it is shown covers what has a candidate, and misses nothing else."""
+    server.configure(answer="fixed")
+    given = ["--format", "k_qa", "--input", str(data / "k_qa" / "NLI_medical_annotator.csv")]
+    options = {**SETTINGS, "llm.base_url": server.base_url, "longrecall.segmentation": "sentences"}
+    words = ["score", "--metric", "longrecall", "--output", str(tmp_path / "run"), *given]
+    for key, value in {**options, "longrecall.resolve_coreference": False}.items():
+        words += ["--set", f"{key}={value}"]
+    ended = run_here.command(words)
+    assert ended.code == 0, ended.err
+    scores = ["--scores", f"judge={tmp_path / 'run'}", "--covered", "Entailment"]
+    ended = run_here.command(
+        ["meta-evaluate", "--dataset", "coverage", *given, *scores, "--output", str(tmp_path / "o")]
+    )
+    assert ended.code == 0, ended.err
+    found = {(row["metric"], row["measure"]): row["value"] for row in read_table(tmp_path / "o", "meta_evaluation")}
+    baseline = [round(found["erecall", f"{name}_micro"], 4) for name in ("precision", "recall", "f1")]
+    assert baseline == [0.8333, 0.0980, 0.1754]
+    own = [row for row in read_table(tmp_path / "o", "coverage") if row["metric"] == "longrecall"]
+    assert sum(row["hits"] for row in own) == pytest.approx(151, abs=2)
+    assert sum(row["wrong"] for row in own) == pytest.approx(201, abs=2)
+    missed = {row["method"]: row for row in read_table(tmp_path / "o", "false_negatives")}
+    judge = missed["longrecall:judge"]
+    assert (judge["fn_candidate"], judge["fn_entailment"]) == (153 - sum(row["hits"] for row in own), 0)
+    assert missed["erecall"]["fn"] == 153 - 15
+    tiers = {row["tier"]: row["count"] for row in read_table(tmp_path / "o", "tiers")}
+    assert sum(tiers.values()) == 399

@@ -86,10 +86,12 @@ class Answer:
 class Work:
     """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
 
-    `gone`: what askers of the same stage that died had spent, by name.
+    `asking`: one asking of a stage, which a start may ask several times; `gone`: what askers of the same one that died
+    had spent, by name.
     """
 
     name: str
+    asking: str
     run: str
     stage: Stage
     settings: CallSettings

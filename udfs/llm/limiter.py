@@ -72,7 +72,7 @@ NOTHING_SPENT = Spent()
 class Report:
     """What a client tells with every lease. Counts are since the last report unless said otherwise.
 
-    `run` is one stage of one start of a run. `estimates`: tokens of the next calls it wants slots for. `number`: of the
+    `run` is one asking of a stage. `estimates`: tokens of the next calls it wants slots for. `number`: of the
     report, from 1; one that is sent twice is told once. `held`: unused slots it keeps, with `held_tokens`. `spent`:
     since the client started; `spent_before`: of the run before this client existed. `unused_tokens`: leased minus used
     of what ended or was dropped (negative where more was used). `faults`: failures to reach the endpoint since its last

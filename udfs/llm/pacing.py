@@ -148,7 +148,7 @@ class Pacing:
         cost = settings.prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
         return Report(
             client=work.name,
-            run=f"{work.run}/{work.stage.name}",
+            run=work.asking,
             estimates=estimates,
             in_flight=in_flight,
             held=self.held,

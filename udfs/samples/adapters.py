@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from udfs.samples import realsumm, trec_web
-from udfs.samples.records import Record, Unit
+from udfs.samples import expertqa, k_qa, lists, realsumm, trec_web
+from udfs.samples.records import READERS, Record, Unit
 
+LINES = "*.jsonl"
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
 CONFLICTBANK_CONTEXTS = {
     "D": "default_evidence",
@@ -27,12 +28,14 @@ class Adapter:
     """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for.
 
     Files that no extension names have a `read` of their own, which is given those that are named like `files`.
+    `by_row`: ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole.
     """
 
     required: tuple[str, ...]
     expand: Callable[[Record, int], list[Record]]
     files: str = "*"
     read: Callable[[Unit], Iterator[Record]] | None = None
+    by_row: bool = True
 
 
 def _wikicontradict(record: Record, row: int) -> list[Record]:
@@ -90,6 +93,16 @@ def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Recor
     ]
 
 
+def _longfact(record: Record, _: int) -> list[Record]:
+    """A prompt of LongFact (Wei et al. 2024) as a question; the canary that stands in every row is no part of it."""
+    return [record] if record.problem else [Record({"query": record.values.get("prompt"), "contexts": []})]
+
+
+def read_lines(unit: Unit) -> Iterator[Record]:
+    """The rows of a file of JSON Lines, whatever it is called."""
+    return READERS["lines"](replace(unit, kind="lines"))
+
+
 def _as_read(record: Record, _: int) -> list[Record]:
     """The record itself."""
     return [record]
@@ -108,6 +121,13 @@ FORMATS: dict[str, Adapter] = {
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",))),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
     "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system),
-    # Queries with their aspects; responses are whoever's answers them
+    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers),
+    # Their folders hold a licence and other files beside the rows
+    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines),
+    "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines),
+    # Queries with their aspects or references; responses are whoever's answers them
     "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics),
+    "qampari": Adapter(lists.QAMPARI, lists.qampari),
+    "romqa": Adapter(lists.ROMQA, lists.romqa),
+    "longfact": Adapter(("prompt",), _longfact),
 }

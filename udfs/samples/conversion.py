@@ -15,10 +15,14 @@ KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
 # What some metrics read where it is there: whose question a row is, and what an answer to it ought to cover
 OPTIONAL = ("query_id", "aspects", "references")
+# A required column that another may stand in for: what is looked in for facts, or the facts themselves
+EITHER = "contexts or references"
 # How those of them are read that hold items
 ITEMS = {"aspects": normalise_aspects, "references": normalise_references}
 # What text begins with that is meant as a list of JSON, whole or not; a text may begin with a bracket
 JSON_LISTS = ('["', "[{", "[]")
+# What a column of items holds where there are none, as text too
+NO_ITEMS: tuple[Any, ...] = (None, [], "", "[]")
 # What an answer has and a question has not, and what names a question
 OF_ANSWERS = ("response", "system", "label")
 QUESTION_ID = "question_id"
@@ -47,7 +51,8 @@ def to_sample(
 ) -> Sample:
     """A record as a sample: its id where given, else the hash of all columns. What is unusable is null.
 
-    Of `REQUIRED`, those that are not among `required_columns` may be missing. Those of `OPTIONAL` that are among
+    Of `REQUIRED`, those that are not among `required_columns` may be missing; with `EITHER` among these, contexts are
+    required of rows that bring no references. Those of `OPTIONAL` that are among
     `optional_columns` are read; the others are carried along as they are. Of a question, what belongs to answers is
     left out, and question_id is its id where it has one.
     """
@@ -99,7 +104,8 @@ def _required(
         found["contexts"] = normalise_contexts(items_of_text(given, "contexts") if contexts_as_text else given)
     except ValueError as error:
         # What nothing reads is no problem of the row, and is kept where it can be read
-        problems += [str(error)] if "contexts" in columns else []
+        is_read = "contexts" in columns or (EITHER in columns and values.get("references") in NO_ITEMS)
+        problems += [str(error)] if is_read else []
     return found
 
 

@@ -11,10 +11,12 @@ import pyarrow as pa
 from udfs.retrieval.local_models import ModelFiles
 from udfs.retrieval.token_states import BERTSCORE, TokenScorer
 from udfs.samples.items import items_of_json
-from udfs.statistics.surface import SURFACE, surface_scores
+from udfs.statistics.surface import SURFACE, surface_scores, word_overlap
 
-_ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", pa.list_(pa.string()))])
+_TEXTS = pa.list_(pa.string())
+_ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", _TEXTS), ("covered_by", _TEXTS)])
 ITEMS = pa.schema([("sample_id", pa.string()), ("items", pa.list_(_ITEM)), ("error", pa.string())])
+OVERLAPS = pa.schema([("sample_id", pa.string()), ("reference_id", pa.string()), ("overlap", pa.float64())])
 
 
 def floor_names(model: ModelFiles | None) -> tuple[str, ...]:
@@ -38,8 +40,26 @@ def _items_row(row: Mapping[str, Any]) -> dict[str, Any]:
         items = items_of_json(row["items"])
     except ValueError as error:
         return {"sample_id": row["sample_id"], "error": str(error)}
-    shown = [{"id": item.id, "text": item.text, "labels": list(item.labels or ())} for item in items]
+    shown = [
+        {"id": one.id, "text": one.text, "labels": one.labels or (), "covered_by": one.covered_by} for one in items
+    ]
     return {"sample_id": row["sample_id"], "items": shown}
+
+
+def overlap_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns of `OVERLAPS` of sample_id, response and items, a row an item: how its words are in the response."""
+    for batch in batches:
+        rows = [
+            {
+                "sample_id": row["sample_id"],
+                "reference_id": item["id"],
+                "overlap": word_overlap(item["text"], row["response"]),
+            }
+            for row in batch.to_pylist()
+            for item in (row["items"] or ())
+            if row["response"] is not None
+        ]
+        yield pa.RecordBatch.from_pylist(rows, OVERLAPS)
 
 
 def floor_batches(batches: Iterable[pa.RecordBatch], model: ModelFiles | None) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,9 @@ _OF_ARTICLES = ("ids.txt", "documents.txt", "SCUs.txt")
 
 
 def read_system(unit: Unit) -> Iterator[Record]:
-    """The summaries of the system whose labels a unit is, each with its article as context and its facts as aspects.
+    """The summaries of the system whose labels a unit is, each with its article as context, and its facts.
+
+    Facts are aspects and references alike: both are what a summary ought to cover.
 
     Raises UnreadableFileError where the files beside it have another number of lines, OSError where one is missing.
     """
@@ -57,7 +59,7 @@ def _record(system: str, article: str, document: str, facts: str, summary: str, 
         return Record(
             problem=f"{len(marks)} labels where its article has {len(texts)} facts", raw=f"{article} {system}"
         )
-    aspects = [
+    items = [
         {"id": str(place), "text": text, "labels": [mark]}
         for place, (text, mark) in enumerate(zip(texts, marks, strict=True), start=1)
     ]
@@ -69,6 +71,7 @@ def _record(system: str, article: str, document: str, facts: str, summary: str, 
             "response": summary,
             "contexts": [{"id": "article", "text": document}],
             "system": system,
-            "aspects": aspects,
+            "aspects": items,
+            "references": items,
         }
     )

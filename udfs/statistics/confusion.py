@@ -68,29 +68,37 @@ def under_convention(confusion: ArrayLike, convention: str) -> IntArray:
 def kappa(confusion: IntArray) -> FloatArray:
     """Cohen's kappa over all predictions: float64[...], NaN where agreement by chance is certain or there are no rows.
 
-    confusion: int64[..., 3, 4] as `under_convention` gives it. A prediction that is no label agrees with none.
+    confusion: int64[..., k, k or more], as `under_convention` gives it for three labels; predictions come in the order
+    of the labels, and what follows them is no label and agrees with none.
     """
     rows = confusion.sum(axis=(-2, -1))
     agreed = _hits(confusion).sum(axis=-1)
-    chance = (confusion.sum(axis=-1) * confusion.sum(axis=-2)[..., : len(LABELS)]).sum(axis=-1)
+    chance = (confusion.sum(axis=-1) * _predicted(confusion)).sum(axis=-1)
     return _ratio(agreed * rows - chance, rows * rows - chance)
 
 
 def macro_f1(confusion: IntArray) -> FloatArray:
     """The mean F1 of the labels: float64[...]. A label that neither occurs nor is predicted is left out.
 
-    confusion: int64[..., 3, 4] as `under_convention` gives it. NaN without rows.
+    confusion: as `kappa` takes it. NaN without rows.
     """
-    predicted = confusion.sum(axis=-2)[..., : len(LABELS)]
-    return _mean_of_known(_ratio(2 * _hits(confusion), confusion.sum(axis=-1) + predicted))
+    return _mean_of_known(_ratio(2 * _hits(confusion), confusion.sum(axis=-1) + _predicted(confusion)))
 
 
 def balanced_accuracy(confusion: IntArray) -> FloatArray:
     """The mean recall of the labels: float64[...]. A label that does not occur is left out.
 
-    confusion: int64[..., 3, 4] as `under_convention` gives it. NaN without rows.
+    confusion: as `kappa` takes it. NaN without rows.
     """
     return _mean_of_known(_ratio(_hits(confusion), confusion.sum(axis=-1)))
+
+
+def accuracy(confusion: IntArray) -> FloatArray:
+    """The share of rows whose prediction is their label: float64[...], NaN without rows.
+
+    confusion: as `kappa` takes it.
+    """
+    return _ratio(_hits(confusion).sum(axis=-1), confusion.sum(axis=(-2, -1)))
 
 
 MEASURES: dict[str, Measure] = {"kappa": kappa, "macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
@@ -152,8 +160,13 @@ def _table_acceleration(measure: Measure, table: IntArray) -> float | None:
 
 
 def _hits(confusion: IntArray) -> IntArray:
-    """The cells in which prediction and label are one: int64[..., 3]."""
+    """The cells in which prediction and label are one: int64[..., labels]."""
     return cast(IntArray, np.diagonal(confusion, axis1=-2, axis2=-1))
+
+
+def _predicted(confusion: IntArray) -> IntArray:
+    """How often each label is predicted: int64[..., labels]."""
+    return cast(IntArray, confusion.sum(axis=-2)[..., : confusion.shape[-2]])
 
 
 def _ratio(above: IntArray | FloatArray, below: IntArray) -> FloatArray:

@@ -9,6 +9,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from udfs.facts.words import words_of
+
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 SURFACE = (*ROUGE, "bleu", "meteor")
 _WORD = re.compile(r"\w+")
@@ -46,6 +48,16 @@ def _rouge() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(list(ROUGE), use_stemmer=False)
+
+
+def word_overlap(fact: str, response: str) -> float | None:
+    """The share of a fact's distinct words (`udfs.facts.words.words_of`) that stand in the response; None without any.
+
+    >>> word_overlap("The Seine is a river in France.", "A river of Europe is the Seine.")
+    0.6666666666666666
+    """
+    words = words_of(fact)
+    return len(words & words_of(response)) / len(words) if words else None
 
 
 def _words(text: str) -> list[str]:

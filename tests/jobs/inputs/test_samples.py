@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
+from jobs.study.verifying import read_claims
 from tests.jobs.executions import counted_executions
 from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
 
@@ -477,5 +478,9 @@ def test_data_sets_with_files_of_their_own_are_read_from_their_folders(spark: Sp
     assert [aspect["id"] for aspect in seventh["aspects"]] == [str(n) for n in range(1, len(seventh["aspects"]) + 1)]
     summaries = read_samples(spark, str(data / "realsumm"), format="realsumm", limit=30)
     assert (summaries.row_count, summaries.invalid_count) == (30, 0)
+    experts = read_samples(spark, str(data / "expertqa"), format="expertqa", optional=("references",))
+    assert (experts.row_count, experts.duplicates, experts.invalid_count) == (479, 885 - 479, 0)
+    claims = read_claims(spark, str(data / "expertqa"), "expertqa", None, None)
+    assert (claims.row_count, claims.invalid_count) == (2177, 0)
     with pytest.raises(SampleError, match=r"trec_web: no file named like \*/labels/\*\.label; give the folder"):
         read_samples(spark, str(data / "trec_web"), format="realsumm")

@@ -1,72 +1,97 @@
-"""A metric's own code over a few samples on Spark, answered by a script: no server, and each request written down."""
+"""Tools of a metric whose answers a test says: every stage is a function of a request's variables."""
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from graph.distributed import Condensed
-from jobs.asking.requests import Requests, Rows
+from jobs.asking.requests import Requests, Rows, result_schema
 from jobs.inputs.samples import OPTIONAL_TYPES
-from jobs.metrics.base import Metric
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
+from jobs.retrieval.sources import FOUND
+from udfs.llm.keys import Stage
 from udfs.samples.items import normalise_references
 from udfs.stages import definition_of
 
-Row = dict[str, Any]
-Script = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | str]
-"""From a stage and its variables to its output, or to the type of an error."""
+Row = Mapping[str, Any]
+# What a stage gives for the variables of a request; a text is the type of an error
+Script = Mapping[str, Callable[[Row], Row | str]]
+Hits = Callable[[str], list[Row] | str]
 
 
+def no_hits(query: str) -> list[Row]:
+    """A search that finds nothing."""
+    return []
+
+
+@dataclass
 class ScriptedTools:
-    """What a metric calls, answered by a script. `requests`: (stage, variables), each time that they are asked."""
+    """Answers stages by a script, and searches by `hits`; `asked`: by stage the variables of its distinct requests."""
 
-    def __init__(self, spark: SparkSession, script: Script) -> None:
-        self._spark, self._script = spark, script
-        self.requests: list[tuple[str, Row]] = []
+    spark: SparkSession
+    script: Script
+    hits: Hits = no_hits
+    asked: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    _known: set[str | None] = field(default_factory=set)
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        assert isinstance(rows, DataFrame | Rows)
-        frame, kept = (rows, tuple(carry)) if isinstance(rows, DataFrame) else (rows.frame, rows.carry)
+        """One row a row, errors as a run has them."""
+        requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         definition = definition_of(stage)
-        own = [name for name in definition.variables if name not in kept]
-        fields = [frame.schema[name] for name in kept]
-        output = spark_schema(pa.schema(definition.output)).fields
-        texts = [T.StructField(name, T.StringType()) for name in ("request_id", "error_type", "error")]
-        schema = T.StructType([*fields, texts[0], *output, *texts[1:]])
-        answered = []
-        for row in frame.select(*kept, *own).collect():
-            given = row.asDict(recursive=True)
-            variables = {name: given[name] for name in definition.variables}
-            key = json.dumps(variables, sort_keys=True)
-            self.requests.append((stage, variables))
-            said = self._script(stage, variables)
-            found = {"error_type": said, "error": said} if isinstance(said, str) else said
-            answered.append(
-                [*(given[name] for name in kept), key, *(found.get(one.name) for one in schema[len(kept) + 1 :])]
-            )
-        return self._spark.createDataFrame(answered, schema)
-
-    def keep(self, frame: DataFrame, name: str) -> DataFrame:
-        return frame.localCheckpoint()
+        bound = Stage(stage, definition.variables, "scripted", "{}")
+        identified = requests.identify(bound)
+        schema = result_schema(bound, identified, requests.carry)
+        found = []
+        for row in identified.collect():
+            variables = {name: row[name] for name in definition.variables}
+            if row["request_id"] not in self._known:
+                self._known.add(row["request_id"])
+                self.asked[stage].append(variables)
+            said = self.script[stage](variables)
+            own = {"error_type": said, "error": "as the test says"} if isinstance(said, str) else dict(said)
+            everything = {**{name: row[name] for name in requests.carry}, "request_id": row["request_id"], **own}
+            found.append(tuple(everything.get(one.name) for one in schema.fields))
+        return self.spark.createDataFrame(found, schema)
 
     def contexts(self) -> DataFrame:
-        raise AssertionError("no contexts are read")
+        raise NotImplementedError
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        raise AssertionError("nothing is looked up")
+        """The hits that the test says, by rank; a text is the type of an error."""
+        schema = T.StructType([*rows.schema.fields, *T._parse_datatype_string(_FOUND).fields])  # type: ignore[attr-defined]
+        found = []
+        for row in rows.collect():
+            hits = self.hits(row["query"])
+            if isinstance(hits, str):
+                failed = {"stage": "web_search", "request_id": "r", "error_type": hits, "error": "as the test says"}
+                found.append((*row, *(failed.get(name) for name in FOUND)))
+                continue
+            ranked = [{"rank": rank, **hit} for rank, hit in enumerate(hits, start=1)] or [{}]
+            found += [(*row, *(hit.get(name) for name in FOUND)) for hit in ranked]
+        return self.spark.createDataFrame(found, schema)
+
+    def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
+        return frame.localCheckpoint(eager=False)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        raise AssertionError("there is no graph")
+        raise NotImplementedError
 
 
-def samples_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+_FOUND = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
+
+
+def rows_of(frame: DataFrame, *order: str) -> list[dict[str, Any]]:
+    """The rows of a frame as dictionaries, in that order."""
+    return [row.asDict(recursive=True) for row in frame.orderBy(*map(F.col, order)).collect()]
+
+
+def samples_with_references(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     """Samples with references, as they are after they were read."""
     texts = [T.StructField(name, T.StringType()) for name in ("sample_id", "query", "response", "system")]
     schema = T.StructType([*texts, T.StructField("references", OPTIONAL_TYPES["references"])])
@@ -74,9 +99,3 @@ def samples_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
         {"query": "q", "system": None, **row, "references": normalise_references(row["references"])} for row in rows
     ]
     return spark.createDataFrame([[row[name] for name in schema.names] for row in given], schema)
-
-
-def score_rows(metric: Metric, tools: ScriptedTools, samples: DataFrame, settings: Settings) -> dict[str, list[Row]]:
-    """The rows of each table that the metric gives."""
-    tables = metric.score(samples, tools, settings)
-    return {name: [row.asDict(recursive=True) for row in frame.collect()] for name, frame in tables.items()}

@@ -18,10 +18,13 @@ from tests.fakes.facts import roll
 from tests.fakes.lookups import vector_of
 from tests.fakes.recall import entails, extracted, map_all, minimal_subset, resolve_all
 from tests.fakes.world_longrecall import longrecall_worlds
-from tests.jobs.metrics.scripted import Row, ScriptedTools, samples_of, score_rows
+from tests.jobs.metrics.scripted import ScriptedTools, samples_with_references
 from tests.runs.recalled import assert_as_expected
 
 LONGRECALL = METRICS["longrecall"]
+Judge = Callable[[str, Variables], Mapping[str, Any] | str]
+"""From a stage and its variables to its output, or to the type of an error."""
+Row = dict[str, Any]
 WORLDS = 12
 FELLINI, BOLESLAWSKI = "Federico Fellini: made La Strada in 1954", "Ryszard Boleslawski"
 MAESTRO, BOLESLAVSKY = "Il Maestro: La Strada, his film of 1954", "Richard Boleslavsky"
@@ -51,6 +54,17 @@ def settings_for(**longrecall: Any) -> Settings:
     return Settings.model_validate({"longrecall": longrecall, "embeddings": {"model": "a folder"}})
 
 
+def score_rows(
+    spark: SparkSession, judge: Judge, samples: list[Row], settings: Settings
+) -> tuple[dict[str, list[Row]], ScriptedTools]:
+    """The rows of each table of the metric, and the tools that it asked."""
+    tools = ScriptedTools(
+        spark, {stage: partial(judge, stage) for stage in (*LONGRECALL.stages(settings), "embed_text")}
+    )
+    tables = LONGRECALL.score(samples_with_references(spark, samples), tools, settings)
+    return {name: [row.asDict(recursive=True) for row in frame.collect()] for name, frame in tables.items()}, tools
+
+
 def judge_example(stage: str, variables: Variables) -> Mapping[str, Any]:
     if stage == "match_one":
         return {"matched": (variables["reference"], variables["candidate"]) in ENTAILED}
@@ -63,9 +77,7 @@ def judge_example(stage: str, variables: Variables) -> Mapping[str, Any]:
 
 
 def test_the_papers_example(spark: SparkSession) -> None:
-    tools = ScriptedTools(spark, judge_example)
-    settings = settings_for(cosine=0.9, jaccard=0.5)
-    tables = score_rows(LONGRECALL, tools, samples_of(spark, [EXAMPLE]), settings)
+    tables, _ = score_rows(spark, judge_example, [EXAMPLE], settings_for(cosine=0.9, jaccard=0.5))
     found = {row["reference_id"]: row for row in tables["statements"]}
     assert {name: (row["covered"], row["found_by"]) for name, row in found.items()} == {
         "f": (True, "semantic"),  # a nickname: no word is like another
@@ -121,8 +133,7 @@ def score_worlds(
 ) -> tuple[dict[str, list[Row]], ScriptedTools]:
     names = ("segmentation", "resolve_coreference", "cosine", "top_k", "max_facts")
     settings = settings_for(baselines=list(options.baselines), **{name: getattr(options, name) for name in names})
-    tools = ScriptedTools(spark, partial(judge_worlds, options.lost))
-    return score_rows(LONGRECALL, tools, samples_of(spark, samples), settings), tools
+    return score_rows(spark, partial(judge_worlds, options.lost), samples, settings)
 
 
 def assert_worlds(spark: SparkSession, count: int, options: Options) -> list[str]:
@@ -131,7 +142,11 @@ def assert_worlds(spark: SparkSession, count: int, options: Options) -> list[str
     tables, tools = score_worlds(spark, samples, options)
     expected = {sample["sample_id"]: expect(sample, options) for sample in samples}
     assert_as_expected(tables, expected)
-    asked = {(stage, json.dumps(variables, sort_keys=True, ensure_ascii=False)) for stage, variables in tools.requests}
+    asked = {
+        (stage, json.dumps(variables, sort_keys=True, ensure_ascii=False))
+        for stage, requests in tools.asked.items()
+        for variables in requests
+    }
     assert asked == {request for one in expected.values() for request in one.requests}
     lost = {row["sample_id"] for row in tables["failures"]}
     assert lost >= {name for name, one in expected.items() if one.status in ("partial", "failed")}

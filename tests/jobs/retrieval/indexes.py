@@ -50,7 +50,7 @@ def _embed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 {
                     "key": [row["key"]],
                     "vector": pa.array([given], pa.list_(pa.float32())),
-                    "request_id": ["r"],
+                    "request_id": [f"{row['kind']} {row['text']}"],
                     "error_type": pa.array([error[0]], pa.string()),
                     "error": pa.array([error[1]], pa.string()),
                 }

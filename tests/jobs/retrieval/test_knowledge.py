@@ -23,8 +23,15 @@ CONTEXTS = {
     "s2": {"1": "Öl seaway " * 8},
     "s3": {"1": f"bees {POISON}", "2": "bees"},
     "s4": {},
+    "s5": {"1": f"bees {POISON}", "2": f"{POISON} of the sea", "3": "bees"},
 }
-QUERIES = {"s1": ["honey of bees", "salt sea"], "s2": ["seaway"], "s3": ["bees"], "s4": ["bees"]}
+QUERIES = {
+    "s1": ["honey of bees", "salt sea"],
+    "s2": ["seaway"],
+    "s3": ["bees"],
+    "s4": ["bees"],
+    "s5": ["bees", f"{POISON} bees"],
+}
 
 
 def settings_for(**given: Any) -> Settings:
@@ -58,7 +65,7 @@ def test_contexts_are_the_samples_own_and_all_compared(
 ) -> None:
     settings = settings_for(source="contexts", retriever=retriever, top_k=2)
     found = by_query(Knowledge(settings, Workspace(spark, str(tmp_path)), ask, samples).retrieve(queries(spark)))
-    assert len(found) == 5
+    assert len(found) == 7
     for sample in ("s1", "s2"):
         for query in QUERIES[sample]:
             hits = found[sample, query]
@@ -70,6 +77,9 @@ def test_contexts_are_the_samples_own_and_all_compared(
             assert all(hit["text"] in " ".join(CONTEXTS[sample][hit["document_id"]].split()) for hit in hits)
     (failed,) = found["s3", "bees"]
     assert (failed["stage"], failed["error_type"], failed["rank"]) == ("embed_text", "http_400", None)
+    # Each request that was lost is told of each query that needs it
+    lost = {query: {hit["request_id"] for hit in found["s5", query]} for query in QUERIES["s5"]}
+    assert [len(requests) for requests in lost.values()] == [2, 3]
     (nothing,) = found["s4", "bees"]
     assert [nothing[name] for name in FOUND] == [None] * len(FOUND)
 
@@ -82,6 +92,9 @@ def test_an_index_is_searched_once_for_a_text_whoever_asks(spark: SparkSession, 
     rows = queries(spark)
     found = Knowledge(settings, Workspace(spark, str(tmp_path / "steps")), ask, rows, index.catalog).retrieve(rows, 3)
     for (_, query), hits in by_query(found).items():
+        if POISON in query:
+            assert [hit["error_type"] for hit in hits] == ["http_400"]
+            continue
         assert [hit["chunk_id"] for hit in hits] == names_of(nearest(corpus, query, 3))
         assert all(hit["url"] == f"http://{hit['document_id']}" for hit in hits)
 

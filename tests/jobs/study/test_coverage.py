@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from jobs.study.coverage import Labels, count_labels, evaluation_rows, sample_rows
-from jobs.study.coverage_report import render
+from jobs.study.coverage_report import Found, render
 from jobs.study.report import Cost
 from udfs.statistics.coverage import fleiss_kappa
 
@@ -121,7 +121,7 @@ def test_the_report_says_what_the_rows_say() -> None:
     rows = evaluation_rows(sample_rows(people, judged, floors, [("icat", "a|b")]), labels, clustered=True, seed=0)
     costs = {"m": {"icat": Cost(2.5, 1200.0, None)}}
     notes = ["BERTScore is left out: so"]
-    report = render(rows, labels, ["yes", "part|ly"], costs, clustered=True, notes=notes)
+    report = render(Found(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
     # No verdict is of that model, so nothing is known of it
     assert "| icat | a\\|b | 0 | 30 | - | - | - | - | - | - |" in report
     bleu = by_measure(rows, "bleu", "sample")["pearson"]

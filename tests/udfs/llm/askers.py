@@ -54,7 +54,7 @@ class Run:
         endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
         writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
-        work = Work("a", "run", stage, self.settings, answered_before=answered_before)
+        work = Work("a", "run/stage", "run", stage, self.settings, answered_before=answered_before)
         self.asker = Asker(work, parse, endpoint, self._lease, writer)
 
     async def _lease(self, report: Report) -> Lease:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from operator import mul
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from statsmodels.stats.inter_rater import fleiss_kappa as kappa_of_statsmodels
 
+from udfs.samples import expertqa, factscore, lists
+from udfs.samples.claims import CLAIM_FORMATS
+from udfs.samples.k_qa import questions, read_answers
 from udfs.samples.realsumm import QUERY, read_system
-from udfs.samples.records import Unit, UnreadableFileError
+from udfs.samples.records import READERS, Record, Unit, UnreadableFileError
 from udfs.samples.trec_web import read_topics
+from udfs.statistics.coverage import fleiss_kappa
 
 TOPICS = """<?xml version="1.0"?>
 <!DOCTYPE webtrack2009 [ <!ELEMENT webtrack2009 (topic)*> ]>
@@ -88,6 +98,7 @@ def write_summaries(folder: Path, **changed: str) -> str:
 def test_a_summary_is_a_sample_with_its_articles_facts_and_their_labels(tmp_path: Path) -> None:
     path = write_summaries(tmp_path, summary="Bees fly and sting .\n\n")
     first, second = read_system(Unit(0, path, ""))
+    facts = [{"id": "1", "text": "Bees fly.", "labels": ["1"]}, {"id": "2", "text": "Bees sting.", "labels": ["0"]}]
     assert first.values == {
         "sample_id": "a1-s.x",
         "query_id": "a1",
@@ -95,10 +106,8 @@ def test_a_summary_is_a_sample_with_its_articles_facts_and_their_labels(tmp_path
         "response": "Bees fly and sting .",
         "contexts": [{"id": "article", "text": "First article ."}],
         "system": "s.x",
-        "aspects": [
-            {"id": "1", "text": "Bees fly.", "labels": ["1"]},
-            {"id": "2", "text": "Bees sting.", "labels": ["0"]},
-        ],
+        "aspects": facts,
+        "references": facts,
     }
     assert (second.values["response"], len(second.values["aspects"])) == ("", 1)
 
@@ -122,3 +131,211 @@ def test_realsumm_is_whole(data: Path) -> None:
     assert len({sample["sample_id"] for sample in samples}) == len(samples) == 2500
     labels = [label for sample in samples for aspect in sample["aspects"] for label in aspect["labels"]]
     assert (len(labels), set(labels)) == (26400, {"0", "1"})
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def answers_of_k_qa(data: Path) -> list[dict[str, Any]]:
+    path = data / "k_qa" / "NLI_medical_annotator.csv"
+    return [dict(record.values) for record in read_answers(Unit(0, str(path), ""))]
+
+
+def test_k_qa_gives_the_figures_of_its_labels(data: Path) -> None:
+    """What is covered is what most physicians call entailed; figures of the labels alone, without any metric."""
+    samples = answers_of_k_qa(data)
+    assert (len({sample["sample_id"] for sample in samples}), len(samples)) == (50, 50)
+    assert [samples[0]["sample_id"], samples[-1]["sample_id"].partition("-")[0]] == ["0-gpt35", "49"]
+    shares: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        covered = [one["labels"].count("Entailment") >= 2 for one in sample["references"]]
+        weights = [one["weight"] for one in sample["references"]]
+        shares["all"].append(mean(covered))
+        shares["weighted"].append(sum(map(mul, weights, covered)) / sum(weights))
+        for kind in ("Must_have", "Nice_to_have"):
+            own = [one for one, of in zip(covered, sample["reference_types"], strict=True) if of == kind]
+            shares[kind] += [mean(own)] if own else []
+    found = {name: (round(mean(values), 4), len(values)) for name, values in shares.items()}
+    assert found["all"] == (0.3907, 50)
+    assert found["Must_have"][0] == 0.5147
+    assert found["Nice_to_have"] == (0.3024, 40)
+    assert found["weighted"] == (0.4187, 50)
+
+
+def test_k_qa_has_the_agreement_of_its_physicians(data: Path) -> None:
+    labels = [one["labels"] for sample in answers_of_k_qa(data) for one in sample["references"]]
+    assert (len(labels), {len(each) for each in labels}) == (399, {3})
+    kinds = ("Entailment", "Neutral", "Contradiction")
+    three = [[each.count(kind) for kind in kinds] for each in labels]
+    two = [[row[0], row[1] + row[2]] for row in three]
+    for table, expected in ((three, 0.7189), (two, 0.7149)):
+        assert round(kappa_of_statsmodels(np.array(table)), 4) == expected
+        kappa = fleiss_kappa(table)
+        assert kappa is not None
+        assert round(kappa, 4) == expected
+
+
+def test_k_qa_has_statements_of_both_kinds_yet_to_be_weighed(data: Path) -> None:
+    rows = READERS["lines"](Unit(0, str(data / "k_qa" / "questions_w_answers.jsonl"), "lines"))
+    samples = [sample.values for row, record in enumerate(rows) for sample in questions(record, row)]
+    assert (len(samples), [sample["sample_id"] for sample in samples[:2]]) == (201, ["0", "1"])
+    assert all(sample["response"] for sample in samples)
+    kinds = Counter(kind for sample in samples for kind in sample["reference_types"])
+    assert kinds == {"Must_have": 892, "Nice_to_have": 697}
+    references = [one for sample in samples for one in sample["references"]]
+    assert len(references) == 892 + 697
+    assert all(set(one) == {"id", "text"} for one in references)
+
+
+def read_lines(folder: Path) -> list[Record]:
+    return [
+        record for file in sorted(folder.glob("*.jsonl")) for record in READERS["lines"](Unit(0, str(file), "lines"))
+    ]
+
+
+def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> None:
+    rows = read_lines(data / "expertqa")
+    samples = [sample.values for row, record in enumerate(rows) for sample in expertqa.answers(record, row)]
+    assert len(rows) == len(samples) == 885
+    distinct = {sample["sample_id"]: sample for sample in samples}
+    assert len(distinct) == 479
+    # One answer is the same in all files, so that it is one sample
+    assert all(sample == distinct[sample["sample_id"]] for sample in samples)
+    references = [len(sample["references"]) for sample in distinct.values()]
+    assert (sum(references), sum(map(bool, references))) == (2189, 459)
+    claims = {
+        claim.values["sample_id"]: claim.values
+        for row, record in enumerate(rows)
+        for claim in expertqa.claims(record, row)
+    }
+    labels = Counter(claim["label"] for claim in claims.values())
+    assert labels == {"supported": 1587, "not_supported": 590}
+    assert round(labels["supported"] / len(claims), 3) == 0.729
+
+
+def test_factscore_has_its_published_precision(data: Path) -> None:
+    shares = {}
+    for file in sorted((data / "factscore_human").glob("*.jsonl")):
+        claims = [record.values for record in factscore.read_claims(Unit(0, str(file), ""))]
+        assert len({claim["sample_id"] for claim in claims}) == len(claims)
+        shares[claims[0]["system"]] = round(mean([claim["label"] == "supported" for claim in claims]), 4)
+    assert shares == {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.8642}
+
+
+def test_answers_of_k_qa_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    header = "Question,llm_x,answer,claim,category_x,label_0,label_1,label_2"
+    rows = ["q,m,a,c,Must_have,Neutral,Neutral,Neutral", "q,n,a,c,Perhaps,Neutral,Neutral,Neutral", "q,n"]
+    (tmp_path / "a.csv").write_text("\n".join([header, *rows]))
+    first, *others = read_answers(Unit(0, str(tmp_path / "a.csv"), ""))
+    assert first.values["references"] == [{"id": "1", "text": "c", "weight": 1.0, "labels": ["Neutral"] * 3}]
+    assert [one.problem for one in others] == [
+        "statement 1 is neither Must_have nor Nice_to_have",
+        "2 cells where the header has 8",
+    ]
+    (tmp_path / "b.csv").write_text(header.replace("claim", "Claim") + "\n" + rows[0])
+    with pytest.raises(UnreadableFileError, match=r"no column `claim` \(did you mean `Claim`\?\); give NLI_medical"):
+        list(read_answers(Unit(0, str(tmp_path / "b.csv"), "")))
+
+
+# Written by hand after the public forms: what the sets' own files hold is theirs
+QAMPARI = {
+    "qid": "7__wikidata_simple__dev",
+    "question_text": "Which boats did the yard of Osk build?",
+    "entities": [{"entity_text": "Osk yard", "aliases": []}],
+    "answer_list": [
+        {
+            "answer_text": "Marigold",
+            "aliases": ["Marigold", "The Marigold"],
+            "aid": "7__a0",
+            "proof": [
+                {"proof_text": "The Marigold was laid down at Osk.", "pid": "7__a0__0", "found_in_url": "u"},
+                {"proof_text": "The Marigold was laid down at Osk.", "pid": "7__a0__1", "found_in_url": "v"},
+                {"proof_text": "She left the yard in 1911.", "pid": "7__a0__2", "found_in_url": "u"},
+            ],
+        },
+        {"answer_text": "Teasel", "aliases": ["Teasel"], "aid": "7__a1", "proof": []},
+    ],
+}
+ROMQA = {
+    "id": 12,
+    "cluster_id": 3,
+    "question": "Painter born in Osk. Not a sailor",
+    "constraints": [],
+    "candidates": [
+        {
+            "uri": "w/1",
+            "text": "Ada Reed",
+            "aliases": [],
+            "desc": "",
+            "is_answer": True,
+            "evidence": [{"text": "Ada."}],
+        },
+        {"uri": "w/2", "text": "Bo Sand", "aliases": [], "desc": "", "is_answer": False, "evidence": [{"text": "Bo."}]},
+    ],
+    "complete_answer": [
+        {"uri": "w/1", "text": "Ada Reed", "aliases": [], "desc": ""},
+        {"uri": "w/3", "text": "Cy Holm", "aliases": [], "desc": ""},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("expand", "row", "expected"),
+    [
+        (
+            lists.qampari,
+            QAMPARI,
+            {
+                "sample_id": "7__wikidata_simple__dev",
+                "query_id": "7__wikidata_simple__dev",
+                "query": "Which boats did the yard of Osk build?",
+                "contexts": ["Marigold: The Marigold was laid down at Osk. She left the yard in 1911."],
+                "references": [
+                    {
+                        "id": "7__a0",
+                        "anchor": "Marigold",
+                        "text": "The Marigold was laid down at Osk. She left the yard in 1911.",
+                    },
+                    {"id": "7__a1", "anchor": None, "text": "Teasel"},
+                ],
+            },
+        ),
+        (
+            lists.romqa,
+            ROMQA,
+            {
+                "sample_id": 12,
+                "query_id": 12,
+                "query": "Painter born in Osk. Not a sailor",
+                "contexts": ["Ada Reed: Ada."],
+                "references": [
+                    {"id": "w/1", "anchor": "Ada Reed", "text": "Ada."},
+                    {"id": "w/3", "anchor": None, "text": "Cy Holm"},
+                ],
+            },
+        ),
+    ],
+)
+def test_an_answer_of_a_list_is_a_reference_with_its_proof(
+    expand: Callable[[Record, int], list[Record]], row: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (question,) = expand(Record(row), 0)
+    assert question.values == expected
+    broken = Record(problem="no JSON", raw="x")
+    assert expand(broken, 0) == [broken]
+
+
+def test_claims_become_samples() -> None:
+    plain = CLAIM_FORMATS["claims"].expand
+    rows: list[dict[str, Any]] = [
+        {"claim": "c", "evidence": ["e", "f"], "label": "supported", "system": "s"},
+        {"claim": "c", "evidence": "one text", "label": "Yes"},
+        {"claim": "c", "evidence": '["e"]', "label": True},
+        {"claim": "c", "label": "x"},
+        {"evidence": []},
+    ]
+    *found, last = [sample for row in rows for sample in plain(Record(row), 0)]
+    assert [sample.values["contexts"] for sample in found] == [["e", "f"], ["one text"], ["e"], []]
+    assert found[0].values == {"response": "c", "contexts": ["e", "f"], "label": "supported", "system": "s"}
+    assert last.problem == "claim and label is null"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 from udfs.samples import records
-from udfs.samples.conversion import REQUIRED, Sample, to_sample
+from udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
 from udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
 from udfs.samples.shapes import merge_shapes, shape_of
 
@@ -50,6 +50,27 @@ def sample_of(**values: Any) -> Sample:
 )
 def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> None:
     assert sample_of(**values).error == error
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"contexts": None, "references": ["a"]}, None),
+        ({"contexts": None, "references": "One. Two."}, None),
+        ({"contexts": 3, "references": [{"text": "a"}]}, None),
+        ({"contexts": None, "references": []}, "contexts is null"),
+        ({"contexts": None, "references": None}, "contexts is null"),
+        ({"contexts": None}, "contexts is null"),
+        ({"contexts": []}, None),
+        ({"contexts": None, "references": [None]}, "reference 1 is null"),
+    ],
+)
+def test_references_stand_in_for_contexts(values: dict[str, Any], error: str | None) -> None:
+    required = ("query", "response", EITHER)
+    assert to_sample(Record({**ROW, **values}), False, required, OPTIONAL).error == error
+    # Not where something else reads the contexts
+    both = to_sample(Record({**ROW, **values}), False, (*required, "contexts"), OPTIONAL).error
+    assert both is not None or values["contexts"] == []
 
 
 OPTIONAL = ("query_id", "aspects", "references")

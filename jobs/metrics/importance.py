@@ -1,0 +1,161 @@
+"""Importance-aware precision and recall ("Beyond Precision: Importance-Aware Recall for Factuality Evaluation in
+Long-Form LLM Generation", 2026; docs/methods.md, section 12): which facts an answer should give, how much each matters,
+and what of the answer holds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.asking.lost import has_failed, is_unasked
+from jobs.metrics.base import Metric, Tables, Tools
+from jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages
+from jobs.metrics.importance_pooled import pool_measures
+from jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
+from jobs.metrics.owners import Owners, find_evidence, find_owners
+from jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
+from jobs.metrics.verifying import verify_claims
+from jobs.run.session import spark_schema
+from jobs.settings.model import Settings
+from udfs.facts.claims import CLAIMS, number_claims
+from udfs.facts.importance_rows import CONCLUDED, conclude_batches
+from udfs.samples.conversion import EITHER
+
+CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"
+TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures")
+
+
+def needs(settings: Settings) -> tuple[str, ...]:
+    """The columns that samples must have: contexts, where they are what facts are taken from, or references instead."""
+    return ("query", "response", *((EITHER,) if settings.knowledge.source == "contexts" else ()))
+
+
+def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+    """Scores valid samples (columns of the table `samples`): the tables of `TABLES`.
+
+    What samples share is asked once: facts, their duplicates and ratings for all responses to one query. A sample whose
+    facts or claims were lost is not judged any further; a verdict that was lost leaves values with bounds.
+    """
+    owners = find_owners(samples, tools, settings)
+    evidence = find_evidence(owners, tools, settings)
+    facts = find_reference_facts(owners, evidence, tools, settings)
+    shared = tools.keep(_shared(owners, facts), "shared")
+    extracted = tools.ask(EXTRACT_CLAIMS, _responses(samples, shared, settings), carry=("sample_id",))
+    numbered = extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIMS))
+    claims = tools.keep(numbered, "claims")
+    verified = verify_claims(claims, owners, evidence, tools, settings)
+    gathered = tools.keep(_gather(samples, shared, facts, extracted, verified.claims), "gathered")
+    checked = tools.ask(CHECK, _to_check(gathered), carry=("sample_id", "number"))
+    concluded = tools.keep(_conclude(gathered, checked, settings), "concluded")
+    asked = {EXTRACT_CLAIMS: extracted, CHECK: checked}
+    return make_tables(samples, Found(owners, evidence, facts, claims, verified, gathered, concluded, asked), settings)
+
+
+def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
+    """sample_id, owner; lost, waiting: whether its facts were; has_texts: whether there was anything to take them from.
+
+    Left joins: an owner whose facts are whole is not in `incomplete`.
+    """
+    texts = facts.texts.withColumn("has_texts", F.lit(True))
+    return (
+        owners.owned.join(facts.incomplete, on="owner", how="left")
+        .join(texts, on="owner", how="left")
+        .withColumns({name: F.coalesce(name, F.lit(False)) for name in ("lost", "waiting", "has_texts")})
+    )
+
+
+def _responses(samples: DataFrame, shared: DataFrame, settings: Settings) -> DataFrame:
+    """sample_id, text: the responses whose facts are known. A blank one says nothing and is not asked for.
+
+    Without contexts, or where none says anything about the query, nothing further is asked of a sample.
+    """
+    known = ~F.col("lost") & ~F.col("waiting")
+    if settings.knowledge.source == "contexts":
+        known = known & F.col("has_texts")
+    stated = samples.where(F.col("response").rlike(r"(?U)\S")).select("sample_id", F.col("response").alias("text"))
+    return stated.join(shared.where(known).select("sample_id"), on="sample_id", how="left_semi")
+
+
+def _gather(
+    samples: DataFrame, shared: DataFrame, facts: ReferenceFacts, extracted: DataFrame, claims: DataFrame
+) -> DataFrame:
+    """What is known of each sample before its facts are checked.
+
+    sample_id; facts, rated (null where facts are not known); claims array<struct<position, text, verdict>> in order,
+    null where they were not asked for or were lost; judged, whether claims are to have verdicts; lost, unasked.
+    """
+    one = F.struct("position", "text", "verdict")
+    stated = claims.groupBy("sample_id").agg(
+        F.array_sort(F.collect_list(one)).alias("stated"),
+        F.bool_and("judged").alias("judged"),
+        F.max("waiting").alias("unverified"),
+    )
+    blank = ~F.col("response").rlike(r"(?U)\S")
+    outcome = extracted.select(
+        "sample_id", has_failed().alias("unread"), is_unasked().alias("unextracted"), F.lit(True).alias("extracted")
+    )
+    joined = (
+        samples.select("sample_id", blank.alias("blank"))
+        .join(shared, on="sample_id", how="inner")
+        .join(facts.ranked, on="owner", how="left")
+        .join(outcome, on="sample_id", how="left")
+        .join(stated, on="sample_id", how="left")
+    )
+    unread, unextracted, unverified = (
+        F.coalesce(name, F.lit(False)) for name in ("unread", "unextracted", "unverified")
+    )
+    has_read = F.col("blank") | (F.col("extracted") & ~unread & ~unextracted)
+    nothing = F.array().cast(CLAIMS_OF_SAMPLE)
+    return joined.select(
+        "sample_id",
+        "owner",
+        "facts",
+        "rated",
+        F.when(has_read, F.coalesce(F.col("stated").cast(CLAIMS_OF_SAMPLE), nothing)).alias("claims"),
+        F.coalesce("judged", F.lit(True)).alias("judged"),
+        (F.col("lost") | unread).alias("lost"),
+        (F.col("waiting") | unextracted | unverified).alias("waiting"),
+    )
+
+
+def _to_check(gathered: DataFrame) -> DataFrame:
+    """sample_id, number, fact, claims: the facts that an answer ought to give, with the texts of all its claims."""
+    known = gathered.where(~F.col("lost") & (F.size("claims") > 0))
+    texts = F.transform("claims", lambda claim: claim["text"])
+    kept = F.filter("facts", lambda fact: fact["kept"])
+    rows = known.select("sample_id", texts.alias("claims"), F.explode(kept).alias("one"))
+    return rows.select("sample_id", F.col("one.number").alias("number"), F.col("one.text").alias("fact"), "claims")
+
+
+def _conclude(gathered: DataFrame, checked: DataFrame, settings: Settings) -> DataFrame:
+    """The columns of `CONCLUDED`, and unchecked: whether some fact was not asked for."""
+    numbers = F.transform("claims", lambda number: number.cast("long"))
+    one = F.struct("number", "covered", numbers.alias("claims"))
+    by_sample = checked.groupBy("sample_id").agg(
+        F.collect_list(one).alias("checked"), F.max(is_unasked()).alias("unchecked")
+    )
+    rows = gathered.select("sample_id", "facts", "rated", "claims", "judged").join(
+        by_sample, on="sample_id", how="left"
+    )
+    conclude = partial(conclude_batches, ks=tuple(settings.importance.ks))
+    concluded = rows.drop("unchecked").mapInArrow(conclude, spark_schema(CONCLUDED))
+    return concluded.join(by_sample.select("sample_id", "unchecked"), on="sample_id", how="left")
+
+
+METRIC = Metric(
+    name=NAME,
+    stages=stages,
+    score=score,
+    assume=assume,
+    tables=TABLES,
+    needs=needs,
+    retrieves=True,
+    reads=("references",),
+    unknown=unknown_bounds,
+    looks_in=EITHER,
+    pooled=pool_measures,
+    dropped="facts beyond importance.max_facts, which were left out",
+)

@@ -1,0 +1,77 @@
+"""What the metric importance asks, and what a plan of it takes for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from jobs.metrics.base import Assumptions
+from jobs.metrics.contexts import STAGE as SUMMARISE
+from jobs.metrics.contexts import assumed_summaries
+from jobs.metrics.graphs import different_texts
+from jobs.metrics.likely import (
+    Likely,
+    all_highest,
+    likely_summaries,
+    made_up,
+    size_of_things,
+    tokens_of,
+    value_of,
+    whole,
+)
+from jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
+from jobs.metrics.reference_facts import RATE, RELATE
+from jobs.metrics.verifying import VERIFY
+from jobs.retrieval.sources import assumed_results
+from jobs.retrieval.vectors import STAGE as EMBED
+from jobs.settings.model import Settings
+from udfs.facts.claims import SUPPORTED
+
+EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
+EXTRACTING = {EXTRACT_FACTS: "facts", EXTRACT_CLAIMS: "claims"}
+# A statement takes two words at least, so that no text has more than half its words
+WORDS_OF_A_STATEMENT = 2
+
+
+def stages(settings: Settings) -> tuple[str, ...]:
+    """The stages that the metric may ask, in order. Given references need none of the first."""
+    condense = settings.summarise_contexts and settings.knowledge.source == "contexts"
+    relate = settings.importance.duplicates == "entailed"
+    return (
+        *((SUMMARISE,) if condense else ()),
+        EXTRACT_FACTS,
+        EMBED,
+        *((RELATE,) if relate else ()),
+        *(RATE, EXTRACT_CLAIMS, VERIFY, CHECK),
+    )
+
+
+def assume(settings: Settings) -> Assumptions:
+    """As many facts and claims as texts can have, none of them near another, and all facts to be checked."""
+    texts = different_texts(WORDS_OF_A_STATEMENT)
+    found = {stage: {name: texts} for stage, name in EXTRACTING.items()}
+    everything = {**assumed_summaries(), **found, **_judged()}
+    return Assumptions(settings, {name: everything[name] for name in stages(settings)}, likely=_likely)
+
+
+def _judged() -> dict[str, Mapping[str, Column]]:
+    """Of ratings the highest, so that facts are kept; nothing is asked of what vectors, relations and verdicts say."""
+    return {
+        EMBED: assumed_results()[EMBED],
+        RATE: {"relevance": all_highest("facts"), "salience": all_highest("facts"), "weighted": F.lit(True)},
+        RELATE: {"relation": F.lit(None).cast("string")},
+        VERIFY: {"relation": F.lit(SUPPORTED)},
+        CHECK: {"covered": F.lit(True), "claims": F.array().cast("array<int>")},
+    }
+
+
+def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
+    """As many facts and claims as the figures have of a text. That few facts are near each other no figure says."""
+    tokens = tokens_of("text")
+    found: dict[str, Mapping[str, Column]] = dict(_judged())
+    for stage, name in EXTRACTING.items():
+        count = whole(value_of(figures[stage].things, tokens), "text")
+        found[stage] = {name: made_up(count, size_of_things(figures[stage], tokens), "text")}
+    return {**likely_summaries(figures), **found}

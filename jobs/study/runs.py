@@ -1,0 +1,39 @@
+"""Tables of outputs of `untold score` that a study reads beside verdicts, where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.run.session import spark_schema
+from jobs.tables import MEASURES_SUMMARY
+from udfs.files import open_filesystem
+
+
+def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:
+    """A table of an output; None where the folder has none, as one that holds verdicts alone.
+
+    schema: that of the table, None for that of its files. Whoever reads it has opened the output before.
+    """
+    system, path = open_filesystem(f"{place}/{name}")
+    if system.get_file_info(path).type != fs.FileType.Directory:
+        return None
+    reader = spark.read if schema is None else spark.read.schema(spark_schema(schema))
+    return reader.parquet(f"{place}/{name}")
+
+
+def read_means(spark: SparkSession, places: Mapping[str, str], metric: str) -> dict[str, dict[str, float | None]]:
+    """By model, the means of a metric's measures over all samples of its output; none of a folder without them."""
+    found: dict[str, dict[str, float | None]] = {}
+    for model, place in places.items():
+        table = read_table(spark, place, "measures_summary", MEASURES_SUMMARY)
+        if table is not None:
+            own = table.where((F.col("metric") == metric) & (F.col("level") == "overall"))
+            rows: list[Any] = own.select("measure", "mean").collect()
+            found[model] = {row["measure"]: row["mean"] for row in rows}
+    return found

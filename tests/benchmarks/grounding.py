@@ -1,0 +1,165 @@
+"""The metric icat: what it asks of a sample beside the published procedure, and how fast it is from a full store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from jobs.asking.store import stage_folder
+from tests.benchmarks.figures import Figure, Options
+from tests.benchmarks.memory import GOAL_FLAT, MEGABYTE
+from tests.benchmarks.reuse import completions_of
+from tests.benchmarks.running import run_command, run_job
+from tests.benchmarks.samples import bound_stage
+from tests.benchmarks.sharing import QUICK
+from tests.benchmarks.watching import DRIVER, JVM, PYTHON_WORKERS, peak_bytes
+from tests.fakes.claims import aspects_of, claims_of
+from tests.fakes.expected_icat import cut
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world_icat import IcatWorld, icat_worlds
+from udfs.llm.segments import write_file
+
+METRIC = "icat"
+QUERIES, RESPONSES, TOP = 40, 5, 10
+EXTRACT, GENERATE, CLASSIFY, ALIGN = ("extract_claims", "generate_aspects", "classify_relation", "align_claims")
+STAGES = (EXTRACT, GENERATE, CLASSIFY, ALIGN)
+# Responses to one query of the full store
+GROUP = 5
+ROWS_OF_A_FILE = 100_000
+BM25 = "knowledge.retriever=bm25"
+Request = tuple[Mapping[str, Any], str]
+
+
+def measure(options: Options) -> list[Figure]:
+    """Whole jobs over symbolic worlds, counted by the model server, then jobs whose store has every answer.
+
+    Raises RuntimeError where one of the latter asks anything.
+    """
+    return [*_requests(options.requests or QUERIES), *_from_full_stores(options.sizes)]
+
+
+# What is asked
+
+
+def _requests(queries: int) -> list[Figure]:
+    """With early stop and without, and what the procedure as published would ask of the same samples."""
+    worlds = icat_worlds(queries)
+    samples = [sample | {"aspects": None} for world in worlds for sample in world.samples(RESPONSES)]
+    with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="world") as server:
+        folder = Path(name)
+        path = _write(folder / "samples.jsonl", samples)
+        settings = [*QUICK, f"embeddings.base_url={server.base_url}", "embeddings.model=embedder"]
+        index = _index(folder, worlds, settings)
+        settings += ["knowledge.source=index", f"knowledge.index={index}"]
+        asked = {}
+        for early in ("true", "false"):
+            run_job(server, path, folder / "job", *settings, f"icat.early_stop={early}", metric=METRIC)
+            asked[early] = Counter({stage: server.count(stage) for stage in STAGES})
+    stopped, whole, published = asked["true"], asked["false"], _published(worlds, samples)
+    return [
+        Figure("pairs judged with early stop, of all", (stopped[CLASSIFY] / whole[CLASSIFY],)),
+        Figure("requests a sample, early stop", (stopped.total() / len(samples),)),
+        Figure("requests a sample, no early stop", (whole.total() / len(samples),)),
+        Figure("requests a sample as published", (published / len(samples),)),
+        Figure("requests with early stop, of those as published", (stopped.total() / published,)),
+    ]
+
+
+def _published(worlds: Sequence[IcatWorld], samples: Sequence[Mapping[str, Any]]) -> int:
+    """Requests sample by sample: its claims, its aspects, ten chunks for each claim, and the alignment."""
+    chunks = sum(len(cut(document)) for world in worlds for document in world.documents)
+    total = 0
+    for sample in samples:
+        claims = len(claims_of(sample["response"]))
+        aligned = bool(claims and aspects_of(sample["query"]))
+        total += bool(sample["response"].strip()) + 1 + claims * min(TOP, chunks) + aligned
+    return total
+
+
+def _index(folder: Path, worlds: Sequence[IcatWorld], settings: Sequence[str]) -> Path:
+    """An index of all documents of the worlds."""
+    corpus = _write(folder / "corpus.jsonl", [document for world in worlds for document in world.documents])
+    command = [sys.executable, "-P", "-m", "jobs.cli", "index", "--input", str(corpus)]
+    command += ["--output", str(folder / "index"), *(word for one in settings for word in ("--set", one))]
+    run_command(command, folder, folder / "log", watch=False)
+    return folder / "index"
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# From a full store
+
+
+def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
+    """Samples a second of whole jobs, starts included, and how much memory the largest takes of the smallest."""
+    figures, peaks = [], {}
+    for size in sizes:
+        with TemporaryDirectory(prefix="untold-") as name, ModelServer() as server:
+            folder = Path(name)
+            path = _write(folder / "samples.jsonl", [_sample(number) for number in range(size)])
+            _fill(folder / "store", size, server.base_url)
+            ran = run_job(
+                server, path, folder / "job", f"store={folder / 'store'}", BM25, metric=METRIC, calls=0, watch=True
+            )
+        figures.append(Figure(f"samples a second from a full store, {size:,} samples", (size / ran.seconds,)))
+        for role in (DRIVER, JVM, PYTHON_WORKERS):
+            peaks[role, size] = peak_bytes(ran.looks, role) / MEGABYTE
+            figures.append(Figure(f"{role}, {size:,} samples", (peaks[role, size],), "MB"))
+    small, large = min(sizes), max(sizes)
+    ratio = (peaks[DRIVER, large] / peaks[DRIVER, small],)
+    return [*figures, Figure(f"driver, {large:,} / {small:,} samples", ratio, at_most=GOAL_FLAT)]
+
+
+def _sample(number: int) -> dict[str, Any]:
+    """Two claims, one of its own and one of its query, each stated by a context."""
+    group = number // GROUP
+    return {
+        "sample_id": f"s{number:07d}",
+        "query": f"What of {group}?",
+        "response": f"Fact A{number}. Fact B{group}.",
+        "contexts": [f"Fact A{number}. Fact C{number}.", f"Fact B{group}. Fact D{group}."],
+        "system": f"system{number % GROUP}",
+    }
+
+
+def _requests_of(stage: str, size: int) -> Iterator[Request]:
+    """The variables of each request of a stage, and the completion: what a run over these samples asks for."""
+    for number in range(size):
+        sample = _sample(number)
+        group, query, contexts = number // GROUP, sample["query"], sample["contexts"]
+        claims, aspects = [f"Fact A{number}.", f"Fact B{group}."], [f"a of {group}", f"b of {group}"]
+        first = number % GROUP == 0
+        if stage == EXTRACT:
+            yield {"text": sample["response"]}, "\n".join(claims)
+        elif stage == GENERATE and first:
+            yield {"query": query}, "\n".join(json.dumps({"topic": aspect}) for aspect in aspects)
+        elif stage == CLASSIFY:
+            yield {"premise": contexts[0], "hypothesis": claims[0]}, "entailment"
+            if first:
+                yield {"premise": contexts[1], "hypothesis": claims[1]}, "entailment"
+        elif stage == ALIGN:
+            yield {"query": query, "aspects": aspects, "claims": claims}, '{"topic_id": 1, "evidence": [1, 2]}'
+
+
+def _fill(store: Path, size: int, base_url: str) -> None:
+    """Writes what a run over so many samples would have been answered."""
+    for name in STAGES:
+        stage = bound_stage(base_url, name)
+        folder = Path(stage_folder(str(store), stage))
+        folder.mkdir(parents=True)
+        requests = _requests_of(name, size)
+        for number in range(size):
+            rows = list(islice(requests, ROWS_OF_A_FILE))
+            if not rows:
+                break
+            ids, texts = [stage.request_id(variables) for variables, _ in rows], [text for _, text in rows]
+            write_file(str(folder / f"earlier-{number:04d}.parquet"), completions_of(ids, texts))

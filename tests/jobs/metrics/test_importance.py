@@ -1,0 +1,335 @@
+"""What importance asks and needs, and what becomes of samples by what is lost, left or missing, answer by answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import hypot
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.metrics import METRICS, needs_of, optional_of, stages_of
+from jobs.metrics.importance import score
+from jobs.settings.model import Settings
+from tests.jobs.metrics.scripted import Hits, Row, ScriptedTools, no_hits, rows_of
+from udfs.stages.arrow import UNASKED
+
+COLUMNS = ("sample_id", "query", "response", "contexts", "references")
+SAMPLES = (
+    "sample_id string, query string, response string, contexts array<struct<id: string, text: string>>, references "
+    "array<struct<id: string, text: string, anchor: string, weight: double, labels: array<string>, covered_by: "
+    "array<string>>>, system string"
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+Tables = Mapping[str, list[dict[str, Any]]]
+
+
+def sentences(text: str) -> list[str]:
+    return [f"{part.strip()}." for part in text.split(".") if part.strip()]
+
+
+def supported(row: Row) -> Row:
+    return {"relation": "supported" if any(row["claim"] in text for text in row["evidence"]) else "contradicted"}
+
+
+def covered(row: Row) -> Row:
+    numbers = [number for number, claim in enumerate(row["claims"], start=1) if claim == row["fact"]]
+    return {"covered": bool(numbers), "claims": numbers}
+
+
+def vector(row: Row) -> Row:
+    """A dimension a letter: the texts here say other words, and so none of them is a near-duplicate."""
+    counts = [row["text"].casefold().count(letter) for letter in LETTERS]
+    return {"vector": [count / hypot(*counts) for count in counts]}
+
+
+def rated(row: Row) -> Row:
+    rating = 1.0 if row["query"].startswith("light") else 3.0
+    return {**dict.fromkeys(("relevance", "salience"), [rating] * len(row["facts"])), "weighted": True}
+
+
+SCRIPT: Mapping[str, Callable[[Row], Row | str]] = {
+    "summarise_context": lambda row: {"summary": None if "silent" in row["query"] else row["text"]},
+    "extract_facts": lambda row: {"facts": [] if "Nobody" in row["text"] else sentences(row["text"])},
+    "embed_text": vector,
+    "rate_importance": rated,
+    "extract_claims": lambda row: {"claims": sentences(row["text"])},
+    "verify_claim": supported,
+    "check_coverage": covered,
+}
+# In which text of a sample each stage is hit
+WHERE = {
+    "summarise_context": "knits",
+    "extract_facts": "knits",
+    "embed_text": "knits",
+    "rate_importance": "sails",
+    "extract_claims": "sings",
+    "verify_claim": "sings",
+    "check_coverage": "knits",
+}
+FATES = ("http_400", UNASKED)
+
+
+def sample(name: str, query: str = "q", **more: Any) -> Row:
+    """Two contexts that say three things of somebody, and a response that says one of them and another thing."""
+    contexts = [
+        {"id": "a", "text": f"{name} sails. {name} swims."},
+        {"id": "b", "text": f"{name} swims. {name} knits."},
+    ]
+    said = f"{name} sails. {name} sings."
+    return {"sample_id": name, "query": query, "response": said, "contexts": contexts, **more}
+
+
+def given(name: str, query: str = "q", **more: Any) -> Row:
+    """The same with one reference, without an id."""
+    return sample(name, query, references=[(None, f"{name} sails.", None, None, None, None)], **more)
+
+
+def named(stage: str, fate: str) -> str:
+    """The name of the sample that a stage does not answer for."""
+    return f"{stage.title().replace('_', '')}{fate.title().replace('_', '')}"
+
+
+def broken(stage: str) -> Callable[[Row], Row | str]:
+    """A stage that answers for all but some samples, in those requests alone that have what `WHERE` says."""
+    fates = {f"{named(stage, fate)} {WHERE[stage]}": fate for fate in FATES}
+
+    def answer(row: Row) -> Row | str:
+        said = str(dict(row))
+        return next((fate for text, fate in fates.items() if text in said), None) or SCRIPT[stage](row)
+
+    return answer
+
+
+def scored(spark: SparkSession, samples: Iterable[Row], hits: Hits = no_hits, **settings: Any) -> Run:
+    """What the metric gives for samples, by table, and what it asked."""
+    tools = ScriptedTools(spark, {stage: broken(stage) for stage in SCRIPT}, hits)
+    rows = [(*(one.get(name) for name in COLUMNS), "system") for one in samples]
+    found = score(spark.createDataFrame(rows, SAMPLES), tools, Settings.model_validate(settings))
+    return Run({name: rows_of(table, *table.columns[:3]) for name, table in found.items()}, tools)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tables, and the tools with what was asked."""
+
+    tables: Tables
+    tools: ScriptedTools
+
+    def rows(self, table: str, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.tables[table] if row["sample_id"] == name]
+
+    def outcome(self, name: str) -> tuple[Any, ...]:
+        """Status, (covered, uncovered, unjudged) and score."""
+        (row,) = self.rows("scores", name)
+        return row["status"], (row["covered"], row["uncovered"], row["unjudged"]), row["score"]
+
+    def bounds(self, name: str) -> tuple[Any, ...]:
+        (row,) = self.rows("scores", name)
+        return row["score_low"], row["score_high"]
+
+    def measures(self, name: str) -> dict[str, float | None]:
+        return {row["measure"]: row["value"] for row in self.rows("measures", name)}
+
+    def asked(self, name: str) -> Counter[str]:
+        """Requests by stage in which somebody is named."""
+        return Counter(stage for stage, rows in self.tools.asked.items() for row in rows if f"{name} " in str(row))
+
+
+@pytest.fixture(scope="module")
+def run(spark: SparkSession) -> Run:
+    """In contexts: samples by name, one for each stage and fate beside others."""
+    lost = [sample(named(stage, fate), f"q {named(stage, fate)}") for stage in SCRIPT for fate in FATES]
+    others = [
+        sample("Ada"),
+        sample("Bare", contexts=[]),
+        sample("Mute", "silent"),
+        sample("Nobody"),
+        sample("Blank", response=" \n"),
+        sample("Feather", "light"),
+        given("Gina"),
+        given("Alone", contexts=None),
+    ]
+    return scored(spark, [*lost, *others])
+
+
+THIRD = pytest.approx(1 / 3)
+
+
+def test_a_sample_by_hand(run: Run) -> None:
+    assert run.outcome("Ada") == ("ok", (1, 2, 0), THIRD)
+    facts = [
+        (row["text"], row["sources"], row["rank"], row["covered"], row["claims"])
+        for row in run.rows("statements", "Ada")
+    ]
+    assert facts == [
+        ("Ada sails.", ["a"], 1, True, ["Ada:importance:1"]),
+        ("Ada swims.", ["a", "b"], 2, False, []),
+        ("Ada knits.", ["b"], 3, False, []),
+    ]
+    assert [(row["text"], row["verdict"], len(row["evidence"])) for row in run.rows("claims", "Ada")] == [
+        ("Ada sails.", "supported", 2),
+        ("Ada sings.", "contradicted", 2),
+    ]
+    measures = run.measures("Ada")
+    assert (measures["precision"], measures["recall"], measures["recall@5"]) == (0.5, THIRD, THIRD)
+    assert run.asked("Ada") == {
+        "summarise_context": 2,
+        "extract_facts": 2,
+        "rate_importance": 1,
+        # Of facts alone: there are no more chunks than a claim is shown
+        "embed_text": 3,
+        "extract_claims": 1,
+        "verify_claim": 2,
+        "check_coverage": 3,
+    }
+
+
+@pytest.mark.parametrize("stage", SCRIPT)
+def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) -> None:
+    name = named(stage, "http_400")
+    assert [(one["stage"], one["error_type"]) for one in run.rows("failures", name)] == [(stage, "http_400")]
+    if stage in ("verify_claim", "check_coverage"):
+        of_fact = stage == "check_coverage"
+        assert run.outcome(name) == ("partial", (1, 1 if of_fact else 2, 1), pytest.approx(0.5 if of_fact else 1 / 3))
+        assert run.bounds(name) == (THIRD, pytest.approx(2 / 3 if of_fact else 1 / 3))
+    else:
+        assert run.outcome(name) == ("failed", (None, None, None), None)
+        assert run.bounds(name) == (0.0, 1.0)
+        assert not {"verify_claim", "check_coverage"} & set(run.asked(name))
+
+
+@pytest.mark.parametrize("stage", SCRIPT)
+def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> None:
+    name = named(stage, UNASKED)
+    assert (run.outcome(name), run.bounds(name)) == (("budget", (None, None, None), None), (0.0, 1.0))
+    assert run.rows("failures", name) == []
+    assert set(run.measures(name).values()) == {None}
+
+
+def test_without_contexts_there_is_nothing_further_to_ask(run: Run) -> None:
+    assert run.outcome("Bare") == run.outcome("Mute") == ("no_statements", (0, 0, 0), None)
+    assert (run.asked("Bare"), run.asked("Mute")) == ({}, {"summarise_context": 2})
+
+
+def test_without_facts_claims_are_verified_all_the_same(run: Run) -> None:
+    measures = run.measures("Nobody")
+    assert run.outcome("Nobody") == ("no_statements", (0, 0, 0), None)
+    assert (measures["precision"], measures["recall"], measures["facts"]) == (0.5, None, 0.0)
+
+
+def test_facts_that_weigh_nothing_leave_the_score_undefined(run: Run) -> None:
+    assert run.outcome("Feather") == ("no_statements", (1, 2, 0), None)
+    assert run.measures("Feather")["recall"] == THIRD
+
+
+def test_a_blank_response_covers_nothing(run: Run) -> None:
+    assert run.outcome("Blank") == ("ok", (0, 3, 0), 0.0)
+    assert not {"extract_claims", "verify_claim", "check_coverage"} & set(run.asked("Blank"))
+
+
+def test_references_need_neither_extraction_nor_vectors(run: Run) -> None:
+    assert run.outcome("Gina") == ("ok", (1, 0, 0), 1.0)
+    assert set(run.asked("Gina")) == {"rate_importance", "extract_claims", "verify_claim", "check_coverage"}
+    (fact,) = run.rows("statements", "Gina")
+    assert (fact["reference_id"], fact["sources"], fact["members"]) == ("1", None, None)
+
+
+def test_without_contexts_references_are_checked_and_claims_not_judged(run: Run) -> None:
+    measures = run.measures("Alone")
+    assert run.outcome("Alone") == ("ok", (1, 0, 0), 1.0)
+    assert (measures["precision"], measures["f1"], measures["claims"]) == (None, None, 2.0)
+    assert [row["verdict"] for row in run.rows("claims", "Alone")] == [None, None]
+    assert "verify_claim" not in run.asked("Alone")
+
+
+def test_claims_are_shown_the_nearest_chunks_or_are_unjudged(spark: SparkSession) -> None:
+    # The vectors of one claim and of one chunk are lost
+    odd = named("embed_text", "http_400")
+    samples = [sample("Ada"), sample(odd), sample("Cleo", response=f"Cleo sails. {odd} knits.")]
+    found = scored(spark, samples, importance={"evidence_chunks": 1, "duplicates": "none"})
+    shown = {row["claim_id"]: row["chunk_id"].partition("@")[0] for row in found.rows("evidence", "Ada")}
+    assert shown == {"Ada:importance:1": "a#0", "Ada:importance:2": "a#0"}
+    assert all(row["rank"] == 1 and row["similarity"] > 0.5 for row in found.rows("evidence", "Ada"))
+    assert [row["verdict"] for row in found.rows("claims", odd)] == [None, None]
+    assert found.outcome(odd) == ("partial", (1, 2, 2), THIRD)
+    assert [row["verdict"] for row in found.rows("claims", "Cleo")] == ["supported", None]
+    assert found.outcome("Cleo") == ("partial", (1, 2, 1), THIRD)
+    assert {(row["sample_id"], row["stage"], row["error_type"]) for row in found.tables["failures"]} == {
+        (odd, "embed_text", "http_400"),
+        ("Cleo", "embed_text", "http_400"),
+    }
+
+
+HITS = [
+    {"chunk_id": f"{document}#{number}", "document_id": document, "text": text, "similarity": similarity}
+    for document, number, text, similarity in (
+        ("b", 0, "Ada swims.", 0.9),
+        ("a", 1, "Ada sails.", 0.9000001),
+        ("c", 0, "Ada knits.", 0.4),
+        ("b", 1, "Ada reads.", 0.3),
+    )
+]
+
+
+def test_facts_are_taken_from_the_best_documents_of_an_index(spark: SparkSession) -> None:
+    settings = {"knowledge": {"source": "index"}, "importance": {"documents": 2, "max_facts": 2}}
+    found = scored(spark, [sample("Ada", contexts=None)], lambda query: HITS, **settings)
+    # Equally near to six decimals: by the names of documents
+    assert [(row["text"], row["sources"]) for row in found.tables["statements"]] == [
+        ("Ada sails.", ["a#1"]),
+        ("Ada swims.", ["b#0"]),
+    ]
+    # The third is beyond the cap
+    assert [row["dropped"] for row in found.tables["scores"]] == [1]
+    assert [row["chunk_id"] for row in found.tables["chunks"]] == ["a#1", "b#0", "b#1"]
+    assert found.tools.asked["verify_claim"][0]["evidence"] == ["Ada sails.", "Ada swims.", "Ada reads."]
+    assert "summarise_context" not in found.tools.asked
+
+
+def test_searches_that_fail_or_find_nothing(spark: SparkSession) -> None:
+    samples = [sample("Ada", "nothing"), sample("Lost", "lost"), given("Gina", "lost")]
+    found = scored(spark, samples, lambda query: "timeout" if query == "lost" else [], knowledge={"source": "web"})
+    assert found.outcome("Ada") == ("no_statements", (0, 0, 0), None)
+    assert [row["verdict"] for row in found.rows("claims", "Ada")] == ["not_supported"] * 2
+    assert "verify_claim" not in found.tools.asked
+    assert (found.outcome("Lost")[0], found.outcome("Gina")) == ("failed", ("partial", (1, 0, 2), 1.0))
+    assert {(row["sample_id"], row["stage"], row["error_type"]) for row in found.tables["failures"]} == {
+        ("Lost", "web_search", "timeout"),
+        ("Gina", "web_search", "timeout"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "stages"),
+    [
+        (
+            {},
+            [
+                *("summarise_context", "extract_facts", "embed_text"),
+                *("rate_importance", "extract_claims", "verify_claim", "check_coverage"),
+            ],
+        ),
+        (
+            {"knowledge": {"source": "web"}, "importance": {"duplicates": "entailed"}},
+            [
+                *("extract_facts", "embed_text", "classify_relation"),
+                *("rate_importance", "extract_claims", "verify_claim", "check_coverage", "web_search"),
+            ],
+        ),
+    ],
+)
+def test_stages_follow_from_the_settings(given: dict[str, Any], stages: list[str]) -> None:
+    assert stages_of(["importance"], Settings.model_validate(given)) == stages
+
+
+def test_contexts_or_references_are_needed_where_contexts_are_read() -> None:
+    of_contexts, of_index = Settings(), Settings.model_validate({"knowledge": {"source": "index"}})
+    assert needs_of(["importance"], of_contexts) == ("query", "response", "contexts or references")
+    assert needs_of(["importance"], of_index) == ("query", "response")
+    assert needs_of(["importance", "e2e"], of_contexts)[-1] == "contexts"
+    assert optional_of(["importance"]) == ("references",)
+    assert METRICS["importance"].bounds_of_unknown(of_contexts)["recall@50"] == (0.0, 1.0)

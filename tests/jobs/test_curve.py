@@ -1,0 +1,87 @@
+"""The curve of recall at k: means of samples by ranking and k, a table and two pictures in the run's output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.curve import CurveError, CurveRequest, curve, draw_curve
+from jobs.results import UnreadableRunError, open_run
+from jobs.run.manifest import FORMAT
+from jobs.tables import MEASURES, SCORES
+
+# sample, system, recall at 5 and at 20 by each ranking
+SAMPLES = [
+    ("a", "x", 1.0, 0.5),
+    ("b", "x", 0.25, 0.75),
+    ("c", "y", 0.0, None),
+    ("d", None, 0.5, 1.0),
+]
+NAMES = {"combined": "recall", "relevance": "recall_relevance", "salience": "recall_salience"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run with two metrics; by salience nothing is defined, and of relevance half of it."""
+    measures = [
+        {"sample_id": name, "metric": "importance", "measure": f"{NAMES[ranking]}@{k}", "value": value and value * size}
+        for name, _, *recalls in SAMPLES
+        for ranking, size in (("combined", 1.0), ("relevance", 0.5), ("salience", None))
+        for k, value in zip((5, 20), recalls if size else (None, None), strict=True)
+    ]
+    measures += [{**measures[0], "measure": name, "value": 0.9} for name in ("recall", "weighted_recall", "facts")]
+    measures += [{**row, "metric": "other", "value": 0.125} for row in measures]
+    scores = [
+        {"sample_id": name, "metric": metric, "system": system}
+        for name, system, *_ in SAMPLES
+        for metric in ("importance", "other")
+    ]
+    folder = tmp_path / "out"
+    for name, rows, schema in (("measures", measures, MEASURES), ("scores", scores, SCORES)):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema), folder / name / "part-0.parquet")
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "identity": {}, "status": "finished"}))
+    return folder
+
+
+def test_means_are_of_samples_at_each_k(spark: SparkSession, run: Path) -> None:
+    rows = curve(spark, CurveRequest(str(run)))
+    assert open_run(run).table("recall_curve").to_pylist() == rows
+    found = [(row["system"], row["ranking"], row["k"], row["n"], row["mean"]) for row in rows]
+    wanted = {None: ((4, 0.4375), (3, 0.75)), "x": ((2, 0.625), (2, 0.625)), "y": ((1, 0.0), None)}
+    assert found == [
+        (system, ranking, k, figures[0], pytest.approx(figures[1] * size))
+        for system, both in wanted.items()
+        for ranking, size in (("combined", 1.0), ("relevance", 0.5))
+        for k, figures in zip((5, 20), both, strict=True)
+        if figures is not None
+    ]
+    for row in rows:
+        assert row["ci_low"] is None or row["ci_low"] <= row["mean"] <= row["ci_high"]
+    assert (run / "pictures" / "recall_curve.png").read_bytes().startswith(b"\x89PNG")
+    text = " ".join(ElementTree.fromstring((run / "pictures" / "recall_curve.svg").read_bytes()).itertext())
+    assert all(name in text for name in ("combined", "relevance", "salience", "all", "x", "y"))
+
+
+def test_a_run_without_the_metric_is_one_line(spark: SparkSession, run: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
+    with pytest.raises(CurveError, match="no measures of importance"):
+        curve(spark, CurveRequest(str(run)))
+    with pytest.raises(UnreadableRunError):
+        curve(spark, CurveRequest(str(run / "measures")))
+
+
+def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:
+    rows = [
+        {"system": system, "ranking": "combined", "k": k, "mean": 0.5, "ci_low": None, "ci_high": None, "n": 1}
+        for system in (None, *map(str, range(20)))
+        for k in (5, 10)
+    ]
+    assert draw_curve(rows, "svg") == draw_curve(rows, "svg")
+    assert b"the first 12 of 21 lines" in draw_curve(rows, "svg")

@@ -1,0 +1,70 @@
+"""What the demo of icat ships, and what it says beside its summary: without the model, which `test_demo` runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.asking.prompts import bind_stage
+from jobs.demo_claims import claims_settings, show_expected_claims
+from jobs.settings.model import Settings
+from udfs.llm.templates import compile_prompt
+
+DEMO = Path(__file__).parents[2] / "conf" / "demo"
+VARIABLES: dict[str, dict[str, Any]] = {
+    "extract_claims": {"text": "r"},
+    "generate_aspects": {"query": "q"},
+    "align_claims": {"query": "q", "aspects": ["a"], "claims": ["c"]},
+}
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DEMO / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_it_looks_few_chunks_up_in_its_index_with_shorter_prompts() -> None:
+    settings = claims_settings(Settings(), DEMO, "/index")
+    assert (settings.knowledge.source, settings.knowledge.index, settings.knowledge.top_k) == ("index", "/index", 3)
+    for stage, row in VARIABLES.items():
+        own, shipped = (
+            compile_prompt(bind_stage(stage, chosen).template, api="chat", name=stage).characters(row)
+            for chosen in (settings, Settings())
+        )
+        assert own < 0.8 * shipped, stage
+    assert [one["sample_id"] for one in lines_of("expected_claims.jsonl")] == [
+        one["sample_id"] for one in lines_of("samples.jsonl")
+    ]
+
+
+def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    (folder / name).mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / name / "part-0.parquet")
+
+
+def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
+    mine: dict[str, Any] = {"sample_id": "longest-river-a", "metric": "icat"}
+    write(tmp_path, "scores", [{**mine, "covered": 1, "uncovered": 2}])
+    write(tmp_path, "measures", [{**mine, "measure": name, "value": 0.25} for name in ("icat", "s_fact")])
+    verdicts = [(2, None, "B."), (1, "supported", "A.")]
+    write(
+        tmp_path,
+        "claims",
+        [{**mine, "position": at, "verdict": verdict, "text": text} for at, verdict, text in verdicts],
+    )
+    show_expected_claims(str(tmp_path), DEMO / "expected_claims.jsonl")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5].split() == ["longest-river-a", "0.25", "0.25", "0.50", "1", "/", "1", "1", "/", "1", "1", "/", "2"]
+    # A sample that the run left nothing of
+    assert lines[3].split() == ["everest-height-a", "-", "-", "0.33", "0", "/", "0", "1", "/", "2", "-"]
+    assert [line.split()[1:] for line in lines[-2:]] == [["supported", "A."], ["not", "judged", "B."]]
+
+
+def test_without_tables_it_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_expected_claims(str(tmp_path), DEMO / "expected_claims.jsonl")
+    assert capsys.readouterr().out == ""

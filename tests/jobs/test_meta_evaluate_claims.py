@@ -1,0 +1,166 @@
+"""`untold meta-evaluate --dataset claims`: verdicts on labelled claims, from files to tables."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from statsmodels.stats.inter_rater import cohens_kappa
+
+from jobs.cli.main import main
+from jobs.inputs.samples import SampleError
+from jobs.results import open_run
+from jobs.study.inputs import MetaEvaluationError
+from jobs.tables import META_EVALUATION
+from tests.jobs.studies import Rows, ask, rows_of, run
+from tests.sample_files import write_lines
+from udfs.samples import factscore
+from udfs.samples.records import Unit
+from udfs.statistics.verdicts import VERDICTS
+
+
+def write_claims(folder: Path) -> Rows:
+    """Forty claims of ten answers by two systems, with labels as people write them."""
+    draw = random.Random(3)
+    names = {"supported": "Supported", "not_supported": "not supported", "contradicted": "CONTRADICTED"}
+    rows = [
+        {
+            "sample_id": f"c{number:02}",
+            "query_id": f"q{number % 10}",
+            "system": f"system {number % 2}",
+            "claim": f"claim {number}",
+            "evidence": [f"evidence {number}"],
+            "label": names[draw.choice(["supported", "supported", "not_supported", "contradicted"])],
+        }
+        for number in range(40)
+    ]
+    write_lines(folder / "wiki.jsonl", rows)
+    return rows
+
+
+def write_verdicts(folder: Path, rows: Rows) -> str:
+    folder.mkdir()
+    schema = pa.schema([(name, pa.string()) for name in rows[0]])
+    pq.write_table(pa.Table.from_pylist(rows, schema), folder / "part-0.parquet")
+    return str(folder)
+
+
+def label_of(row: dict[str, Any]) -> str:
+    label: str = row["label"].lower().replace(" ", "_")
+    return label
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_stored_verdicts_are_held_against_labels(spark: SparkSession, tmp_path: Path, clustered: bool) -> None:
+    claims, draw = write_claims(tmp_path), random.Random(4)
+    # One claim has no verdict, and of another nothing is said
+    verdicts: dict[str, str | None] = {
+        row["sample_id"]: label_of(row) if draw.random() < 0.6 else draw.choice(VERDICTS) for row in claims[1:]
+    }
+    verdicts["c01"] = None
+    stored = [{"metric": "mine", "claim_id": name, "verdict": verdict} for name, verdict in verdicts.items()]
+    places = {"m": write_verdicts(tmp_path / "m", stored)}
+    request = ask(tmp_path, places, dataset="claims", cluster=clustered)
+    report = run(spark, request).report
+    assert open_run(request.output).table("meta_evaluation").schema.equals(META_EVALUATION)
+    found = {(row["metric"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    table = np.zeros((3, 3))
+    for row in claims[2:]:
+        table[VERDICTS.index(label_of(row)), VERDICTS.index(str(verdicts[row["sample_id"]]))] += 1
+    accuracy = found["mine", "accuracy"]
+    assert accuracy["value"] == pytest.approx(np.trace(table) / 38)
+    assert (accuracy["n"], accuracy["left_out"], accuracy["dataset"], accuracy["level"]) == (38, 2, "claims", "item")
+    assert accuracy["ci_low"] < accuracy["value"] < accuracy["ci_high"]
+    assert found["mine", "kappa"]["value"] == pytest.approx(cohens_kappa(table, return_results=False))
+    labels = [label_of(row) for row in claims]
+    assert found["constant", "accuracy"]["value"] == max(map(labels.count, VERDICTS)) / 40
+    for system in (0, 1):
+        own = [label == "supported" for label in labels[system::2]]
+        share = found["people", f"supported_share:system {system}"]
+        assert (share["value"], share["n"]) == (pytest.approx(np.mean(own)), 20)
+    assert ("whole queries" in report) == clustered
+    assert "| mine | m | 38 | 2 |" in report
+
+
+def test_a_contradicted_claim_is_not_supported_where_no_label_tells_them_apart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = ['1,a,"[""e""]",supported', "2,b,some text,not_supported", "3,c,,not_supported"]
+    (tmp_path / "claims.csv").write_text("\n".join(["sample_id,claim,evidence,label", *rows]))
+    stored = [{"claim_id": str(n), "verdict": verdict} for n, verdict in ((1, "supported"), (2, "contradicted"))]
+    places = {"m": write_verdicts(tmp_path / "m", stored)}
+    request = ask(tmp_path, places, dataset="claims", input=str(tmp_path / "claims.csv"))
+    run(spark, request)
+    (accuracy,) = [
+        row
+        for row in rows_of(request, "meta_evaluation")
+        if (row["metric"], row["measure"]) == ("verify_claim", "accuracy")
+    ]
+    assert (accuracy["value"], accuracy["n"], accuracy["left_out"]) == (1, 2, 1)
+
+
+def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    claims = write_claims(tmp_path)
+    wrong = [
+        {"claim_id": "c00", "verdict": "supported"},
+        {"claim_id": "c00", "verdict": "supported"},
+        {"claim_id": "c01", "verdict": "true"},
+        {"claim_id": "c99", "verdict": "supported"},
+    ]
+    request = ask(tmp_path, {"m": write_verdicts(tmp_path / "m", wrong)}, dataset="claims")
+    with pytest.raises(MetaEvaluationError) as raised:
+        run(spark, request)
+    about = tmp_path / "wiki.jsonl"
+    assert str(raised.value).splitlines() == [
+        f"m: verify_claim: 1 claims have several verdicts ({about}): claim_id `c00`",
+        f"m: verify_claim: 1 verdicts are none of supported, contradicted, not_supported ({about}): claim_id `c01`",
+        f"m: verify_claim: 1 verdicts are on no claim of the input ({about}): claim_id `c99`",
+    ]
+    write_lines(about, [{**claims[0], "label": "suported"}, *claims[1:]])
+    with pytest.raises(MetaEvaluationError, match=r"1 claims have a label that is none of supported, .*`suported`"):
+        run(spark, request)
+    write_lines(about, [{"claim": "c", "label": "supported"}])
+    with pytest.raises(SampleError, match="no column `evidence`"):
+        run(spark, request)
+
+
+def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    file = data / "factscore_human" / "ChatGPT.jsonl"
+    claims = [dict(record.values) for record in factscore.read_claims(Unit(0, str(file), ""))]
+    stored = [{"claim_id": claim["sample_id"], "verdict": claim["label"]} for claim in claims]
+    places = {"people": write_verdicts(tmp_path / "m", stored)}
+    request = ask(tmp_path, places, dataset="claims", format="factscore", input=str(data / "factscore_human"))
+    # Of the other models nothing is said
+    report = run(spark, request).report
+    found = {(row["metric"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    shares = {
+        name: round(found["people", f"supported_share:{name}"]["value"], 4)
+        for name in ("ChatGPT", "InstructGPT", "PerplexityAI")
+    }
+    assert shares == {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.8642}
+    assert found["verify_claim", "accuracy"]["value"] == 1
+    assert found["verify_claim", "accuracy"]["n"] == len(claims) == 3194 + 1692
+    assert "| PerplexityAI | 0.8642 [" in report
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--metric", "e2e"], "--metric goes with --scores: claims are judged by the stage verify_claim"),
+        (["--format", "realsumm"], "--format realsumm is of --dataset coverage"),
+        (["--covered", "yes"], "--covered goes with --dataset coverage"),
+        (["--annotation-sheet", "3"], "--annotation-sheet draws from labels of whole responses"),
+    ],
+)
+def test_options_of_a_study_of_claims_are_its_own(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["meta-evaluate", "--dataset", "claims", *words, "--input", "x", "--output", "out"])
+    assert told in capsys.readouterr().err

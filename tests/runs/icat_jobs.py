@@ -1,0 +1,227 @@
+"""Jobs of the metric icat over symbolic worlds beside brute force: what each source finds, and what tables say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from tests.fakes.expected_icat import Chunk, ExpectedIcat, Found, cut
+from tests.fakes.lookups import search, vector_of
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world_icat import Annotation
+from tests.runs.harness import Row, read_table
+from tests.runs.worlds import rows_by_sample, scores_of
+from udfs.retrieval.dense import use_one_thread
+
+ICAT = ("--metric", "icat")
+TOP = 10
+MEASURES = ("s_fact", "s_coverage", "icat", "claims")
+# All but those of which early stop changes something
+CONCLUSIONS = ("samples", "statements", "scores", "measures", "chunks", "failures", "summary", "measures_summary")
+TABLES = (*CONCLUSIONS, "claims", "evidence")
+_TOKEN = re.compile(r"\w+|[^\w\s]+")
+# What a claim of a sample finds, best first
+Source = Callable[[Mapping[str, Any]], Found]
+
+
+def embedder(server: ModelServer) -> dict[str, str]:
+    """Settings that have the server give vectors."""
+    return {"embeddings.base_url": server.base_url, "embeddings.model": "embedder"}
+
+
+def searcher(server: ModelServer) -> dict[str, str]:
+    """Settings that have the server search the web, without a limit."""
+    place = {"search.base_url": server.search_url, "search.api_key_env": "null"}
+    return {"knowledge.source": "web", **place, "search.requests_per_minute": "null"}
+
+
+class Nearest:
+    """Chunks by their cosines with a claim, to six decimals, then by their ids: all are compared.
+
+    The products are FAISS's own: of chunks that are equally near by arithmetic, its last bits put some on different
+    sides of the seventh decimal, and which ones depends on the processor.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        use_one_thread()
+        self._chunks, self._known = list(chunks), dict[str, tuple[list[Chunk], list[float]]]()
+        self._index = faiss.IndexFlatIP(len(vector_of("")))
+        if self._chunks:
+            self._index.add(_unit([chunk.text for chunk in self._chunks]))
+
+    def __call__(self, claim: str) -> Sequence[Chunk]:
+        """The best of them."""
+        return self._search(claim)[0]
+
+    def cosines(self, claim: str) -> Sequence[float]:
+        """Of the best of them, to six decimals."""
+        return self._search(claim)[1]
+
+    def _search(self, claim: str) -> tuple[list[Chunk], list[float]]:
+        if claim not in self._known:
+            cosines, places = self._index.search(_unit([claim]), max(1, len(self._chunks)))
+            scored = [
+                (-round(float(cosine), 6), self._chunks[place].chunk_id, int(place))
+                for cosine, place in zip(cosines[0], places[0], strict=True)
+                if place >= 0
+            ]
+            best = sorted(scored)[:TOP]
+            self._known[claim] = [self._chunks[place] for *_, place in best], [-score for score, *_ in best]
+        return self._known[claim]
+
+
+def _unit(texts: Sequence[str]) -> Any:
+    vectors = np.array([vector_of(text) for text in texts])
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def in_contexts(sample: Mapping[str, Any]) -> Found:
+    """A sample's own contexts; a chunk's id names its text."""
+    chunks = []
+    for number, context in enumerate(sample["contexts"], start=1):
+        named = {"id": str(number), "text": context} if isinstance(context, str) else context
+        chunks += cut({"document_id": named["id"], "text": named["text"]})
+    nearest = Nearest(chunks)
+    return lambda claim: [_named_by_text(chunk) for chunk in nearest(claim)]
+
+
+def in_index(documents: Iterable[Mapping[str, str]]) -> Source:
+    """A corpus, the same for all samples."""
+    nearest = Nearest([chunk for one in documents for chunk in cut(dict(one))])
+    return lambda _: nearest
+
+
+def on_the_web(_: Mapping[str, Any]) -> Found:
+    """The search of the server, in its order."""
+
+    def found(claim: str) -> list[Chunk]:
+        hits = search(claim, TOP)
+        return [_named_by_text(Chunk(one["url"], one["url"], f"{one['title']} {one['text']}")) for one in hits]
+
+    return found
+
+
+def _named_by_text(chunk: Chunk) -> Chunk:
+    return replace(chunk, chunk_id=f"{chunk.chunk_id}@{sha256(chunk.text.encode()).hexdigest()[:16]}")
+
+
+def words_among(texts: Iterable[str]) -> list[str]:
+    """The words that the tiny classifier of the tests knows."""
+    return sorted({word for text in texts for word in _TOKEN.findall(text)})
+
+
+def verify_by_words(words: Iterable[str]) -> Callable[[str, str], str]:
+    """What that classifier says: a chunk entails a claim of whose known words it has every one."""
+    known = frozenset(words)
+
+    def verify(chunk: str, claim: str) -> str:
+        missing = known.intersection(_TOKEN.findall(claim)).difference(_TOKEN.findall(chunk))
+        return "contradiction" if missing else "entailment"
+
+    return verify
+
+
+def write_corpus(path: Path, documents: Iterable[Mapping[str, str]]) -> Path:
+    """The documents as JSON Lines."""
+    path.write_text("".join(json.dumps(one) + "\n" for one in documents), encoding="utf-8")
+    return path
+
+
+def write_annotations(path: Path, annotations: Iterable[Annotation]) -> Path:
+    """The annotations as JSON Lines, as their topics have spaces."""
+    names = ("query_id", "subtopic_id", "doc_id", "relevance")
+    rows = (dict(zip(names, one, strict=True)) for one in annotations)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def concluded(expected: ExpectedIcat) -> Row:
+    """What brute force makes of a sample, in the form of `read_concluded`."""
+    return {
+        "status": expected.status,
+        "measures": {name: tuple(map(_rounded, ends)) for name, ends in expected.measures.items()},
+        "aspects": [(one.reference_id, one.text, one.claims) for one in expected.aspects],
+        "claims": [(one.text, one.verdict, one.evidence, one.judged) for one in expected.claims],
+    }
+
+
+def failed(claims: Sequence[tuple[Any, ...]] = ()) -> Row:
+    """What stands of a sample that lacks something, but for its claims."""
+    unknown = (None, 0.0, 1.0)
+    measures = {**dict.fromkeys(MEASURES, unknown), "claims": (None, None, None)}
+    return {"status": "failed", "measures": measures, "aspects": [], "claims": list(claims)}
+
+
+def read_concluded(output: Path) -> dict[str, Row]:
+    """By sample: status; measures (value, low, high) by name; aspects (given id, text, positions of claims); claims
+    (text, verdict, evidence, chunks by rank with their relations).
+    """
+    measures, statements = rows_by_sample(output, "measures"), rows_by_sample(output, "statements")
+    claims, judged = rows_by_sample(output, "claims"), _judged(output)
+    found = {}
+    for name, row in scores_of(output).items():
+        _check_score(row, measures[name], statements[name], claims[name])
+        found[name] = {
+            "status": row["status"],
+            "measures": {
+                one["measure"]: tuple(_rounded(one[end]) for end in ("value", "value_low", "value_high"))
+                for one in measures[name]
+            },
+            "aspects": [
+                (one["reference_id"], one["text"], tuple(_position(claim) for claim in one["claims"]))
+                for one in sorted(statements[name], key=lambda one: _position(one["statement_id"]))
+            ],
+            "claims": [
+                (one["text"], one["verdict"], tuple(one["evidence"]), tuple(judged[one["claim_id"]]))
+                for one in sorted(claims[name], key=lambda one: int(one["position"]))
+            ],
+        }
+    return found
+
+
+def _judged(output: Path) -> dict[str, list[tuple[str, str | None]]]:
+    found = defaultdict(list)
+    for row in sorted(read_table(output, "evidence"), key=lambda row: int(row["rank"])):
+        found[row["claim_id"]].append((row["chunk_id"], row["relation"]))
+    return found
+
+
+def _check_score(row: Row, measures: Sequence[Row], statements: Sequence[Row], claims: Sequence[Row]) -> None:
+    """A score says what the tables beside it say."""
+    (icat,) = [one for one in measures if one["measure"] == "icat"]
+    assert [row[name] for name in ("score", "score_low", "score_high")] == [
+        icat[name] for name in ("value", "value_low", "value_high")
+    ]
+    if row["status"] in ("ok", "partial", "no_statements"):
+        covered = sum(one["covered"] for one in statements)
+        unjudged = sum(one["verdict"] is None for one in claims)
+        assert (row["covered"], row["uncovered"], row["unjudged"]) == (covered, len(statements) - covered, unjudged)
+        assert all(one["covered"] == bool(one["claims"]) for one in statements)
+
+
+def _position(name: str) -> int:
+    return int(name.rpartition(":")[2])
+
+
+def _rounded(value: float | None) -> float | None:
+    """Brute force counts in fractions."""
+    return None if value is None else round(value, 12)
+
+
+def chunks_of(output: Path) -> dict[str, tuple[str, str]]:
+    """By its id a chunk's document and text."""
+    return {row["chunk_id"]: (row["document_id"], row["text"]) for row in read_table(output, "chunks")}
+
+
+def sorted_rows(output: Path, name: str) -> list[str]:
+    """The rows of a table as JSON, sorted."""
+    return sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in read_table(output, name))

@@ -1,0 +1,74 @@
+"""Statements that say the same words, and those that only seem to."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rapidfuzz.distance import Indel
+
+from udfs.facts.words import FUNCTION_WORDS, say_same_words, words_of
+
+WORDS = st.lists(
+    st.sampled_from(["benefit", "benefits", "occur", "occurs", "weeks", "week", "not", "1912", "1913", "the", "of"]),
+    max_size=5,
+).map(" ".join)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("The Seine is a river in France.", "the seine: a RIVER of France"),
+        ("Ada Mill owned seven boats", "Seven boats are owned by Ada Mill"),
+        ("Headaches are a side effect of it", "A headache may be a side effect of it"),
+        ("ｗｉｄｅ letters", "wide letters"),
+        ("A b", "B, a"),
+    ],
+)
+def test_forms_of_one_statement(first: str, second: str) -> None:
+    assert say_same_words(first, second)
+    assert say_same_words(second, first)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("It does cause harm", "It does not cause harm"),
+        ("Take it with food", "Take it without food"),
+        ("She moved to Lyon", "She moved from Lyon"),
+        ("It has 12 rooms", "It has 13 rooms"),
+        ("Founded in 1912a", "Founded in 1912b"),
+        ("Side effects include sleepiness", "Side effects include insomnia"),
+        ("She owns two boats", "She owns three boats"),
+        ("She owns boats", "She owns old boats"),
+        ("It isn't safe", "It is safe"),
+    ],
+)
+def test_statements_that_differ(first: str, second: str) -> None:
+    assert not say_same_words(first, second)
+    assert not say_same_words(second, first)
+
+
+def test_function_words_deny_and_count_nothing() -> None:
+    assert not FUNCTION_WORDS & {"no", "not", "nor", "never", "none", "without", "one", "two", "first", "half"}
+    assert words_of("What is the name of it?") == {"what", "name", "it"}
+
+
+@given(WORDS, WORDS)
+def test_it_is_the_definition_by_brute_force(first: str, second: str) -> None:
+    one, other = words_of(first), words_of(second)
+    left, right = sorted(one - other), sorted(other - one)
+    alike = len(left) == len(right) and any(
+        all(Indel.normalized_similarity(a, b) >= 0.8 for a, b in zip(left, order, strict=True))
+        for order in permutations(right)
+    )
+    digits = any(sign.isdigit() for word in (*left, *right) for sign in word)
+    assert say_same_words(first, second) == (alike and not digits)
+
+
+def test_a_word_is_the_form_of_one_word_alone() -> None:
+    # `cats` is like `cat` and `cast` like `cats`; both of one side are like `cats` alone
+    assert not say_same_words("cat cast", "cats dogs")
+    assert say_same_words("boat weeks", "boats week")

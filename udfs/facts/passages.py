@@ -1,0 +1,42 @@
+"""Texts cut into passages at the ends of sentences, for stages that read a bounded number of words at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# No sentence runs over one
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+def cut_passages(text: str, words: int) -> Iterator[str]:
+    """The passages of a text: as many whole sentences each as have at most `words` words; a longer one stays whole.
+
+    Words are what white space parts. Within a passage nothing changes; white space between passages goes. A text
+    without a word has none. Sentences end as nupunkt has it, and at blank lines.
+
+    >>> list(cut_passages("Ada lives in Lyon. She owns a boat. She likes tea.", 8))
+    ['Ada lives in Lyon. She owns a boat.', 'She likes tea.']
+    """
+    if len(text.split()) <= words:
+        yield from filter(None, [text.strip()])
+        return
+    start = end = held = 0
+    for first, last in _sentence_spans(text):
+        size = len(text[first:last].split())
+        if held and held + size > words:
+            yield text[start:end].strip()
+            start, held = first, 0
+        end, held = last, held + size
+    yield from filter(None, [text[start:end].strip()])
+
+
+def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where each sentence of a text starts and ends; together they are the text."""
+    # Only where a text is long: its model takes a while to be read
+    from nupunkt import sent_spans
+
+    start = 0
+    for end in [*(found.end() for found in _BLANK_LINES.finditer(text)), len(text)]:
+        yield from ((start + first, start + last) for first, last in sent_spans(text[start:end]))
+        start = end
