@@ -20,6 +20,7 @@ from tests.benchmarks import (
     nights,
     pairs,
     realsumm,
+    recall,
     retrieval,
     reuse,
     sharing,
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
+    "recall": Benchmark("pairs of facts on the way to candidates, beside a loop over rapidfuzz", recall.measure),
     "retrieval": Benchmark("an index beside bare FAISS and bm25s", retrieval.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
     "start": Benchmark("how long a start takes, beside a bare one", start.measure),
@@ -63,7 +65,7 @@ REQUESTS = (
     "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing, grounding), "
     "samples in the store (start), all (soak)"
 )
-REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, embedding, pairs, start, statistics)"
+REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, embedding, pairs, recall, start, statistics)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

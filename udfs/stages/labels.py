@@ -18,7 +18,7 @@ _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|n
 _ENDS_EXPLAINING = r"(?=[*_\"'`)\]\s]{0,4}(?:[.,;:!?/|}–—(-]|\Z|(?:given|because|since|as|or|and)\b))"
 _STATING = r"answer|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence"
 _FIELD = re.compile(r"[\"']\s{0,3}:\s{0,3}[\"']")  # `"label": "`, between a name and a text of JSON
-_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]+")
 _NEGATIONS = {
@@ -117,7 +117,7 @@ def read_label(completion: str, labels: Labels, own_text: str) -> str:
     def answers(line: str) -> bool:
         return bool(_stated([line], labels) or _leading([line], labels))
 
-    lines = first_answer(_STRUCK.sub("", strip_thinking(completion)).split("\n"), labels.input_line, answers)
+    lines = first_answer(STRUCK.sub("", strip_thinking(completion)).split("\n"), labels.input_line, answers)
     for found in (_stated(lines, labels), _leading(lines, labels), _spoken(lines, labels, own_text)):
         if len(found) == 1:
             return found.pop()

@@ -8,8 +8,8 @@ from typing import Any
 
 from udfs.stages.comparison import BOXED
 from udfs.stages.definitions import Unparsable
-from udfs.stages.labels import first_answer
-from udfs.stages.reading import letters, split_marker, strip_thinking
+from udfs.stages.labels import STRUCK, first_answer
+from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
 from udfs.stages.records import Cell, Record, field_name, read_records
 
 VARIABLES = ("reference", "candidate")
@@ -26,10 +26,13 @@ _HEDGED = (
 )
 _DENIED = (
     r"no(?:t|n)?[\s_-]{0,2}match(?:es|ed|ing)?|mis[\s-]?match(?:es|ed|ing)?|unmatched|without (?:a )?match"
-    rf"|(?:not|[a-z]{{2,6}}n['’]t|cannot)[\s_](?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}(?:an?[\s_])?match(?:es|ed|ing)?"
+    r"|(?:not|[a-z]{2,6}n['’]t|cannot)[\s_]"
+    rf"(?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}"
+    r"(?:an?[\s_])?match(?:es|ed|ing)?"
     r"|fails? to match|neither\s(?:an?\s)?match"
 )
-_AFFIRMED = rf"(?:(?:{_STRONG})[\s_-])?match(?:es|ed)?"
+# `Match: ❌` is none
+_AFFIRMED = rf"(?:(?:{_STRONG})[\s_-])?match(?:es|ed)?(?![\s:=*_-]{{0,6}}[❌✗✘✖🚫👎])"
 # A word that goes on, a question, and a key of JSON are no answers
 _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|[\"'`]\s{0,3}[:：])"
 _LABEL = rf"(?:(?P<hedged>{_HEDGED})|(?P<denied>{_DENIED})|(?P<affirmed>{_AFFIRMED})){_ENDS_WORD}"
@@ -39,17 +42,19 @@ _OTHER_LABEL = (
 _MENTION = re.compile(rf"(?<![^\W_]){_LABEL}", re.IGNORECASE)
 _STATED = re.compile(
     r"(?<![^\W_])(?:(?:answer|verdict|result|label|classification|category|conclusion|decision|judge?ment|output"
-    r"|determination|assessment|evaluation|match(?=[\W_]{0,4}[:=?：]))[\W_]{0,6}(?:(?:is|would be)(?: that)?\b)?"
-    r"|(?:therefore|thus|hence|overall|in conclusion|so))[\W_]{0,8}"
+    r"|determination|assessment|evaluation|match(?:es|ed)?(?=[\W_]{0,4}[:=?：]))"
+    r"[\W_]{0,6}(?:(?:is|would be)(?: that)?\b)?"
+    r"|(?P<inferred>therefore|thus|hence|overall|in conclusion|so))[\W_]{0,8}"
     r"(?:(?:it|this|that|they|these|(?:the )?(?:candidate|reference|two|pair|facts|statements)(?: fact| statement)?)"
     r"\s(?:(?:is|are|do|does|would be|counts? as|constitutes?)\s?(?=n['’]t|\b))?)?(?:an?\s)?"
     rf"(?:{_LABEL}{_OTHER_LABEL}|(?P<word>yes|no|true|false)\b(?![\s_-]{{0,2}}match))",
     re.IGNORECASE,
 )
+_ALONE = re.compile(rf"[\W_]{{0,8}}{_LABEL}[\W_]{{0,8}}", re.IGNORECASE)
 # A label that leads a line and is followed by a sign, a reason or the end, but not by `: no`
 _LEADING = re.compile(
-    rf"[\W_]{{0,8}}(?:(?P<word>yes|no)[,.:;!–—-]{{1,2}}\s{{1,3}}[\W_]{{0,4}})?{_LABEL}{_OTHER_LABEL}"
-    r"(?![\W_]{1,5}(?:no|not|yes|true|false)\b)(?:\s{0,3}[^\w\s]|\s*\Z|\s(?:because|since|as|given)\b)",
+    rf"[\W_]{{0,8}}(?:(?P<word>yes|no)[,.:;!–—-]{{1,2}}\s{{1,3}}[\W_]{{0,4}})?(?:an?\s)?{_LABEL}{_OTHER_LABEL}"
+    r"(?![\W_]{1,5}(?:no|not|none|yes|true|false)\b)(?:\s{0,3}[^\w\s]|\s*\Z|\s(?:because|since|as|given)\b)",
     re.IGNORECASE,
 )
 # A plain completion repeats its pair, or goes on with an example of its own
@@ -82,7 +87,17 @@ _SENTENCE = 200  # characters: of the sentence before a mention so much is read
 
 _FIELDS = (
     *("match", "ismatch", "matched", "matches", "answer", "finalanswer", "verdict", "label", "result", "decision"),
-    *("classification", "conclusion", "judgement", "judgment", "output", "prediction", "entailed", "entails"),
+    *(
+        "classification",
+        "conclusion",
+        "judgement",
+        "judgment",
+        "output",
+        "prediction",
+        "entailed",
+        "entails",
+        "entailment",
+    ),
 )
 _AFFIRMATIONS = {"match", "matches", "matched", "true", "yes", "is match", "a match"}
 _DENIALS = {"no match", "nomatch", "mismatch", "false", "no", "not match", "not a match", "non match", "not matched"}
@@ -91,16 +106,17 @@ _DENIALS = {"no match", "nomatch", "mismatch", "false", "no", "not match", "not 
 def parse_match(completion: str, variables: Mapping[str, Any]) -> dict[str, bool]:
     """`matched`: whether the answer is `Match`, not `No Match`.
 
-    That is the last one stated as the answer, a field of an object included, else the one that a line begins with, else
-    what alone is said of the two facts. Raises `Unparsable` where that is none or both, and for what is neither, such
-    as a partial match.
+    That is a field of an object, else what alone stands on the last line, else the last one stated as the answer, else
+    the one that a line begins with or a `therefore`, else what is said of the two facts. Raises `Unparsable` where that
+    is none or both, and for what is neither, such as a partial match.
     """
-    text = BOXED.sub(r" \1 ", strip_thinking(completion))
     recorded = _recorded(completion)
-    lines = first_answer(text.split("\n"), _PAIR_LINE, _answers)
     if recorded is not None:
         return {"matched": recorded}
-    for said in (_stated(lines), _leading(lines), _spoken("\n".join(lines), variables)):
+    text = BOXED.sub(r" \1 ", STRUCK.sub("", strip_thinking(completion)))
+    lines = first_answer(text.split("\n"), _PAIR_LINE, _answers)
+    inferred = _leading(lines) | _stated(lines, inferred=True)
+    for said in (_last(lines), _stated(lines), inferred, _spoken("\n".join(lines), variables)):
         if len(said) == 1 and None not in said:
             return {"matched": said == {True}}
         if said:
@@ -133,10 +149,17 @@ def _answers(line: str) -> bool:
     return bool(_stated([line]) or _leading([line]))
 
 
-def _stated(lines: Iterable[str]) -> set[bool | None]:
-    """What is stated last as the answer: `Answer: Match`, `Match: no`, `so they do not match`."""
-    found = [_said(match) for line in lines for match in _STATED.finditer(line) if _is_whole(match)]
-    return set(found[-1:])
+def _last(lines: Iterable[str]) -> set[bool | None]:
+    """What stands alone on the last line, and on others that do not say the same."""
+    rows = [row for line in lines if not is_drawing(row := split_marker(line))]
+    alone = [_ALONE.fullmatch(row.text) for row in rows]
+    return {_said_by_label(match) for match in alone if match} if alone and alone[-1] else set()
+
+
+def _stated(lines: Iterable[str], inferred: bool = False) -> set[bool | None]:
+    """What is stated last as the answer, `Answer: Match` and `Match: no`, or `inferred`, `so they do not match`."""
+    found = [match for line in lines for match in _STATED.finditer(line) if _is_whole(match)]
+    return {_said(match) for match in [each for each in found if (each["inferred"] is not None) == inferred][-1:]}
 
 
 def _leading(lines: Iterable[str]) -> set[bool | None]:

@@ -11,12 +11,13 @@ from typing import Any
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_texts, without_words
-from udfs.stages.reading import is_fence, is_none, is_rule, letters, strip_thinking
+from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking
 from udfs.stages.records import Cell, Record, Records, Value, field_name, json_at_line_starts, read_records, unwrapped
 
 # What stands beside a number: `Candidate 3`, `candidates 1 and 2`, `C1`
 CANDIDATE_WORDS = re.compile(
-    r"(?<![^\W_])(?:candidates?|facts?|and|plus|nos?|numbers?|ids?|cand|[cf])(?![^\W\d_])", re.IGNORECASE
+    r"(?<![^\W_])(?:candidates?|facts?|and|plus|only|alone|together|nos?|numbers?|ids?|cand|[cf])(?![^\W\d_])",
+    re.IGNORECASE,
 )
 CANDIDATE_NAMES = (
     *("candidates", "candidatenumbers", "candidateids", "candidate", "candidatenumber", "candidateid", "subset"),
@@ -33,19 +34,20 @@ _YES, _NO = {"true", "yes", "match"}, {"false", "no", "no match"}
 
 _BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
 _NUMBERS = re.compile(r"[\s\d,;&/#、，–—.+-]*")
-_BULLET = re.compile(r"\s{0,40}(?:[-*+•–—>]\s{1,9}|\(?\d{1,3}[.)]\s{1,9}(?=\S))?")
 _SIGNS = re.compile(r"[\W_]{0,40}")
+_ENDS_LINE = re.compile(r"(?:[^\w\n]|_){0,40}(?:\n|\Z)")
 _BOXED = re.compile(r"\$?\\boxed\{(?:\\text\{)?")
 # What states that a list is the answer; a short line with a colon does, too
 _STATING = re.compile(
     r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
-    r"|return|list)\b",
+    r"|return|list|entail\w*|needed|required|suffic\w+)\b",
     re.IGNORECASE,
 )
 _LEADS = re.compile(
-    r"(?:[:：=→]|->|=>|\b(?:is|are|be|choose|select|return|candidates?|therefore|thus|hence|so))\s*\Z", re.I
+    r"(?:[:：=→]|->|=>|\b(?:is|are|be|choose|select|return|candidates?|by|therefore|thus|hence|so))\s*\Z", re.I
 )
-_LONGEST_LABEL = 60  # characters
+# Characters of a line before a list that are read, and of those a label may have
+_REACH, _LONGEST_LABEL = 200, 60
 _AROUND_LINE = " \t\r*_`\"'-.!"
 # Before a list of what is no answer: `Rejected: [2]`, `Candidates considered: [1, 2, 3]`
 _OF_OTHERS = re.compile(
@@ -53,10 +55,17 @@ _OF_OTHERS = re.compile(
     r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given)\b|n['’]t\b",
     re.IGNORECASE,
 )
-_REASON = re.compile(r"[*_`]{0,3}(?:[.:]\s|[.,;]?\s{1,3}(?:[-–—(/#]|(?:because|since|as)\b))", re.IGNORECASE)
+_REASON = re.compile(
+    r"[*_`\]]{0,3}(?:[.:]\s"
+    r"|[.,;]?\s{1,3}(?:[-–—(/#]|(?:because|since|as)\b|(?:is|are) (?:the|my|enough|sufficient)\b))",
+    re.IGNORECASE,
+)
+# `Not [2]. The answer is [1, 3]`: what stands before a list ends the sentence that it is in
+_SENTENCE_END = re.compile(r"(?<=[.;!?\]])\s|\bbut\b", re.IGNORECASE)
+_QUOTES = re.compile(r"[\"'“”‘’]")
 _VERB = r"(?:entails?|match(?:es)?|covers?|implies|imply|suffices?|supports?)\b"
 _ALONE = r"(?:\s(?:together|alone|jointly|both|combined))?"
-_BEHIND = re.compile(rf"{_ALONE}\s{_VERB}(?![^\n]*\b(?:not|only|part|partly|but|except)\b)", re.IGNORECASE)
+_BEHIND = re.compile(rf"{_ALONE}\s{_VERB}(?![^\n]{{0,200}}\b(?:not|only|part|partly|but|except)\b)", re.IGNORECASE)
 _SENTENCE = re.compile(
     rf"(?:only\s)?(?P<numbers>(?:candidates?|facts?)\s#?\d[^\n.]{{0,80}}?){_ALONE}\s{_VERB}"
     r"(?![^\n]*\b(?:not|only|part|partly|but|except|candidate|candidates)\b)[^\n]{0,120}",
@@ -71,9 +80,9 @@ _NO_CANDIDATE = re.compile(
 
 @dataclass(frozen=True)
 class _Said:
-    """A list in a completion: its numbers, whether it is the answer by its line, and whether no word says so."""
+    """A list in a completion: what it holds, whether it is the answer by its line, and whether that needs no word."""
 
-    numbers: frozenset[int]
+    inside: str
     is_answer: bool
     is_bare: bool
     start: int
@@ -178,45 +187,52 @@ def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
     answers = [each for each in said if each.is_answer]
     for above, below in pairwise(answers):
         together = not text[above.end : below.start].strip(" \t\r\n,;*_`[]-")
-        if together and above.is_bare and below.is_bare and above.numbers != below.numbers:
+        if (
+            together
+            and above.is_bare
+            and below.is_bare
+            and _known(above.inside, numbered) != _known(below.inside, numbered)
+        ):
             raise Unparsable("several lists of candidates")
     if answers:
-        last = answers[-1]
-        return _known(text[last.start : last.end], numbered) if last.start < last.end else frozenset()
-    leading = {each.numbers for each in said}
-    if len(leading) > 1:
+        return _known(answers[-1].inside, numbered)
+    if len({each.inside for each in said}) > 1:
         raise Unparsable("several lists of candidates and none is the answer")
-    return _known(text[said[0].start : said[0].end], numbered) if said else None
+    return _known(said[0].inside, numbered) if said else None
 
 
 def _lists(text: str, numbered: Numbered) -> Iterator[_Said]:
     """The lists that are answers by their lines, a lone `None` among them, and those that lead a line or a clause."""
     for found in _BRACKET.finditer(text):
-        bare = without_words(found[1], numbered)
-        if not (_NUMBERS.fullmatch(bare) or is_none(found[1])):
+        inside = _QUOTES.sub("", found[1])
+        if not (_NUMBERS.fullmatch(without_words(inside, numbered)) or is_none(inside)):
             continue
-        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-        behind = text[found.end() :].split("\n", 1)[0]
-        numbers = frozenset(known_numbers(found[1], numbered)) if _NUMBERS.fullmatch(bare) else frozenset()
-        begins = _begins_line(before)
-        ends = _SIGNS.fullmatch(behind) is not None
-        stated = _states(before)
-        if ends and (begins or stated):
-            yield _Said(numbers, True, begins, found.start(), found.end())
-        elif (begins and _REASON.match(behind)) or (_BEHIND.match(behind) and not _OF_OTHERS.search(before)):
-            yield _Said(numbers, False, begins, found.start(), found.end())
+        line, end = _line_before(text, found.start()), found.end()
+        before = _SENTENCE_END.split(line)[-1]
+        begins, stated, reasoned = _begins_line(line), _states(before), _REASON.match(text, end) is not None
+        if (begins or stated) and _ENDS_LINE.match(text, end):
+            yield _Said(inside, True, begins, found.start(), end)
+        elif stated and reasoned:
+            yield _Said(inside, True, False, found.start(), end)
+        elif (begins and reasoned) or (_BEHIND.match(text, end) and not _OF_OTHERS.search(before)):
+            yield _Said(inside, False, begins, found.start(), end)
+
+
+def _line_before(text: str, place: int) -> str:
+    """What stands before a place on its line; of a long line the last characters, behind words that begin it."""
+    start = max(0, place - _REACH)
+    begin = text.rfind("\n", start, place) + 1
+    return text[begin:place] if begin or not start else f"... and so on {text[start:place]}"
 
 
 def _begins_line(before: str) -> bool:
     """Whether nothing but a bullet and signs stands before a list."""
-    before = _BOXED.sub("", before)
-    bullet = _BULLET.match(before)
-    return _SIGNS.fullmatch(before, bullet.end() if bullet else 0) is not None
+    return _SIGNS.fullmatch(split_marker(_BOXED.sub("", before) + ".").text) is not None
 
 
 def _states(before: str) -> bool:
     """Whether what stands before a list says that it is the answer."""
-    label = before.rstrip(" \t*_`\"'([{")
+    label = before.rstrip(" \t*_`\"'([{$\\")
     if _OF_OTHERS.search(label) or not _LEADS.search(label):
         return False
     plain = len(label) <= _LONGEST_LABEL and label.endswith((":", "：", "=")) and not any(map(str.isdigit, label))

@@ -149,6 +149,29 @@ def covered(picked: list[int]) -> Case:
     return {"fact": TEXTS[0], "claims": TEXTS}, [[Item(json.dumps(said))]], [""], expected
 
 
+def resolved(picked: list[int]) -> Case:
+    variables = {"text": "t", "facts": [f"It is {number}." for number in picked]}
+    return variables, [[Item(TEXTS[number]) for number in picked]], [""], {"facts": [TEXTS[n] for n in picked]}
+
+
+def matched(picked: list[int]) -> Case:
+    truth = len(picked) % 2 == 1
+    variables = {"reference": TEXTS[0], "candidate": TEXTS[3]}
+    return variables, [[Item("Match" if truth else "No Match")]], [""], {"matched": truth}
+
+
+def chosen(picked: list[int]) -> Case:
+    numbers = [number + 1 for number in picked]
+    variables = {"reference": "r", "candidates": TEXTS}
+    return variables, [[Item(json.dumps([*numbers, 9]))]], [""], {"candidates": sorted(numbers)}
+
+
+def mapped(picked: list[int]) -> Case:
+    items = [Item(json.dumps({"reference": number + 1, "candidates": [number + 1, 9]})) for number in picked]
+    candidates = [[number + 1] if number in picked else [] for number in range(len(TEXTS))]
+    return {"query": "q", "references": TEXTS, "candidates": TEXTS}, [items], [""], {"candidates": candidates}
+
+
 CASES: dict[str, Callable[[list[int]], Case]] = {
     "extract_atoms": atoms,
     "revise_atoms": revised,
@@ -164,6 +187,10 @@ CASES: dict[str, Callable[[list[int]], Case]] = {
     "rate_importance": important,
     "verify_claim": verified,
     "check_coverage": covered,
+    "resolve_coreference": resolved,
+    "match_one": matched,
+    "match_many": chosen,
+    "match_holistic": mapped,
 }
 
 
