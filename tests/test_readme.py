@@ -98,6 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "systems.yaml": block("yaml", 1),
         "labelled.jsonl": json.dumps(LABELLED),
         "aspects.jsonl": block("jsonl"),
+        "references.jsonl": block("jsonl", 1),
         "filled.csv": FILLED,
         "key.csv": KEY,
     }.items():
