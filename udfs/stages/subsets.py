@@ -25,12 +25,12 @@ CANDIDATE_NAMES = (
     *("selectedcandidates", "chosen", "numbers", "ids", "answer", "finalanswer", "result", "output", "match", "best"),
     *("bestcandidate", "evidence", "supporting", "supportingcandidates", "entailing", "entailingcandidates"),
 )
-_ELEMENT_NAMES = (*CANDIDATE_NAMES, "number", "id", "no", "index", "fact", "text", "")
+_ELEMENT_NAMES = (*("candidate", "candidatenumber", "candidateid", "number", "id", "no", "index", "fact", "text", ""),)
 _VERDICT_NAMES = (
     *("match", "ismatch", "matches", "matched", "entails", "entailed", "selected", "chosen", "verdict", "label"),
     *("supports", "covers", "covered", "relevant", "needed"),
 )
-_YES, _NO = {"true", "yes", "match"}, {"false", "no", "no match"}
+_YES, _NO = {"true", "yes", "match", "1"}, {"false", "no", "no match", "0"}
 
 _BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
 _NUMBERS = re.compile(r"[\s\d,;&/#、，–—.+-]*")
@@ -139,20 +139,21 @@ def _of_records(records: Records, numbered: Numbered) -> frozenset[int]:
     lone = records.values[0] if len(records.values) == 1 else None
     if isinstance(lone, Record) and lone.field(CANDIDATE_NAMES) is not None:
         found = _numbers_of(_listing_field(lone), numbered)
-        if found and _verdict(lone) is False:
+        if found and _verdicts(lone) & _NO:
             raise Unparsable("candidates beside the word that there are none")
         return found
     values = unwrapped(records.values, _ELEMENT_NAMES)
     if not values or any(isinstance(value, list) for value in values):
         raise Unparsable("an object without candidates")
-    chosen = [value for value in values if not isinstance(value, Record) or _verdict(value) is not False]
-    return _numbers_of(chosen, numbered) if chosen else frozenset()
+    return _numbers_of([value for value in values if not isinstance(value, Record) or _is_chosen(value)], numbered)
 
 
 def _listing_field(record: Record) -> Value | None:
-    """The field with the candidates; `match` and the like may be verdicts, so one with numbers goes before."""
+    """The field with the candidates, which is no verdict, `"match": true`; None where one denies all of them."""
     fields = [value for key, value in record.pairs if field_name(key) in CANDIDATE_NAMES]
-    listing = [value for value in fields if not isinstance(value, Cell) or value.text.casefold() not in _YES | _NO]
+    listing = [value for value in fields if not isinstance(value, Cell) or letters(value.text) not in _YES | _NO]
+    if not listing and _verdicts(record) & _NO:
+        return None
     if len(listing) != 1 or isinstance(listing[0], Record):
         raise Unparsable("several lists of candidates in one object, or none")
     return listing[0]
@@ -169,16 +170,21 @@ def _numbers_of(value: Value | None, numbered: Numbered) -> frozenset[int]:
     return known
 
 
-def _verdict(record: Record) -> bool | None:
-    """What an object says of itself, `{"candidate": 1, "match": false}`. Raises `Unparsable` for another word."""
-    said = {
-        letters(value.text)
-        for key, value in record.pairs
-        if field_name(key) in _VERDICT_NAMES and isinstance(value, Cell)
-    }
-    if said & _YES and said & _NO:
-        raise Unparsable("an object that says yes and no")
-    return True if said & _YES else False if said & _NO else None
+def _verdicts(record: Record) -> set[str]:
+    """What an object says in fields of verdicts."""
+    fields = [value for key, value in record.pairs if field_name(key) in _VERDICT_NAMES]
+    return {letters(value.text) or value.bare for value in fields if isinstance(value, Cell)}
+
+
+def _is_chosen(element: Record) -> bool:
+    """Whether an element of a list is not denied, `{"candidate": 1, "match": false}`.
+
+    Raises `Unparsable` for a verdict that is neither yes nor no.
+    """
+    said = _verdicts(element)
+    if (said & _YES and said & _NO) or said - _YES - _NO:
+        raise Unparsable("a verdict that is neither yes nor no")
+    return not said & _NO
 
 
 def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
@@ -186,13 +192,9 @@ def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
     said = list(_lists(text, numbered))
     answers = [each for each in said if each.is_answer]
     for above, below in pairwise(answers):
-        together = not text[above.end : below.start].strip(" \t\r\n,;*_`[]-")
-        if (
-            together
-            and above.is_bare
-            and below.is_bare
-            and _known(above.inside, numbered) != _known(below.inside, numbered)
-        ):
+        apart = text[above.end : below.start].strip(" \t\r\n,;*_`[]-")
+        bare = above.is_bare and below.is_bare
+        if bare and not apart and _known(above.inside, numbered) != _known(below.inside, numbered):
             raise Unparsable("several lists of candidates")
     if answers:
         return _known(answers[-1].inside, numbered)

@@ -284,6 +284,31 @@ def test_without_one_clear_list_it_is_unparsable(completion: str) -> None:
         chosen(completion)
 
 
+@pytest.mark.parametrize(
+    ("completion", "numbers"),
+    [
+        ('[{"id": 1, "match": true}, {"id": 2, "match": false}, {"id": 3, "match": "yes"}]', [1, 3]),
+        ('[{"candidate": 2, "entails": 1}, {"candidate": 3, "entails": 0}]', [2]),
+        ('{"candidates": [{"id": 1, "reason": "high"}, {"id": 3, "reason": "Ada Fenn"}]}', [1, 3]),
+        ('{"match": true, "candidates": [2]}', [2]),
+        ('{"match": 2}', [2]),
+        ('{"match": "Candidate 1"}', [1]),
+        ('{"match": false}', []),
+        ('{"match": true}', None),
+        ('{"match": false, "candidates": [2]}', None),
+        ('[{"candidate": 1, "match": "partly"}]', None),
+        ('[{"candidate": 1, "match": 0.4}]', None),
+        ('[{"candidate": 1, "match": true, "entails": false}]', None),
+    ],
+)
+def test_a_verdict_on_each_candidate_counts(completion: str, numbers: list[int] | None) -> None:
+    if numbers is None:
+        with pytest.raises(Unparsable):
+            chosen(completion)
+    else:
+        assert chosen(completion) == numbers
+
+
 def test_texts_stand_for_numbers() -> None:
     assert chosen(json.dumps(FACTS[1:])) == [2, 3]
     assert chosen('["it is high", 3]') == [1, 3]
