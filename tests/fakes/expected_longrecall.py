@@ -186,7 +186,7 @@ def items_of(text: str) -> tuple[str, list[str]]:
     ) is not None:
         places.append(found.span())
     if len(places) < 3:
-        return text, [" ".join(filter(None, lines)) for lines in items]
+        return "\n".join(before), [" ".join(filter(None, lines)) for lines in items]
     ends = [start for start, _ in places[1:]] + [len(line)]
     return line[: places[0][0]], [line[start:end].strip() for (_, start), end in zip(places, ends, strict=True)]
 
