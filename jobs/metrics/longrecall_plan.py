@@ -13,6 +13,8 @@ from jobs.metrics.base import Assumptions
 from jobs.metrics.contexts import MARK
 from jobs.metrics.graphs import different_texts
 from jobs.metrics.likely import Likely, made_up, size_of_things, tokens_of, value_of, whole
+from jobs.retrieval.sources import assumed_results
+from jobs.retrieval.vectors import STAGE as EMBED
 from jobs.settings.model import Settings
 from udfs.recall.sides import REFERENCES, RESPONSE
 
@@ -51,6 +53,7 @@ def assume(settings: Settings) -> Assumptions:
     """As many facts as texts can have, and all references open after each step."""
     results: dict[str, Mapping[str, Column]] = {
         "extract_claims": {"claims": different_texts(WORDS_OF_A_FACT)},
+        EMBED: assumed_results()[EMBED],
         **_judged(),
     }
     return Assumptions(settings, results, likely=_likely)

@@ -252,7 +252,7 @@ def test_claims_are_shown_the_nearest_chunks_or_are_unjudged(spark: SparkSession
     samples = [sample("Ada"), sample(odd), sample("Cleo", response=f"Cleo sails. {odd} knits.")]
     found = scored(spark, samples, importance={"evidence_chunks": 1, "duplicates": "none"})
     shown = {row["claim_id"]: row["chunk_id"].partition("@")[0] for row in found.rows("evidence", "Ada")}
-    assert shown == {"Ada:importance:1": "a#0", "Ada:importance:2": "a#0"}
+    assert shown == {"Ada:importance:1": "a#0", "Ada:importance:2": "b#0"}
     assert all(row["rank"] == 1 and row["similarity"] > 0.5 for row in found.rows("evidence", "Ada"))
     assert [row["verdict"] for row in found.rows("claims", odd)] == [None, None]
     assert found.outcome(odd) == ("partial", (1, 2, 2), THIRD)
