@@ -37,7 +37,10 @@ def commands() -> list[str]:
 
 
 # The same jobs as others of the README, under other settings
-SLOW = ("results-vllm", "results-config", "--annotation-sheet", "plan --input answers.jsonl --metric e2e")
+SLOW = (
+    *("results-vllm", "results-config", "--annotation-sheet", "demo --metric icat"),
+    "plan --input answers.jsonl --metric e2e",
+)
 
 
 # A process of its own in the user's folder; the others run in this one

@@ -209,6 +209,7 @@ def test_measures_are_summed_up_by_system(job: Path) -> None:
     assert {system for _, system in summary} == {None, "x", "y"}
 
 
+@pytest.mark.slow
 def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer, job: Path) -> None:
     before = world.count("classify_relation")
     settings = {**SETTINGS, **embedder(world), "store": job / "store", "icat.early_stop": "false"}
@@ -224,6 +225,7 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
     assert verdicts_of(job / "whole") == verdicts_of(job / "out")
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, job: Path) -> None:
     settings = {**SETTINGS, **embedder(world), "store": job / "store"}
     before = world.count()
@@ -261,6 +263,7 @@ ANNOTATED: list[Row] = [
 ]
 
 
+@pytest.mark.slow
 def test_annotated_documents_cover_aspects(run_here: RunHere, world: ModelServer, tmp_path: Path) -> None:
     (tmp_path / "qrels.txt").write_text(QRELS)
     path = write_samples(tmp_path / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in ANNOTATED])

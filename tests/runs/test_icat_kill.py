@@ -18,6 +18,8 @@ from tests.runs.harness import Row, Run, read_manifest, times, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import ICAT, TABLES, concluded, embedder, in_contexts, read_concluded, sorted_rows
 
+# A killed run of other stages is in the tests that always run (test_kill.py)
+pytestmark = pytest.mark.slow
 STAGES = ("extract_claims", "generate_aspects", "embed_text", "classify_relation", "align_claims")
 IN_FLIGHT = 2
 LATENCY = 0.3
@@ -69,9 +71,7 @@ def stored(output: Path) -> int:
     return len({one for file in kept for one in pq.read_table(file, columns=["request_id"])["request_id"].to_pylist()})
 
 
-@pytest.mark.parametrize(
-    "stages", [STAGES[3:4], pytest.param(STAGES, marks=pytest.mark.slow)], ids=["one stage", "every stage"]
-)
+@pytest.mark.parametrize("stages", [STAGES[3:4], STAGES], ids=["one stage", "every stage"])
 def test_a_run_killed_in_its_stages_asks_nothing_that_is_stored(
     run_here: RunHere, whole: Whole, tmp_path: Path, stages: tuple[str, ...]
 ) -> None:

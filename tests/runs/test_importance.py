@@ -181,6 +181,7 @@ def test_shares_are_over_all_claims(job: ImportanceJob) -> None:
     assert_pooled(job.output, job.expected, {sample["sample_id"]: sample["system"] for sample in job.samples})
 
 
+@pytest.mark.slow
 def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: ImportanceJob) -> None:
     before = job.server.count()
     settings = {**SETTINGS, **embedder(job.server)}

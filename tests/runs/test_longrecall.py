@@ -106,6 +106,7 @@ def planned(run_here: RunHere, job: RecallJob, store: Path, output: Path) -> dic
     return found
 
 
+@pytest.mark.slow
 def test_a_plan_is_exact_where_all_is_known_and_else_a_bound(run_here: RunHere, job: RecallJob, tmp_path: Path) -> None:
     before = job.server.count()
     usage = {row["stage"]: row["requests"] for row in read_table(job.output, "usage")}

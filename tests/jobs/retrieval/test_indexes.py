@@ -55,7 +55,7 @@ def test_both_are_fused_by_their_ranks(whole: Indexes) -> None:
     assert whole.search(QUERIES[:1], retriever="both")[QUERIES[0]] == [tuple(hit) for hit in expected]
 
 
-@pytest.mark.parametrize("shards", [3, 7])
+@pytest.mark.parametrize("shards", [pytest.param(3, marks=pytest.mark.slow), 7])
 def test_several_shards_give_the_hits_and_the_bits_of_one(whole: Indexes, indexes: Indexes, shards: int) -> None:
     count = len(chunks_of(CORPUS))
     made = indexes.make(dict(reversed(CORPUS.items())), chunks_per_shard=-(-count // shards))
