@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from jobs.results import Run, open_run
 from jobs.run.session import spark_schema
-from jobs.study.aggregate import GRID, MAX_DISTINCT, summarise
+from jobs.study.aggregate import GRID, MAX_DISTINCT, interval_text, summarise
 from jobs.tables import SAMPLES, SCORES
 from udfs.errors import UserError
 from udfs.hints import did_you_mean, near_misses
@@ -305,9 +305,8 @@ def show_comparison(found: Mapping[str, Rows]) -> None:
     """Prints the systems by rank and what sets them apart."""
     print(f"{'metric':8} {'system':28} {'n':>7} {'scored':>7} {'mean':>6}  95 % interval")
     for row in found["systems"]:
-        interval = "-" if row["ci_low"] is None else f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}"
         counts = f"{row['n']:>7,} {row['scored']:>7,} {_number(row['mean'], '.3f'):>6}"
-        print(f"{row['metric']:8} {row['system'][:28]:28} {counts}  {interval}")
+        print(f"{row['metric']:8} {row['system'][:28]:28} {counts}  {interval_text(row)}")
     if found["comparisons"]:
         print(f"\n{'metric':8} {'first':28} {'second':28} {'n':>7} {'diff.':>7} {'p':>7} {'p adj.':>7}")
     for row in found["comparisons"]:

@@ -394,12 +394,11 @@ def show_summary(outcome: ScoreOutcome, output: str) -> None:
     print(f"summary{label}")
     print(f"{'metric':8} {'system':28} {'n':>7} {'scored':>7} {'undef.':>7} {'failed':>7} {'mean':>6}  95 % interval")
     for row in outcome.summary:
-        interval = "-" if row["ci_low"] is None else f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}"
         mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
         system = "all" if row["level"] == "overall" else row["system"]
         print(
             f"{row['metric']:8} {system[:28]:28} {row['n']:>7,} {row['scored']:>7,} {row['undefined']:>7,} "
-            f"{row['failed']:>7,} {mean:>6}  {interval}"
+            f"{row['failed']:>7,} {mean:>6}  {aggregate.interval_text(row)}"
         )
     print(redact(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}"))
     sys.stdout.flush()

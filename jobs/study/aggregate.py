@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
     """
     columns: dict[Group, Counter[str]] = defaultdict(Counter)
     values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in _collect_counts(partial(count_values, scores), max_distinct):
+    for row in collect_counts(partial(count_values, scores), max_distinct):
         for group in {(row["metric"], None), (row["metric"], row["system"])}:
             if row["measure"] == "score":
                 columns[group][_column_of(row["status"])] += row["count"]
@@ -84,7 +84,7 @@ def summarise_measures(
     count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high"))
     sizes: Counter[tuple[str, str, str | None]] = Counter()
     values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in _collect_counts(count, max_distinct):
+    for row in collect_counts(count, max_distinct):
         for group in {(row["metric"], row["named"], None), (row["metric"], row["named"], row["system"])}:
             sizes[group] += row["count"] if row["measure"] == "value" else 0
             if row["value"] is not None:
@@ -111,7 +111,7 @@ def _measure_row(group: tuple[str, str, str | None], size: int, values: Counts, 
     }
 
 
-def _collect_counts(count: Callable[..., DataFrame], max_distinct: int) -> Iterable[dict[str, Any]]:
+def collect_counts(count: Callable[..., DataFrame], max_distinct: int = MAX_DISTINCT) -> Iterable[dict[str, Any]]:
     """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time.
 
     `count` takes a `grid`, as `count_values` does.
@@ -122,6 +122,15 @@ def _collect_counts(count: Callable[..., DataFrame], max_distinct: int) -> Itera
         counted = count(grid=GRID).toArrow()
     for batch in counted.to_batches(max_chunksize=10_000):
         yield from batch.to_pylist()
+
+
+def interval_text(row: Mapping[str, Any]) -> str:
+    """The 95 % interval of a row, as it is printed.
+
+    >>> interval_text({"ci_low": 0.25, "ci_high": 0.5}), interval_text({"ci_low": None, "ci_high": None})
+    ('0.250 .. 0.500', '-')
+    """
+    return "-" if row["ci_low"] is None else f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}"
 
 
 def _column_of(status: str) -> str:

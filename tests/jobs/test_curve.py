@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.curve import CurveError, CurveRequest, curve, draw_curve
+from jobs.curve import CurveRequest, curve, draw_curve
 from jobs.results import UnreadableRunError, open_run
 from jobs.run.manifest import FORMAT
+from jobs.study.lines import UnmeasuredError
 from jobs.tables import MEASURES, SCORES
 
 # sample, system, recall at 5 and at 20 by each ranking
@@ -71,7 +72,7 @@ def test_means_are_of_samples_at_each_k(spark: SparkSession, run: Path) -> None:
 
 def test_a_run_without_the_metric_is_one_line(spark: SparkSession, run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
-    with pytest.raises(CurveError, match="no measures of importance"):
+    with pytest.raises(UnmeasuredError, match="no measures of importance"):
         curve(spark, CurveRequest(str(run)))
     with pytest.raises(UnreadableRunError):
         curve(spark, CurveRequest(str(run / "measures")))

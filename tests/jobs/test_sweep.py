@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 from jobs.cli.arguments import weights
 from jobs.results import UnreadableRunError, open_run
 from jobs.run.manifest import FORMAT
-from jobs.sweep import BETAS, SweepError, SweepRequest, draw_sweep, sweep, sweep_rows
+from jobs.study.lines import UnmeasuredError
+from jobs.sweep import BETAS, SweepRequest, draw_sweep, sweep, sweep_rows
 from jobs.tables import MEASURES, SCORES
 
 # sample, system, s_fact, s_coverage
@@ -84,7 +85,7 @@ def test_means_are_of_samples_under_each_beta(spark: SparkSession, run: Path) ->
 
 def test_a_run_without_icat_is_one_line(spark: SparkSession, run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
-    with pytest.raises(SweepError, match="no measures of icat"):
+    with pytest.raises(UnmeasuredError, match="no measures of icat"):
         sweep(spark, SweepRequest(str(run)))
     with pytest.raises(UnreadableRunError):
         sweep(spark, SweepRequest(str(run / "measures")))

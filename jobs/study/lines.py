@@ -1,0 +1,101 @@
+"""Lines of systems with bands about them, from what a run has measured: read, counted, drawn and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from matplotlib.axes import Axes
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from graph.drawing import FORMATS
+from graph.views import one_line
+from jobs.results import Run
+from jobs.run.output import Output
+from jobs.run.session import spark_schema
+from jobs.study.aggregate import collect_counts
+from jobs.tables import MEASURES, SCORES
+from udfs.errors import UserError
+from udfs.files import write_bytes
+
+# Lines that are told apart by colour; of more systems the first are drawn, and the table has all
+MOST_LINES = 12
+NAME_LENGTH = 40
+Rows = Sequence[Mapping[str, Any]]
+
+
+class UnmeasuredError(UserError):
+    """A run without the measures that are wanted. The message says what to do."""
+
+
+def read_measured(spark: SparkSession, run: Run, metric: str) -> tuple[DataFrame, DataFrame]:
+    """The rows of a metric: of the table `measures`, and sample_id and system of `scores`.
+
+    Raises UnmeasuredError where the run lacks one of these tables.
+    """
+    missing = [name for name in ("measures", "scores") if name not in run.tables]
+    if missing:
+        raise UnmeasuredError(f"{run.directory}: no table {missing[0]}; score it with --metric {metric} first")
+    measures, scores = (
+        spark.read.schema(spark_schema(schema)).parquet(f"{run.directory}/{name}").where(F.col("metric") == metric)
+        for name, schema in (("measures", MEASURES), ("scores", SCORES))
+    )
+    return measures, scores.select("sample_id", "system")
+
+
+def count_distinct(rows: DataFrame, *values: str) -> Iterable[Mapping[str, Any]]:
+    """How many rows are the same: their columns, and count; beyond `MAX_DISTINCT` of rounded `values`."""
+    return collect_counts(partial(_count, rows, values))
+
+
+def _count(rows: DataFrame, values: Sequence[str], grid: int | None = None) -> DataFrame:
+    rounded = {} if grid is None else {name: F.round(F.col(name) * grid) / grid for name in values}
+    return rows.withColumns(rounded).groupBy(*rows.columns).agg(F.count("*").alias("count"))
+
+
+def check_measured(found: Mapping[Any, Any], output: str, metric: str) -> None:
+    """Raises UnmeasuredError where nothing was found."""
+    if not found:
+        raise UnmeasuredError(f"{output}: no measures of {metric}; score it with --metric {metric} first")
+
+
+def write_lines(
+    output: str, table: str, rows: list[dict[str, Any]], schema: pa.Schema, draw: Callable[[Rows, str], bytes]
+) -> None:
+    """Writes a table into the run's output, and its pictures; `draw`: from rows and form to bytes."""
+    with Output(output, (table,)) as place:
+        place.write_rows(table, rows, schema)
+        for form in FORMATS:
+            write_bytes(_picture_place(output, table, form), draw(rows, form))
+
+
+def places_of(output: str, table: str) -> str:
+    """A line that says where the table and its pictures are."""
+    pictures = ", ".join(_picture_place(output, table, form) for form in FORMATS)
+    return f"table: {output}/{table}; pictures: {pictures}"
+
+
+def _picture_place(output: str, table: str, form: str) -> str:
+    return f"{output.rstrip('/')}/pictures/{table}.{form}"
+
+
+def draw_band(axes: Axes, rows: Rows, over: str) -> None:
+    """A system's line of means over a column, its interval about it."""
+    places = [row[over] for row in rows]
+    (line,) = axes.plot(places, [row["mean"] for row in rows], marker="o", label=label_of(rows[0]["system"]))
+    low, high = ([row["mean"] if row[end] is None else row[end] for row in rows] for end in ("ci_low", "ci_high"))
+    axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15)
+
+
+def label_of(system: str | None) -> str:
+    """What a line is called; None are all samples."""
+    return "all" if system is None else one_line(system)[:NAME_LENGTH]
+
+
+def title_of(text: str, systems: Sequence[str | None]) -> str:
+    """The title of a picture, which says where it has only some of the lines."""
+    more = f" (the first {MOST_LINES} of {len(systems):,} lines)" if len(systems) > MOST_LINES else ""
+    return f"{text}{more}"
