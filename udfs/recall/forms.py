@@ -13,9 +13,9 @@ _UNSEEN = ("Cc", "Cf")
 _FINAL = ".;:,!?"
 _QUOTES = "'\""
 _TOKEN = re.compile(r"\w+")
-# `don't` is the tokens `don` and `t`, so that negations are looked for in the text
-# Below it NFKC takes a millisecond whatever the text is
+# Characters; below it NFKC takes a millisecond whatever the text is
 _LONG = 1_000
+# `don't` is the tokens `don` and `t`, so that negations are looked for in the text
 _NEGATION = re.compile(r"\b(?:not|no|never|none|neither|nor|without|cannot)\b|n't\b")
 
 
