@@ -6,7 +6,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from jobs.results import Run, open_run
 from jobs.run.session import spark_schema
-from jobs.study.aggregate import GRID, MAX_DISTINCT, interval_text, summarise
+from jobs.study.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
 from jobs.tables import SAMPLES, SCORES
 from udfs.errors import UserError
 from udfs.hints import did_you_mean, near_misses
@@ -55,8 +55,8 @@ def compare(
     `cluster`, all rows of one query are resampled together and flip together; `notify` says where that is not so.
 
     Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
-    multiples of 1 / `GRID`. Raises CompareError for outputs that cannot be compared, UnreadableRunError for what is no
-    output. Methods, sections 7 and 8.
+    multiples of 1 / `jobs.study.aggregate.GRID`. Raises CompareError for outputs that cannot be compared,
+    UnreadableRunError for what is no output. Methods, sections 7 and 8.
     """
     runs = [_open(output) for output in _distinct(outputs)]
     wanted = _wanted_metrics(runs, metrics)
@@ -269,14 +269,9 @@ Pairs = dict[tuple[str, str, str], Rows]
 
 def _collect_counts(scores: DataFrame, max_distinct: int, *, cluster: bool) -> Pairs:
     """By metric and two systems in the order of their names: rows of difference, size and count."""
-    # As `jobs.study.aggregate`: one more than is allowed says that there are more
-    counted = count_differences(scores, cluster=cluster).limit(max_distinct + 1).toArrow()
-    if counted.num_rows > max_distinct:
-        counted = count_differences(scores, grid=GRID, cluster=cluster).toArrow()
     counts: Pairs = defaultdict(list)
-    for batch in counted.to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
-            counts[row["metric"], row["first"], row["second"]].append(row)
+    for row in collect_counts(partial(count_differences, scores, cluster=cluster), max_distinct):
+        counts[row["metric"], row["first"], row["second"]].append(row)
     return counts
 
 
