@@ -45,10 +45,17 @@ _REMARK = re.compile(
     rf"|end of\b[^\n]{{0,20}}{_OF_LIST}|(?:done|end)\W{{0,9}}\Z)",
     re.I,
 )
+# A greeting on the line of an item: `Sure! The tower is high.`
+_GREETS = re.compile(rf"\W{{0,9}}(?:{_GREETING})!\s{{1,9}}\w", re.I)
 _FIRST_PERSON = re.compile(r"\b(?:I|We|we|me|my)\b")
 _NAMES_LIST = re.compile(rf"\b{_OF_LIST}", re.I)
 # What is left of a list in another form: an object that nobody could read, a row of a table, a text and its comma
-_OTHER_FORM = re.compile(r"[{}|]|\[\s{0,9}[\"'“\]]|\]\Z|[\"“][^\n]{0,2000}[\"”],\Z")
+_OTHER_FORM = re.compile(
+    # What says that there is none in another word than was asked for, tags around a text, a field without its object
+    r"\W{0,9}(?:n\s?/\s?a|null|nil|nothing|empty|no output)\W{0,9}\Z|<(\w{1,30})[^<>\n]{0,60}>[^\n]*</\1>\Z"
+    r"|\"\w{1,30}\"\s?:|[{}|]|\[\s{0,9}[\"'“\]]|\]\Z|[\"“][^\n]{0,2000}[\"”],\Z",
+    re.IGNORECASE,
+)
 _BOLD = "**"
 
 
@@ -137,7 +144,7 @@ def _is_item(rows: Sequence[Line], place: int, personal: bool) -> bool:
         return False
     if is_none(text) or is_other_form(text):
         raise Unparsable("a line is in another form")
-    if _PREAMBLE.match(text) or _speaks(text, personal):
+    if _PREAMBLE.match(text) or _GREETS.match(text) or _speaks(text, personal):
         raise Unparsable("a line within a list speaks of it")
     return True
 

@@ -24,6 +24,7 @@ _WORD = re.compile(r"[\w'’]+")
 _NEGATIONS = {
     *("not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "would", "fails", "fail"),
     *("lacks", "lack", "far", "partially", "partly", "almost", "nearly", "might", "may"),
+    *("mostly", "largely", "mainly", "somewhat", "broadly"),
 }
 # These reach over all of their clause
 _DOUBTS = {"whether", "insufficient", "could", "nothing", "none", "nowhere"}

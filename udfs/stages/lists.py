@@ -36,6 +36,16 @@ _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
 # `-word`: who writes bullets so writes `-5 km` as an item too
 _TIGHT = re.compile(r"\s{0,40}[-–—](?=[^\W\d_])")
 _TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
+# What counts lines from 1 in one form, `1 - `, `(a) `, `Fact 1. `, `1、` or `F1: `. Fewer lines than three in a row may
+# begin so by chance where letters count: `A. Holt climbed it.` above `B. Ree drew it.`
+_COUNTED = re.compile(
+    r"[ \t]{0,40}(?P<before>\*{0,2}(?:(?:fact|claim|statement|atom|sentence|topic|aspect|item|no\.|f|c|s)[ \t]?)?[#(\[（【]{0,2})"
+    r"(?P<count>\d{1,3}|[a-z]|[ivx]{1,5})(?P<behind>[ \t][-–—](?=[ \t])|\\?[.):\]、．）】/](?:\*\*)?:?)(?P<space>[ \t]{0,9})(?=\S)",
+    re.IGNORECASE,
+)
+_ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x")
+_FEWEST_LETTERS = 3
+_CLOSE_TO_TEXT = ("、", "．", "）", "】")
 _NESTED = 2  # spaces: what Markdown needs for a list within a list; one is a slip
 # `Statement 3: ...`, `**Atom:** ...` and `[3] ...`
 _LABEL = re.compile(
@@ -53,9 +63,10 @@ def rows_of(text: str) -> list[Line]:
     """The lines of a text.
 
     A picture before a line is its bullet, but adorns a greeting where other bullets follow: `✨ Here you go! ✨`. A
-    hyphen before a number is a minus sign, but a bullet where others stand as close to their words.
+    hyphen before a number is a minus sign, but a bullet where others stand as close to their words. What counts the
+    lines from 1 in whatever form is a number before them.
     """
-    lines = text.split("\n")
+    lines = _counted(text.split("\n"))
     if any(_TIGHT.match(line) for line in lines):
         lines = [_TIGHT_NUMBER.sub(r"\1- ", line, count=1) if _TIGHT_NUMBER.match(line) else line for line in lines]
     rows = [split_marker(line) for line in lines]
@@ -64,6 +75,44 @@ def rows_of(text: str) -> list[Line]:
         return rows
     greets = [other and row.text.endswith("!") for row, other in zip(rows, adorned, strict=True)]
     return [replace(row, marked=False) if greeting else row for row, greeting in zip(rows, greets, strict=True)]
+
+
+def _counted(lines: Sequence[str]) -> list[str]:
+    """The lines, those numbered `1. ` that count from 1 in a form of their own, all of one form: `1 - `, `(a) `."""
+    found = {place: match for place, line in enumerate(lines) if (match := _COUNTED.match(line)) and _stands_off(match)}
+    forms = {(match["before"].casefold().rstrip(), match["behind"]) for match in found.values()}
+    if len(found) < 2 or len(forms) > 1 or not _counts([_plain(match["count"]) for match in found.values()]):
+        return list(lines)
+    numbers = {place: number for number, place in enumerate(found, start=1)}
+    return [
+        f"{line[: len(line) - len(line.lstrip())]}{numbers[place] % 1000}. {_behind(line, found[place])}"
+        if place in found
+        else line
+        for place, line in enumerate(lines)
+    ]
+
+
+def _behind(line: str, number: re.Match[str]) -> str:
+    """A line behind its number; bold type that opens before and not closes with it goes on."""
+    opened = number["before"].startswith(_BOLD) and _BOLD not in number["behind"]
+    return ("**" if opened else "") + line[number.end() :]
+
+
+def _stands_off(number: re.Match[str]) -> bool:
+    """Whether a number has white space behind it, as signs that are wide themselves need not."""
+    return bool(number["space"]) or number["behind"].startswith(_CLOSE_TO_TEXT)
+
+
+def _plain(count: str) -> str:
+    """A number in ASCII digits, or a letter in lower case."""
+    return str(int(count)) if count.isdecimal() else count.casefold()
+
+
+def _counts(counts: Sequence[str]) -> bool:
+    """Whether numbers or letters count from the first one on."""
+    letter = len(counts) >= _FEWEST_LETTERS and "".join(counts) == "abcdefghijklmnopqrstuvwxyz"[: len(counts)]
+    roman = len(counts) >= _FEWEST_LETTERS and tuple(counts) == _ROMAN[: len(counts)]
+    return letter or roman or list(counts) == [str(number) for number in range(1, len(counts) + 1)]
 
 
 def is_nested(completion: str) -> bool:

@@ -19,7 +19,7 @@ _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
 _TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|{_TOKEN}(?:assistant(?=\s*[<\n]))?))+")
-_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>)\Z")  # the latter is Gemma's
+_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>|</s>|<eos>)\Z")  # Gemma's, Llama 2's and Mistral's
 _LONGEST_TOKEN = 44  # characters: 40 of a name, and two at each end
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
@@ -29,7 +29,7 @@ _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?
 # A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
 # only where no second one makes it emphasis
 _MARKER = re.compile(
-    r"[•●○◦▪■‣·]\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
+    r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
@@ -40,7 +40,7 @@ _BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
 _AROUND_NONE = " \t\r\n\"'“”‘’«»`*_()[]-–—•.。"
-_EMPHASES = ("**", "*", "`")
+_EMPHASES = ("**", "__", "*", "`")
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,8 @@ def without_emphasis(text: str) -> str:
     """The text without bold, italics or backticks that surround all of it; emphasis inside it stays."""
     for mark in _EMPHASES:
         inner = text[len(mark) : -len(mark)]
-        if inner and text.startswith(mark) and text.endswith(mark) and mark not in inner:
+        # `__init__` is a name: bold type of this kind is read around several words alone
+        named = mark == "__" and " " not in inner
+        if inner and not named and text.startswith(mark) and text.endswith(mark) and mark not in inner:
             return inner.strip()
     return text
