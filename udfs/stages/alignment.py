@@ -21,7 +21,7 @@ from udfs.stages.numbered import (
     number_of,
     number_texts,
 )
-from udfs.stages.reading import strip_thinking, unfenced
+from udfs.stages.reading import is_drawing, strip_thinking, unfenced
 from udfs.stages.records import (
     Cell,
     Record,
@@ -98,6 +98,8 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
     objects = list(_objects(records, form, left)) if records else []
     if not objects and not _says_nothing(text, records, form):
         raise Unparsable("no object with a number and those that go with it")
+    if objects and not any(_says_something(value, form) for value in objects):
+        raise Unparsable("objects with a number and nothing that goes with it")
     aligned: list[set[int]] = [set() for _ in lefts]
     for value in objects:
         number, found = _left_number(value, form, left), _right_numbers(value, form, right)
@@ -108,7 +110,10 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
 
 def _says_nothing(text: str, records: Records | None, form: Alignment) -> bool:
     """Whether a completion without an object is an empty list or a lone `None`, with nothing in another form."""
-    empty = is_empty_list(records) or (records is None and says_none(rows_of(unfenced(text))))
+    rows = rows_of(unfenced(text))
+    # `1. none` above `2. 3` is a list in another form
+    lone = says_none(rows) and sum(row.marked and not is_drawing(row) for row in rows) < 2
+    empty = is_empty_list(records) or (records is None and lone)
     return empty and not form.other_form.search(records.rest if records else text)
 
 
@@ -133,6 +138,11 @@ def _without_map(values: Sequence[Value], form: Alignment, left: Numbered) -> li
 def _names_left(key: str, left: Numbered) -> bool:
     """Whether a field's name is the number or the text of a left text."""
     return lone_number(key, left) is not None or left.find(key) is not None
+
+
+def _says_something(value: Record, form: Alignment) -> bool:
+    """Whether an object has its right field, empty or not, or says whether anything goes with its number."""
+    return any(field_name(key) in (*form.right_names, *form.verdict_names) for key, _ in value.pairs)
 
 
 def _left_number(value: Record, form: Alignment, left: Numbered) -> int:
