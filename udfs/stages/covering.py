@@ -37,7 +37,9 @@ _SAID_OF_FACT = re.compile(
     r"[\W_]{0,9}(?:(?:thus|therefore|hence|so),?\s)?(?:the|this)\sfact\sis(?=\s(?:not\s)?covered)|", re.IGNORECASE
 )
 # Between the label and its claims: `Evidence claim ids:`, bold, bulleted
-_EVIDENCE_LABEL = re.compile(r"[\W_]{0,20}(?:(?:evidence|supporting|claims?|ids?|numbers?)[\W_]{1,9}){1,4}(?=\d|none\b)", re.I)
+_EVIDENCE_LABEL = re.compile(
+    r"[\W_]{0,20}(?:(?:evidence|supporting|claims?|ids?|numbers?)[\W_]{1,9}){1,4}(?=\d|none\b)", re.IGNORECASE
+)
 _BULLET = re.compile(r"\n[ \t]{0,9}[-*•+][ \t]{1,3}")
 # `claim 1`, `claims 2, 3 and 5` in a sentence; a number without the word is the claim's own
 _CLAIM_NUMBER = re.compile(
@@ -137,7 +139,7 @@ def _read_lone_label(text: str, claims: Numbered) -> _Coverage:
 
 
 def _split_before_label(text: str) -> tuple[str, str]:
-    """What stands before the line, or the last sentence of the last line, that begins with a label, and what follows."""
+    """What stands before the line, or the last sentence of all, that begins with a label, and what follows."""
     lines = text.split("\n")
     for place, line in enumerate(lines):
         if _LONE.match(_SAID_OF_FACT.sub("", line, count=1)):

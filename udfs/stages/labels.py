@@ -16,7 +16,9 @@ from udfs.stages.reading import split_marker, strip_thinking
 _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|null))"
 # Words that explain a label are an answer where one is stated or leads; in prose they say nothing
 _ENDS_EXPLAINING = r"(?=[*_\"'`)\]\s]{0,4}(?:[.,;:!?/|}–—(-]|\Z|(?:given|because|since|as|or|and)\b))"
-_STATING = r"answer|overall|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence"
+_STATING = (
+    r"answer|overall|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence"
+)
 _FIELD = re.compile(r"[\"']\s{0,3}:\s{0,3}[\"']")  # `"label": "`, between a name and a text of JSON
 STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
@@ -34,8 +36,10 @@ _DENIED_BEHIND = re.compile(
     r"|[\s(,]{1,3}(?:only|in part|partially|partly|to some extent)\b",
     re.IGNORECASE,
 )
+# `Wait, the years differ.` at the beginning of a sentence
 _CORRECTS = re.compile(
-    r"(?:^|[.!?…\n])[ \t*_]{0,9}(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm|on second thoughts?|correction|scratch that)\b",
+    r"(?:^|[.!?…\n])[ \t*_]{0,9}(?:no,? |but |oh,? |hmm,? )?"
+    r"(?:wait|actually|hmm|on second thoughts?|correction|scratch that)\b",
     re.IGNORECASE,
 )
 _BEHIND_COLON = re.compile(r"[:：][\W_]{0,6}\Z")

@@ -39,8 +39,10 @@ _TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
 # What counts lines from 1 in one form, `1 - `, `(a) `, `Fact 1. `, `1、` or `F1: `. Fewer lines than three in a row may
 # begin so by chance where letters count: `A. Holt climbed it.` above `B. Ree drew it.`
 _COUNTED = re.compile(
-    r"[ \t]{0,40}(?P<before>\*{0,2}(?:(?:fact|claim|statement|atom|sentence|topic|aspect|item|no\.|f|c|s)[ \t]?)?[#(\[（【]{0,2})"
-    r"(?P<count>\d{1,3}|[a-z]|[ivx]{1,5})(?P<behind>[ \t][-–—](?=[ \t])|\\?[.):\]、．）】/](?:\*\*)?:?)(?P<space>[ \t]{0,9})(?=\S)",
+    r"[ \t]{0,40}(?P<before>\*{0,2}"
+    r"(?:(?:fact|claim|statement|atom|sentence|topic|aspect|item|no\.|f|c|s)[ \t]?)?[#(\[（【]{0,2})"
+    r"(?P<count>\d{1,3}|[a-z]|[ivx]{1,5})"
+    r"(?P<behind>[ \t][-–—](?=[ \t])|\\?[.):\]、．）】/](?:\*\*)?:?)(?P<space>[ \t]{0,9})(?=\S)",
     re.IGNORECASE,
 )
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x")

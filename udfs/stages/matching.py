@@ -25,7 +25,8 @@ _HEDGED = (
     r"|match(?:es|ed)?[\s:(,–—-]{1,4}(?:only|in part|partly|partially|partial|to some)\b"
 )
 _DENIED = (
-    r"no(?:t|n)?(?:[\s_‐‑‒–—-]|[*`]{1,3}\s){0,2}match(?:es|ed|ing)?|mis[\s-]?match(?:es|ed|ing)?|unmatched|without (?:a )?match"
+    r"no(?:t|n)?(?:[\s_‐‑‒–—-]|[*`]{1,3}\s){0,2}match(?:es|ed|ing)?"
+    r"|mis[\s-]?match(?:es|ed|ing)?|unmatched|without (?:a )?match"
     r"|(?:not|[a-z]{2,6}n['’]t|cannot)[\s_]"
     rf"(?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}"
     r"(?:an?[\s_])?match(?:es|ed|ing)?"

@@ -48,7 +48,8 @@ _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of
 # Behind a line's marker and before its JSON: `Topic 1:`, a backtick; a word without a colon would be a sentence's.
 # No label before an empty list: `Topic 2: []` says nothing of topic 1
 _BEFORE_JSON = re.compile(
-    r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"'}]|\[[ \t]{0,9}\")"
+    r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}"
+    r"(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"'}]|\[[ \t]{0,9}\")"
 )
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)

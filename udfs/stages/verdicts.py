@@ -21,7 +21,8 @@ _TORN = re.compile(r"(?<=not)[ \t]{0,9}\r?\n[ \t]{0,9}(?=supported)", re.IGNOREC
 # `The evidence does not support the claim`, `cannot be supported`, `none of the chunks supports it`
 _UNSUPPORTED = re.compile(
     r"(?:\b(?:not|cannot)|n['’]t)\s(?:(?:be|at all|in any way)\s){0,2}support(?:ed|s|ing)?\b"
-    r"|\b(?:nothing|none of (?:the|this|these) \w{1,20}|no (?:evidence|chunk|source|text))(?:\s\w{1,20}){0,3}?\ssupports?\b",
+    r"|\b(?:nothing|none of (?:the|this|these) \w{1,20}|no (?:evidence|chunk|source|text))"
+    r"(?:\s\w{1,20}){0,3}?\ssupports?\b",
     re.IGNORECASE,
 )
 _OF_SUPPORT = re.compile(r"support|contradict|refut|confirm", re.IGNORECASE)
