@@ -102,8 +102,6 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
         return [sorted(lines.get(number, ())) for number in range(1, len(lefts) + 1)]
     if not objects and not _says_nothing(text, records, form):
         raise Unparsable("no object with a number and those that go with it")
-    if objects and not any(_says_something(value, form) for value in objects):
-        raise Unparsable("objects with a number and nothing that goes with it")
     aligned: list[set[int]] = [set() for _ in lefts]
     for value in objects:
         number, found = _left_number(value, form, left), _right_numbers(value, form, right)
@@ -142,11 +140,6 @@ def _without_map(values: Sequence[Value], form: Alignment, left: Numbered) -> li
 def _names_left(key: str, left: Numbered) -> bool:
     """Whether a field's name is the number or the text of a left text."""
     return lone_number(key, left) is not None or left.find(key) is not None
-
-
-def _says_something(value: Record, form: Alignment) -> bool:
-    """Whether an object has its right field, empty or not, or says whether anything goes with its number."""
-    return any(field_name(key) in (*form.right_names, *form.verdict_names) for key, _ in value.pairs)
 
 
 def _left_number(value: Record, form: Alignment, left: Numbered) -> int:

@@ -160,8 +160,14 @@ def _answers(line: str) -> bool:
 def _last(lines: Iterable[str]) -> set[bool | None]:
     """What stands alone on the last line, and on others that do not say the same."""
     rows = [row for line in lines if not is_drawing(row := split_marker(line))]
-    alone = [_ALONE.fullmatch(_LAST_SENTENCE.split(row.text)[-1]) for row in rows]
+    alone = [_ALONE.fullmatch(_last_sentence(row.text)) for row in rows]
     return {_said_by_label(match) for match in alone if match} if alone and alone[-1] else set()
+
+
+def _last_sentence(text: str) -> str:
+    """What stands behind the sentences of a line; all of one that begins with a word alone, as in `No. Match`."""
+    *before, last = _LAST_SENTENCE.split(text)
+    return last if len(" ".join(before).split()) > 1 else text
 
 
 def _stated(lines: Iterable[str], inferred: bool = False) -> set[bool | None]:
