@@ -28,7 +28,20 @@ _BEGINS_NOTE = re.compile(
     re.I,
 )
 # Headings that end a list: what stands below them speaks of it
-AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
+AFTERWORDS = {
+    "note",
+    "notes",
+    "references",
+    "sources",
+    "citations",
+    "disclaimer",
+    "explanation",
+    "explanations",
+    "reasoning",
+    "rationale",
+    "changes",
+    "changes made",
+}
 
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
@@ -80,11 +93,16 @@ def rows_of(text: str) -> list[Line]:
 
 
 def _counted(lines: Sequence[str]) -> list[str]:
-    """The lines, those numbered `1. ` that count from 1 in a form of their own, all of one form: `1 - `, `(a) `."""
+    """The lines, those numbered `1. ` that count from 1 in another form, `1 - ` or `(a) `; of several forms none."""
     found = {place: match for place, line in enumerate(lines) if (match := _COUNTED.match(line)) and _stands_off(match)}
-    forms = {(match["before"].casefold().rstrip(), match["behind"]) for match in found.values()}
-    if len(found) < 2 or len(forms) > 1 or not _counts([_plain(match["count"]) for match in found.values()]):
+    forms: dict[tuple[str, str], list[int]] = {}
+    for place, match in found.items():
+        forms.setdefault((match["before"].casefold().rstrip(), match["behind"]), []).append(place)
+    counting = [places for places in forms.values() if _counts([found[place] for place in places])]
+    counting = [places for places in counting if len(places) > 1] or counting
+    if len(counting) != 1:
         return list(lines)
+    found = {place: found[place] for place in counting[0]}
     numbers = {place: number for number, place in enumerate(found, start=1)}
     return [
         f"{line[: len(line) - len(line.lstrip())]}{numbers[place] % 1000}. {_behind(line, found[place])}"
@@ -110,9 +128,16 @@ def _plain(count: str) -> str:
     return str(int(count)) if count.isdecimal() else count.casefold()
 
 
-def _counts(counts: Sequence[str]) -> bool:
+def _counts(found: Sequence[re.Match[str]]) -> bool:
     """Whether numbers or letters count from the first one on."""
-    letter = len(counts) >= _FEWEST_LETTERS and "".join(counts) == "abcdefghijklmnopqrstuvwxyz"[: len(counts)]
+    counts = [_plain(match["count"]) for match in found]
+    if len(found) < 2:
+        # A lone number has a sentence behind it: `1 - 0` is a score
+        return counts == ["1"] and found[0].string[found[0].end()].isupper()
+    # In brackets a letter is no initial
+    letter = (len(counts) >= _FEWEST_LETTERS or found[0]["before"].endswith(("(", "[", "（"))) and "".join(
+        counts
+    ) == "abcdefghijklmnopqrstuvwxyz"[: len(counts)]
     roman = len(counts) >= _FEWEST_LETTERS and tuple(counts) == _ROMAN[: len(counts)]
     return letter or roman or list(counts) == [str(number) for number in range(1, len(counts) + 1)]
 
@@ -196,6 +221,14 @@ def whole(text: str) -> str:
     if text.count(_BOLD) % 2:
         text = text.removeprefix(_BOLD) if text.startswith(_BOLD) else text.removesuffix(_BOLD)
     return without_emphasis(text.strip())
+
+
+def without_separators(items: Sequence[str]) -> list[str]:
+    """The items without a comma or a semicolon that all but the last end with, as lists in one sentence do."""
+    for sign in ",;":
+        if len(items) > 1 and all(item.endswith(sign) for item in items[:-1]):
+            return [item.removesuffix(sign).rstrip() for item in items]
+    return list(items)
 
 
 def without_numbers(items: Sequence[str]) -> list[str]:

@@ -58,7 +58,8 @@ _AROUND_LINE = " \t\r*_`\"'-.!"
 # Before a list of what is no answer: `Rejected: [2]`, `Candidates considered: [1, 2, 3]`
 _OF_OTHERS = re.compile(
     r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed|partial\w*"
-    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given)\b|n['’]t\b",
+    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given|sources?|references?|citations?|total|count"
+    r"|confidence|score|analysis|notes?|missing)\b|n['’]t\b",
     re.IGNORECASE,
 )
 _OF_LIST = re.compile(r"[\[\]{}]")
@@ -127,7 +128,7 @@ def _corrected(behind: str, numbered: Numbered, before: frozenset[int]) -> froze
     try:
         said = _read(behind, numbered) if behind.strip() else None
     except Unparsable:
-        return before
+        said = None
     listed = [found[1] for found in _BRACKET.finditer(behind) if _NUMBERS.fullmatch(found[1])]
     return (_known(listed[-1], numbered) if listed else before) if said is None else said
 
@@ -275,6 +276,8 @@ def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
     repeated = number_in(lines[0].strip(), numbered) if len(lines) == 1 else None
     if repeated is not None and repeated in numbered:
         return frozenset({repeated})
+    if _unread_lists(text):
+        raise Unparsable("a list of numbers that may be the answer or not")
     numbers = [_line_of_numbers(_ROUND.sub(r"\1", line), numbered) for line in lines]
     first = next((place for place, line in enumerate(numbers) if line is not None), len(lines))
     if first == len(lines):
@@ -283,6 +286,11 @@ def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
     if None in numbers[first:] or (first < len(lines) - 1 and not _introduces(lines[:first])):
         raise Unparsable("numbers that may be the answer or not")
     return frozenset(number for line in numbers[first:] for number in line or ())
+
+
+def _unread_lists(text: str) -> bool:
+    """Whether a text has a list of numbers in brackets, which `_listed` found to be no answer."""
+    return any(any(map(str.isdigit, found[1])) and _NUMBERS.fullmatch(found[1]) for found in _BRACKET.finditer(text))
 
 
 def _introduces(lines: Sequence[str]) -> bool:
