@@ -49,8 +49,8 @@ _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
 # `-word`: who writes bullets so writes `-5 km` as an item too
 _TIGHT = re.compile(r"\s{0,40}[-–—](?=[^\W\d_])")
 _TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
-# What counts lines from 1 in one form, `1 - `, `(a) `, `1、` or `F1: `; `Fact 1: ` may say a type. Fewer lines than three
-# may begin so by chance where letters count: `A. Holt climbed it.` above `B. Ree drew it.`
+# What counts lines from 1 in one form, `1 - `, `(a) `, `1、` or `F1: `; `Fact 1: ` may say a type. Fewer lines than
+# three may begin so by chance where letters count: `A. Holt climbed it.` above `B. Ree drew it.`
 _COUNTED = re.compile(
     r"[ \t]{0,40}(?P<before>\*{0,2}"
     r"(?:(?:item|no\.|f|c|s)[ \t]?)?[#(\[（【]{0,2})"
