@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.numbered import Numbered, listed_numbers, number_in
@@ -17,6 +18,7 @@ _BETWEEN = re.compile(
     r"\*{0,2}\s{0,3}(?:[:：]\*{0,2}|[-=]>|[→⇒]|(?<=\s)[-–—](?=\s)"
     r"|(?=\bis (?:covered|entailed|supported|matched) by\b))\s{0,3}"
 )
+_MOST_BETWEEN = 9  # a line that is one of them has few; what is left of each is looked at
 _BY = re.compile(r"(?:(?:is )?(?:covered|entailed|supported|matched)(?: by)?\b)[:\s]{0,3}", re.IGNORECASE)
 _NOT = re.compile(r"(?:is )?(?:not|un)[\s_-]?(?:covered|entailed|supported|matched)\W{0,3}", re.IGNORECASE)
 _ASIDE = re.compile(r"\s{0,3}\((?P<text>[^()\n]{1,400})\)\s{0,3}\Z")
@@ -46,7 +48,7 @@ def _is_introduction(line: str) -> bool:
 
 def _sides(line: str, left: Numbered, right: Numbered) -> tuple[int, frozenset[int]] | None:
     """The left number of a line and the right ones; None for any other line. A text may have a colon of its own."""
-    for between in _BETWEEN.finditer(line):
+    for between in islice(_BETWEEN.finditer(line), _MOST_BETWEEN):
         number = _left(line[: between.start()], left)
         if number is not None:
             numbers = _right(line[between.end() :].strip("*_` "), right)
