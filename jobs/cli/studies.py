@@ -352,7 +352,7 @@ _LABELLED = [
         "--format",
         "NAME",
         f"a known data set: of coverage {', '.join(COVERAGE_FORMATS)}, of claims {', '.join(CLAIM_FORMATS)}",
-        read=one_of((*COVERAGE_FORMATS, *CLAIM_FORMATS)),
+        read=one_of(tuple(dict.fromkeys((*COVERAGE_FORMATS, *CLAIM_FORMATS)))),
     ),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,

@@ -96,7 +96,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     seen: dict[str, int] = {}
     for position, item in enumerate(value, start=1):
         named = isinstance(item, dict)
-        text, name = (item.get("text"), item.get("id")) if named else (item, None)
+        text, name = map(_said, (item.get("text"), item.get("id")) if named else (item, None))
         where = f"{one} {position}"
         if text is None:
             raise ValueError(f"{where} has no text" if named else f"{where} is null")
@@ -111,6 +111,11 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     return found
 
 
+def _said(value: Any) -> Any:
+    """The value, None for NaN, which is how data frames write that there is none."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any]]:
     rows = [asdict(item) for item in items]
     return [{name: list(row[name]) if isinstance(row[name], tuple) else row[name] for name in fields} for row in rows]
@@ -118,7 +123,7 @@ def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any
 
 def _item(name: str, text: str, item: Any, where: str) -> Item:
     known: Mapping[str, Any] = item if isinstance(item, dict) else {}
-    anchor = known.get("anchor")
+    anchor = _said(known.get("anchor"))
     if isinstance(anchor, list | dict):
         raise ValueError(f"anchor of {where} is no text")
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
@@ -136,12 +141,12 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
 
 def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
     """What stands in a list, as texts; a single one may stand without its list."""
-    if value is None:
+    if _said(value) is None:
         return None
     several = value if isinstance(value, list) else [value]
     if any(isinstance(one, list | dict) for one in several):
         raise ValueError(f"{what} are no texts")
-    return tuple(text_of(one) for one in several)
+    return tuple(text_of(_said(one)) for one in several)
 
 
 def _weight(value: Any, where: str) -> float | None:

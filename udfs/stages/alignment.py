@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from udfs.stages.aligned_lines import read_aligned_lines
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.lists import rows_of, says_none
@@ -21,7 +22,7 @@ from udfs.stages.numbered import (
     number_of,
     number_texts,
 )
-from udfs.stages.reading import strip_thinking, unfenced
+from udfs.stages.reading import is_drawing, strip_thinking, unfenced
 from udfs.stages.records import (
     Cell,
     Record,
@@ -88,14 +89,17 @@ def parse_alignment(completion: str, variables: Mapping[str, Any]) -> dict[str, 
 def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], rights: Sequence[str]) -> list[list[int]]:
     """For each of `lefts` the numbers of the `rights` that go with it, from 1, ascending.
 
-    An empty list or a lone `None` is nothing for all. Numbers of no left and of no right text are passed over, and the
-    numbers of a left text that stands twice are united. Raises `Unparsable` where there is no object, or one cannot be
-    read.
+    Lines such as `Topic 1: claims 2, 3` are read too; an empty list or a lone `None` is nothing for all. Numbers of no
+    left and of no right text are passed over, and the numbers of a left text that stands twice are united. Raises
+    `Unparsable` where there is no object, or one cannot be read.
     """
     text = strip_thinking(completion)
     left, right = number_texts(lefts, form.left_words), number_texts(rights, form.right_words)
     records = read_records(json_at_line_starts(text))
     objects = list(_objects(records, form, left)) if records else []
+    lines = None if records else read_aligned_lines(unfenced(text).split("\n"), left, right)
+    if lines is not None:
+        return [sorted(lines.get(number, ())) for number in range(1, len(lefts) + 1)]
     if not objects and not _says_nothing(text, records, form):
         raise Unparsable("no object with a number and those that go with it")
     aligned: list[set[int]] = [set() for _ in lefts]
@@ -108,7 +112,10 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
 
 def _says_nothing(text: str, records: Records | None, form: Alignment) -> bool:
     """Whether a completion without an object is an empty list or a lone `None`, with nothing in another form."""
-    empty = is_empty_list(records) or (records is None and says_none(rows_of(unfenced(text))))
+    rows = rows_of(unfenced(text))
+    # `1. none` above `2. 3` is a list in another form
+    lone = says_none(rows) and sum(row.marked and not is_drawing(row) for row in rows) < 2
+    empty = is_empty_list(records) or (records is None and lone)
     return empty and not form.other_form.search(records.rest if records else text)
 
 

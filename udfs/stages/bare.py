@@ -41,14 +41,26 @@ _DECLINES = re.compile(
 )
 _FEW = 2  # lines: a completion that declines has no more
 _REMARK = re.compile(
-    rf"\W{{0,9}}(?:notes?\s?[:：]|(?:these are|this is)\b[^\n]{{0,60}}\b{_OF_CLAIMS}|(?:that is|that['’]s) all\b"
+    rf"\W{{0,9}}(?:(?:notes?|disclaimer)\s?[:：]|(?:total|confidence)\s?[:：]\s?\d|(?:answer|list) complete\W"
+    rf"|(?:these are|this is)\b[^\n]{{0,60}}\b{_OF_CLAIMS}|(?:that is|that['’]s) all\b"
     rf"|end of\b[^\n]{{0,20}}{_OF_LIST}|(?:done|end)\W{{0,9}}\Z)",
     re.I,
 )
+# A greeting on the line of an item: `Sure! The tower is high.`
+_GREETS = re.compile(rf"\W{{0,9}}(?:{_GREETING})!\s{{1,9}}\w", re.I)
 _FIRST_PERSON = re.compile(r"\b(?:I|We|we|me|my)\b")
 _NAMES_LIST = re.compile(rf"\b{_OF_LIST}", re.I)
 # What is left of a list in another form: an object that nobody could read, a row of a table, a text and its comma
-_OTHER_FORM = re.compile(r"[{}|]|\[\s{0,9}[\"'“\]]|\]\Z|[\"“][^\n]{0,2000}[\"”],\Z")
+_OTHER_FORM = re.compile(
+    # What says that there is none in another word than was asked for, tags around a text, a field without its object
+    r"\W{0,9}(?:n\s?/\s?a|null|nil|nothing|empty|no output)\W{0,9}\Z|<(\w{1,30})[^<>\n]{0,60}>[^\n]*</\1>\Z"
+    # A turn that a model runs on into
+    r"|(?:user|human|assistant)\s?(?:[:：]|\Z)"
+    r"|\"\w{1,30}\"\s?:|[{}|]|\[\s{0,9}[\"'“\]]|\]\Z|[\"“][^\n]{0,2000}[\"”],\Z",
+    re.IGNORECASE,
+)
+# An object behind what is no bullet, or a fence on the line of an item
+_WITHIN = re.compile(r"^</?\w{1,30}>\Z|\{\s{0,3}[\"']\w{1,30}[\"']\s{0,3}:|^`{3}|`{3}\Z")
 _BOLD = "**"
 
 
@@ -72,6 +84,8 @@ def is_talk(text: str, personal: bool) -> bool:
     >>> is_talk("I left nothing out.", personal=False), is_talk("The tower is high.", personal=False)
     (True, False)
     """
+    if is_other_form(text):
+        return False
     of_list = any(each.match(text) for each in (_PREAMBLE, _TITLE)) or _NAMES_LIST.search(text) is not None
     return of_list or _speaks(text, personal)
 
@@ -87,7 +101,7 @@ def is_other_form(text: str) -> bool:
     >>> is_other_form("{'topic': 'age'}"), is_other_form("f{x} is a set.")
     (True, False)
     """
-    return _OTHER_FORM.match(text) is not None or text.endswith("|")
+    return _OTHER_FORM.match(text) is not None or _WITHIN.search(text) is not None or text.endswith("|")
 
 
 def bare_items(text: str, personal: bool) -> list[str]:
@@ -137,7 +151,7 @@ def _is_item(rows: Sequence[Line], place: int, personal: bool) -> bool:
         return False
     if is_none(text) or is_other_form(text):
         raise Unparsable("a line is in another form")
-    if _PREAMBLE.match(text) or _speaks(text, personal):
+    if _PREAMBLE.match(text) or _GREETS.match(text) or _speaks(text, personal):
         raise Unparsable("a line within a list speaks of it")
     return True
 

@@ -20,6 +20,7 @@ from udfs.stages.lists import (
     says_none,
     whole,
     without_numbers,
+    without_separators,
 )
 from udfs.stages.prose import unframed
 from udfs.stages.reading import Line, answer_span, is_drawing, is_fence, is_none, letters
@@ -39,9 +40,10 @@ ASPECT_NAMES = ("topic", "aspect", "subtopic", "name", "title", "text", "item")
 
 # `Claim 3: ...` and `- **Topic:** ...`: what introduces an item, behind a bullet or in place of one
 _LABEL = re.compile(
-    r"^(?P<indent>[ \t]{0,40})(?:[-*•+–][ \t]{1,9}|\(?\d{1,3}[.)][ \t]{1,9})?(?P<opened>\*{2})?"
-    r"(?:claim|statement|fact|sentence|topic|aspect|subtopic)(?:[ \t]#?\d{1,3})?[ \t]?"
-    r"(?:[:：](?P<closed>\*{2})?|(?P<closing>\*{2})[ \t]?[:：])[ \t]{1,9}(?=\S)",
+    r"^(?P<indent>[ \t]{0,40})(?:>[ \t])?(?:[-*•+–][ \t]{1,9}|\(?\d{1,3}[.)][ \t]{1,9})?(?P<opened>\*{2})?"
+    r"(?:claim|statement|fact|sentence|topic|aspect|subtopic)"
+    r"(?:[ \t]#?\d{1,3}(?:[ \t]?(?P<stopped>\.|[-–—](?=[ \t])))?)?[ \t]?"
+    r"(?(stopped)|(?:[:：](?P<closed>\*{2})?|(?P<closing>\*{2})[ \t]?[:：])[ \t]{1,9})(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
 # `{"1": "...", "claim_2": "..."}`: fields that are numbered items
@@ -83,7 +85,8 @@ def listed_texts(text: str, source: str) -> list[str]:
     Raises `Unparsable` where a line may be an item or not, and where nothing is one.
     """
     inside, personal = _inside_fence(unframed(text, source)), is_personal(source)
-    return _bulleted(inside, personal) if has_bullets(inside) else bare_items(inside, personal)
+    items = _bulleted(inside, personal) if has_bullets(inside) else bare_items(inside, personal)
+    return without_separators(items)
 
 
 def labelled_answer(completion: str) -> str:
@@ -116,6 +119,8 @@ def recorded_texts(text: str, names: Sequence[str]) -> list[str] | None:
     texts = [cell.bare for value in _elements(records, names) for cell in _cells(value, names)]
     if "{" in records.rest or _items_beside(records.rest):
         raise Unparsable("two lists")
+    if not texts and _lines_beside(records.rest):
+        raise Unparsable("an empty list and lines that may be items")
     if any(each in _NO_TEXTS for each in texts) or not (texts or is_empty_list(records)):
         raise Unparsable("an element of a list is no text")
     return [] if all(map(is_none, texts)) else texts
@@ -142,6 +147,13 @@ def _items_beside(rest: str) -> bool:
     """Whether bulleted items stand around a list, but for those below a heading such as `Notes:`."""
     rows = takewhile(lambda row: letters(row.text) not in AFTERWORDS, rows_of(rest))
     return any(list_items(list(rows)))
+
+
+def _lines_beside(rest: str) -> bool:
+    """Whether several lines stand around a list that neither speak of one nor lead to it."""
+    rows = rows_of(rest)
+    lines = [row.text for place, row in enumerate(rows) if not is_drawing(row) and not is_heading(rows, place)]
+    return sum(bool(letters(line)) and not is_talk(line, personal=False) for line in lines) > 1
 
 
 def _inside_fence(text: str) -> str:
@@ -190,4 +202,5 @@ def _may_be_items(rows: Sequence[Line], personal: bool) -> Iterator[bool]:
             yield False  # goes on with the item above, as `list_items` reads it
         else:
             below = None
-            yield bool(letters(row.text)) and not is_heading(rows, place) and not is_talk(row.text, personal)
+            spoken = letters(row.text) and not is_heading(rows, place) and not is_talk(row.text, personal)
+            yield bool(spoken) or is_other_form(row.text)

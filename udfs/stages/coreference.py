@@ -20,6 +20,7 @@ _FACT_NAMES = (
     *("revisedfact", "selfcontained", "selfcontainedfact", "output", "new", *CLAIM_NAMES),
 )
 _NUMBER = re.compile(r"(?:fact|statement)?[\W_]{0,3}(\d{1,6})[\W_]{0,3}", re.IGNORECASE)
+_LINE_NUMBER = re.compile(r"^[ \t>*(\[#]{0,9}(\d{1,6})[.):\]]\*{0,2}[ \t]{1,9}(?=\S)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
 
@@ -37,6 +38,7 @@ def parse_resolved(completion: str, variables: Mapping[str, Any]) -> dict[str, l
     bare = lines is None and not has_bullets(text)
     if lines is None:
         lines = listed_texts(text, "\n".join([str(variables.get("text", "")), *facts]))
+        lines = _by_number(lines, _numbers_of_lines(text, len(lines)))
     else:
         lines = _by_number(lines, _numbers(text))
     known = set(map(matching_key, facts))
@@ -60,6 +62,12 @@ def _numbers(text: str) -> list[int]:
         said = [cell.text for cell in cells if cell]
     found = [number for number in map(_NUMBER.fullmatch, said) if number]
     return [int(number[1]) for number in found] if len(found) == max(len(values), len(said)) else []
+
+
+def _numbers_of_lines(text: str, count: int) -> list[int]:
+    """The numbers before the lines where they are those of the facts in another order; none else."""
+    numbers = [int(number) for number in _LINE_NUMBER.findall(text)]
+    return numbers if sorted(numbers) == list(range(1, count + 1)) else []
 
 
 def _by_number(lines: Sequence[str], numbers: Sequence[int]) -> list[str]:

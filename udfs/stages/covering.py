@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from udfs.stages.definitions import Unparsable
@@ -31,6 +32,28 @@ _LONE = re.compile(
     rf"[\W_]{{0,9}}(?:(?:final )?(?:label|answer|verdict)[\W_]{{1,9}})?{_COVERED}(?![^\W_])(?:\sby\b)?(?P<behind>.*)",
     re.IGNORECASE | re.DOTALL,
 )
+# `The fact is covered by claim 1, which ...` and `... is not covered by any of the claims`
+_SAID_OF_FACT = re.compile(
+    r"[\W_]{0,9}(?:(?:thus|therefore|hence|so),?\s)?(?:the|this)\sfact\sis(?=\s(?:not\s)?covered)|", re.IGNORECASE
+)
+# Between the label and its claims: `Evidence claim ids:`, bold, bulleted
+_EVIDENCE_LABEL = re.compile(
+    r"[\W_]{0,20}(?:(?:evidence|supporting|claims?|ids?|numbers?)[\W_]{1,9}){1,4}(?=\d|none\b)", re.IGNORECASE
+)
+_BULLET = re.compile(r"\n[ \t]{0,9}[-*•+][ \t]{1,3}")
+# `claim 1`, `claims 2, 3 and 5` in a sentence; a number without the word is the claim's own
+_CLAIM_NUMBER = re.compile(
+    r"\bclaims?[ \t]{0,2}[#\[(]{0,2}(?P<one>\d{1,6})(?P<more>(?:(?:,|,? and|,? &) ?#?\d{1,6}\b(?! ?[^\W\d]))*)", re.I
+)
+_TAKES_BACK = re.compile(
+    r"\b(?:not|no|none|never|neither|nor|but|only|alone|except|however|although|though|while|whereas|unlike|without|if|unless"
+    r"|part|partly|partially|other|others|rather|instead|wait|actually|or)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+_BY_NO_CLAIM = re.compile(r"\s?(?:by )?(?:any|the|these|those)\b[^\d\n]{0,80}\Z", re.IGNORECASE)
+_TOGETHER = re.compile(r"[\s,;]{0,9}(?:and\s{1,3}|&\s{0,3})?")
+_DIGITS = re.compile(r"\d+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s{1,3}")
 _ANY_LABEL = re.compile(r"(?<![^\W_])(?:un)?covered(?![^\W_])", re.IGNORECASE)
 _ENDS_LABEL = re.compile(r"[ \t\r]*(?:[^\w\s]|\n|\Z)")
 
@@ -97,15 +120,49 @@ def _known(cell: Cell, claims: Numbered) -> Iterator[int]:
 
 
 def _read_lone_label(text: str, claims: Numbered) -> _Coverage:
-    """What a completion without an object says. Raises `Unparsable` where it is more than a label and numbers."""
-    found = _LONE.fullmatch(text)
-    if found is None:
+    """What a completion without an object says. Raises `Unparsable` where that is no label, or several.
+
+    Thoughts without a label may stand above the line of the label, or before it on the line where nothing is covered.
+    """
+    thoughts, label = _split_before_label(text)
+    found = _LONE.fullmatch(_SAID_OF_FACT.sub("", label, count=1))
+    if found is None or _ANY_LABEL.search(thoughts):
         raise Unparsable("no object with a label")
     if found["denied"]:
-        if not _ENDS_LABEL.match(found["behind"]) or _ANY_LABEL.search(found["behind"]):
+        if not _ends_denial(found["behind"]) or _ANY_LABEL.search(found["behind"]):
             raise Unparsable("no object, and more than a label")
         return False, frozenset()
-    numbers = listed_numbers(found["behind"], claims)
+    numbers = _claims_behind(found["behind"], claims)
     if numbers is None:
         raise Unparsable("no object, and more than a label and numbers")
     return True, numbers
+
+
+def _split_before_label(text: str) -> tuple[str, str]:
+    """What stands before the line, or the last sentence of all, that begins with a label, and what follows."""
+    lines = text.split("\n")
+    for place, line in enumerate(lines):
+        if _LONE.match(_SAID_OF_FACT.sub("", line, count=1)):
+            return "\n".join(lines[:place]), "\n".join(lines[place:])
+    *before, last = _SENTENCE_END.split(lines[-1])
+    denied = _LONE.fullmatch(last)
+    return ("\n".join([*lines[:-1], *before]), last) if denied and denied["denied"] else ("", text)
+
+
+def _ends_denial(behind: str) -> bool:
+    return _ENDS_LABEL.match(behind) is not None or _BY_NO_CLAIM.match(behind) is not None
+
+
+def _claims_behind(text: str, claims: Numbered) -> frozenset[int] | None:
+    """The claims that stand behind a label, as a list or in a sentence that takes none back; None for other texts."""
+    label = _EVIDENCE_LABEL.match(text)
+    plain = _BULLET.sub(", ", text[label.end() :] if label else text)
+    numbers = listed_numbers(plain.strip(", \t\r\n"), claims)
+    if numbers is not None:
+        return numbers
+    named = list(_CLAIM_NUMBER.finditer(text))
+    together = all(_TOGETHER.fullmatch(text, one.end(), other.start()) for one, other in pairwise(named))
+    if not named or not together or _TAKES_BACK.search(text) or _ANY_LABEL.search(text):
+        return None
+    digits = [number for found in named for number in (found["one"], *_DIGITS.findall(found["more"]))]
+    return frozenset(int(number) for number in digits if int(number) in claims)

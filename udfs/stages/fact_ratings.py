@@ -11,6 +11,7 @@ from udfs.ratings import Digit
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.numbered import Numbered, number_in, number_texts
+from udfs.stages.rated_lines import read_rated_lines
 from udfs.stages.reading import answer_in_place
 from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
 
@@ -20,6 +21,7 @@ SCALES: Mapping[str, Sequence[str]] = {
 }
 _ID_NAMES = ("id", "factid", "number", "factnumber", "no", "index")
 _TEXT_NAMES = ("", "fact", "statement", "text")  # the first is a column `#`
+_WORDS: Mapping[str, str] = {"relevance": "relevance|relevancy", "salience": "salience|saliency"}  # in lines
 _SCORE_NAMES = ("score", "rating", "value")
 # What stands beside a fact's number: `Fact 3`, `fact_3`, `F3`
 _FACT_WORDS = re.compile(r"(?<![^\W_])(?:facts?|statements?|no|number|id|f)(?![^\W\d_])", re.IGNORECASE)
@@ -41,8 +43,11 @@ def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str,
     5, or has two that differ.
     """
     facts = number_texts(variables["facts"], _FACT_WORDS)
-    records = read_records(json_at_line_starts(answer_in_place(completion)))
+    text = answer_in_place(completion)
+    records = read_records(json_at_line_starts(text))
     said: defaultdict[tuple[str, int], list[Digit | None]] = defaultdict(list)
+    if records is None:
+        said.update(read_rated_lines(text, _WORDS, facts))
     for one in _ratings(list(records.values) if records else [], 0, facts):
         said[one.scale, one.fact].append(one.digit)
     return {

@@ -16,7 +16,9 @@ from udfs.stages.reading import split_marker, strip_thinking
 _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|null))"
 # Words that explain a label are an answer where one is stated or leads; in prose they say nothing
 _ENDS_EXPLAINING = r"(?=[*_\"'`)\]\s]{0,4}(?:[.,;:!?/|}–—(-]|\Z|(?:given|because|since|as|or|and)\b))"
-_STATING = r"answer|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence"
+_STATING = (
+    r"answer|overall|relation(?:ship)?|label|classification|category|conclusion|verdict|judge?ment|therefore|thus|hence"
+)
 _FIELD = re.compile(r"[\"']\s{0,3}:\s{0,3}[\"']")  # `"label": "`, between a name and a text of JSON
 STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _BREAK = re.compile(r"[.;:!?\n]|\bbut\b", re.IGNORECASE)
@@ -24,6 +26,7 @@ _WORD = re.compile(r"[\w'’]+")
 _NEGATIONS = {
     *("not", "no", "never", "neither", "nor", "cannot", "without", "non", "than", "if", "would", "fails", "fail"),
     *("lacks", "lack", "far", "partially", "partly", "almost", "nearly", "might", "may"),
+    *("mostly", "largely", "mainly", "somewhat", "broadly"),
 }
 # These reach over all of their clause
 _DOUBTS = {"whether", "insufficient", "could", "nothing", "none", "nowhere"}
@@ -33,6 +36,17 @@ _DENIED_BEHIND = re.compile(
     r"|[\s(,]{1,3}(?:only|in part|partially|partly|to some extent)\b",
     re.IGNORECASE,
 )
+# `Wait, the years differ.` at the beginning of a sentence
+_CORRECTS = re.compile(
+    r"(?:^|[.!?…\n])[ \t*_]{0,9}(?:no,? |but |oh,? |hmm,? )?"
+    r"(?:wait|actually|hmm|on second thoughts?|correction|scratch that)\b",
+    re.IGNORECASE,
+)
+_BEHIND_COLON = re.compile(r"[:：][\W_]{0,6}\Z")
+_ENDS_LINE = re.compile(r"(?:[^\w\n]|_){0,6}(?:\n|\Z)")
+_FEW_SIGNS = 7  # characters: a colon, and emphasis behind it
+# So does `I don't think that ...`
+_NOT_THOUGHT = re.compile(r"(?:n['’]t|\bnot)\s(?:think|believe|see|find|say|show|mean|agree)\b", re.IGNORECASE)
 _NEGATION_REACH, _CHARACTERS_BEFORE = 3, 60  # words that a negation reaches over; of the clause so much is read
 
 
@@ -118,8 +132,12 @@ def read_label(completion: str, labels: Labels, own_text: str) -> str:
         return bool(_stated([line], labels) or _leading([line], labels))
 
     lines = first_answer(STRUCK.sub("", strip_thinking(completion)).split("\n"), labels.input_line, answers)
+    behind = behind_correction("\n".join(lines))
+    corrected = {labels.of(match[0]) for match in labels.mention.finditer(behind)}
     for found in (_stated(lines, labels), _leading(lines, labels), _spoken(lines, labels, own_text)):
         if len(found) == 1:
+            if corrected - found and not _stated(behind.split("\n"), labels):
+                raise Unparsable("a label that is taken back")
             return found.pop()
         if found:
             raise Unparsable("several labels and no clear answer")
@@ -142,6 +160,12 @@ def first_answer(lines: Iterable[str], input_line: re.Pattern[str], answers: Cal
     return kept
 
 
+def behind_correction(text: str) -> str:
+    """What stands behind the last `Wait, ...` with which a model takes back what it said before; "" without one."""
+    found = list(_CORRECTS.finditer(text))
+    return text[found[-1].end() :] if found else ""
+
+
 def _stated(lines: Iterable[str], labels: Labels) -> set[str]:
     """The label that is stated as the answer, `Answer: neutral` or `the relation is neutral`: the last one.
 
@@ -162,8 +186,16 @@ def _spoken(lines: Iterable[str], labels: Labels, own_text: str) -> set[str]:
     """The labels spoken of without a negation, but for those that the own text speaks of itself."""
     own = {labels.of(match[0]) for match in labels.mention.finditer(own_text)}
     text = "\n".join(lines)
-    spoken = {labels.of(match[0]) for match in labels.mention.finditer(text) if not _is_negated(text, match)}
+    mentions = [match for match in labels.mention.finditer(text) if not _is_negated(text, match)]
+    own -= {labels.of(match[0]) for match in mentions if _is_said_of_something(text, match)}
+    spoken = {labels.of(match[0]) for match in mentions}
     return (spoken - own) | ({labels.neither} if _denies_both(text, labels) else set())
+
+
+def _is_said_of_something(text: str, mention: re.Match[str]) -> bool:
+    """Whether a label ends its line behind a colon, `Evidence 2: not_supported`: nobody quotes a text so."""
+    before = _BEHIND_COLON.search(text, max(0, mention.start() - _FEW_SIGNS), mention.start())
+    return before is not None and _ENDS_LINE.match(text, mention.end()) is not None
 
 
 def _denies_both(text: str, labels: Labels) -> bool:
@@ -182,6 +214,6 @@ def _is_negated(text: str, mention: re.Match[str]) -> bool:
         return True
     before = _BREAK.split(text[max(0, place - _CHARACTERS_BEFORE) : place])[-1]
     words = _WORD.findall(before.lower())
-    if not _DOUBTS.isdisjoint(words):
+    if not _DOUBTS.isdisjoint(words) or _NOT_THOUGHT.search(before):
         return True
     return any(word in _NEGATIONS or word.endswith(("n't", "n’t")) for word in words[-_NEGATION_REACH:])

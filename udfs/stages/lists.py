@@ -28,7 +28,20 @@ _BEGINS_NOTE = re.compile(
     re.I,
 )
 # Headings that end a list: what stands below them speaks of it
-AFTERWORDS = {"note", "notes", "explanation", "explanations", "reasoning", "rationale", "changes", "changes made"}
+AFTERWORDS = {
+    "note",
+    "notes",
+    "references",
+    "sources",
+    "citations",
+    "disclaimer",
+    "explanation",
+    "explanations",
+    "reasoning",
+    "rationale",
+    "changes",
+    "changes made",
+}
 
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
@@ -36,6 +49,18 @@ _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
 # `-word`: who writes bullets so writes `-5 km` as an item too
 _TIGHT = re.compile(r"\s{0,40}[-–—](?=[^\W\d_])")
 _TIGHT_NUMBER = re.compile(r"(\s*)[-–—](?=\d)")
+# What counts lines from 1 in one form, `1 - `, `(a) `, `1、` or `F1: `; `Fact 1: ` may say a type. Fewer lines than
+# three may begin so by chance where letters count: `A. Holt climbed it.` above `B. Ree drew it.`
+_COUNTED = re.compile(
+    r"[ \t]{0,40}(?P<before>\*{0,2}"
+    r"(?:(?:item|no\.|f|c|s)[ \t]?)?[#(\[（【]{0,2})"
+    r"(?P<count>\d{1,3}|[a-z]|[ivx]{1,5})"
+    r"(?P<behind>[ \t][-–—](?=[ \t])|\\?[.):\]、．）】/](?:\*\*)?:?)(?P<space>[ \t]{0,9})(?=\S)",
+    re.IGNORECASE,
+)
+_ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x")
+_FEWEST_LETTERS = 3
+_CLOSE_TO_TEXT = ("、", "．", "）", "】")
 _NESTED = 2  # spaces: what Markdown needs for a list within a list; one is a slip
 # `Statement 3: ...`, `**Atom:** ...` and `[3] ...`
 _LABEL = re.compile(
@@ -53,9 +78,10 @@ def rows_of(text: str) -> list[Line]:
     """The lines of a text.
 
     A picture before a line is its bullet, but adorns a greeting where other bullets follow: `✨ Here you go! ✨`. A
-    hyphen before a number is a minus sign, but a bullet where others stand as close to their words.
+    hyphen before a number is a minus sign, but a bullet where others stand as close to their words. What counts the
+    lines from 1 in whatever form is a number before them.
     """
-    lines = text.split("\n")
+    lines = _counted(text.split("\n"))
     if any(_TIGHT.match(line) for line in lines):
         lines = [_TIGHT_NUMBER.sub(r"\1- ", line, count=1) if _TIGHT_NUMBER.match(line) else line for line in lines]
     rows = [split_marker(line) for line in lines]
@@ -64,6 +90,56 @@ def rows_of(text: str) -> list[Line]:
         return rows
     greets = [other and row.text.endswith("!") for row, other in zip(rows, adorned, strict=True)]
     return [replace(row, marked=False) if greeting else row for row, greeting in zip(rows, greets, strict=True)]
+
+
+def _counted(lines: Sequence[str]) -> list[str]:
+    """The lines, those numbered `1. ` that count from 1 in another form, `1 - ` or `(a) `; of several forms none."""
+    found = {place: match for place, line in enumerate(lines) if (match := _COUNTED.match(line)) and _stands_off(match)}
+    forms: dict[tuple[str, str], list[int]] = {}
+    for place, match in found.items():
+        forms.setdefault((match["before"].casefold().rstrip(), match["behind"]), []).append(place)
+    counting = [places for places in forms.values() if _counts([found[place] for place in places])]
+    counting = [places for places in counting if len(places) > 1] or counting
+    if len(counting) != 1:
+        return list(lines)
+    found = {place: found[place] for place in counting[0]}
+    numbers = {place: number for number, place in enumerate(found, start=1)}
+    return [
+        f"{line[: len(line) - len(line.lstrip())]}{numbers[place] % 1000}. {_behind(line, found[place])}"
+        if place in found
+        else line
+        for place, line in enumerate(lines)
+    ]
+
+
+def _behind(line: str, number: re.Match[str]) -> str:
+    """A line behind its number; bold type that opens before and not closes with it goes on."""
+    opened = number["before"].startswith(_BOLD) and _BOLD not in number["behind"]
+    return ("**" if opened else "") + line[number.end() :]
+
+
+def _stands_off(number: re.Match[str]) -> bool:
+    """Whether a number has white space behind it, as signs that are wide themselves need not."""
+    return bool(number["space"]) or number["behind"].startswith(_CLOSE_TO_TEXT)
+
+
+def _plain(count: str) -> str:
+    """A number in ASCII digits, or a letter in lower case."""
+    return str(int(count)) if count.isdecimal() else count.casefold()
+
+
+def _counts(found: Sequence[re.Match[str]]) -> bool:
+    """Whether numbers or letters count from the first one on."""
+    counts = [_plain(match["count"]) for match in found]
+    if len(found) < 2:
+        # A lone number has a sentence behind it: `1 - 0` is a score
+        return counts == ["1"] and found[0].string[found[0].end()].isupper()
+    # In brackets a letter is no initial
+    letter = (len(counts) >= _FEWEST_LETTERS or found[0]["before"].endswith(("(", "[", "（"))) and "".join(
+        counts
+    ) == "abcdefghijklmnopqrstuvwxyz"[: len(counts)]
+    roman = len(counts) >= _FEWEST_LETTERS and tuple(counts) == _ROMAN[: len(counts)]
+    return letter or roman or list(counts) == [str(number) for number in range(1, len(counts) + 1)]
 
 
 def is_nested(completion: str) -> bool:
@@ -145,6 +221,14 @@ def whole(text: str) -> str:
     if text.count(_BOLD) % 2:
         text = text.removeprefix(_BOLD) if text.startswith(_BOLD) else text.removesuffix(_BOLD)
     return without_emphasis(text.strip())
+
+
+def without_separators(items: Sequence[str]) -> list[str]:
+    """The items without a comma or a semicolon that all but the last end with, as lists in one sentence do."""
+    for sign in ",;":
+        if len(items) > 1 and all(item.endswith(sign) for item in items[:-1]):
+            return [item.removesuffix(sign).rstrip() for item in items]
+    return list(items)
 
 
 def without_numbers(items: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from udfs.stages.comparison import BOXED
 from udfs.stages.definitions import Unparsable
-from udfs.stages.labels import STRUCK, first_answer
+from udfs.stages.labels import STRUCK, behind_correction, first_answer
 from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
 from udfs.stages.records import Cell, Record, field_name, read_records
 
@@ -25,7 +25,8 @@ _HEDGED = (
     r"|match(?:es|ed)?[\s:(,–—-]{1,4}(?:only|in part|partly|partially|partial|to some)\b"
 )
 _DENIED = (
-    r"no(?:t|n)?[\s_-]{0,2}match(?:es|ed|ing)?|mis[\s-]?match(?:es|ed|ing)?|unmatched|without (?:a )?match"
+    r"no(?:t|n)?(?:[\s_‐‑‒–—-]|[*`]{1,3}\s){0,2}match(?:es|ed|ing)?"
+    r"|mis[\s-]?match(?:es|ed|ing)?|unmatched|without (?:a )?match"
     r"|(?:not|[a-z]{2,6}n['’]t|cannot)[\s_]"
     rf"(?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}"
     r"(?:an?[\s_])?match(?:es|ed|ing)?"
@@ -50,7 +51,10 @@ _STATED = re.compile(
     rf"(?:{_LABEL}{_OTHER_LABEL}|(?P<word>yes|no|true|false)\b(?![\s_-]{{0,2}}match))",
     re.IGNORECASE,
 )
-_ALONE = re.compile(rf"[\W_]{{0,8}}{_LABEL}[\W_]{{0,8}}", re.IGNORECASE)
+_ALONE = re.compile(rf"[\W_]{{0,8}}(?:do(?:es)?\s(?=not))?{_LABEL}[\W_]{{0,8}}", re.IGNORECASE)
+# `The candidate entails the reference. Match`: the last sentence of a line
+_LAST_SENTENCE = re.compile(r"(?<=[.!”\"])\s{1,3}(?=[\W_]{0,4}(?:no|not|mis)?[\s_-]?match)", re.IGNORECASE)
+_REFUSED = re.compile(r"\W{0,4}no\W", re.IGNORECASE)
 # A label that leads a line and is followed by a sign, a reason or the end, but not by `: no`
 _LEADING = re.compile(
     rf"[\W_]{{0,8}}(?:(?P<word>yes|no)[,.:;!–—-]{{1,2}}\s{{1,3}}[\W_]{{0,4}})?(?:an?\s)?{_LABEL}{_OTHER_LABEL}"
@@ -116,8 +120,12 @@ def parse_match(completion: str, variables: Mapping[str, Any]) -> dict[str, bool
     text = BOXED.sub(r" \1 ", STRUCK.sub("", strip_thinking(completion)))
     lines = first_answer(text.split("\n"), _PAIR_LINE, _answers)
     inferred = _leading(lines) | _stated(lines, inferred=True)
-    for said in (_last(lines), _stated(lines), inferred, _spoken("\n".join(lines), variables)):
+    last = _last(lines)
+    corrected = {_said_by_label(match) for match in _MENTION.finditer(behind_correction("\n".join(lines)))}
+    for said in (last, _stated(lines), inferred, _spoken("\n".join(lines), variables)):
         if len(said) == 1 and None not in said:
+            if corrected - said and said is not last:
+                raise Unparsable("an answer that is taken back")
             return {"matched": said == {True}}
         if said:
             raise Unparsable("several answers, or one that is neither Match nor No Match")
@@ -152,8 +160,14 @@ def _answers(line: str) -> bool:
 def _last(lines: Iterable[str]) -> set[bool | None]:
     """What stands alone on the last line, and on others that do not say the same."""
     rows = [row for line in lines if not is_drawing(row := split_marker(line))]
-    alone = [_ALONE.fullmatch(row.text) for row in rows]
+    alone = [_ALONE.fullmatch(_last_sentence(row.text)) for row in rows]
     return {_said_by_label(match) for match in alone if match} if alone and alone[-1] else set()
+
+
+def _last_sentence(text: str) -> str:
+    """What stands behind the sentences of a line; all of one that begins with a word alone, as in `No. Match`."""
+    *before, last = _LAST_SENTENCE.split(text)
+    return last if len(" ".join(before).split()) > 1 else text
 
 
 def _stated(lines: Iterable[str], inferred: bool = False) -> set[bool | None]:
@@ -197,10 +211,16 @@ def _spoken(text: str, variables: Mapping[str, Any]) -> set[bool | None]:
     if any(_MENTION.search(str(variables.get(name) or "")) for name in VARIABLES):
         return set()
     mentions = [match for match in _MENTION.finditer(text) if _is_of_facts(text, match)]
-    said = {_said_by_label(match) for match in mentions}
+    said = {None if _is_refused(text, match) else _said_by_label(match) for match in mentions}
     end = mentions[-1].end() if mentions else len(text)
     taken_back = _CONTRAST.search(text, end) or (said != {False} and _LIMIT.search(text, end))
     return {None} if taken_back else said
+
+
+def _is_refused(text: str, mention: re.Match[str]) -> bool:
+    """Whether a `no` leads to what is said to match: `No, they match` may be either."""
+    sentence = _SENTENCE_END.split(text[max(0, mention.start() - _SENTENCE) : mention.start()])[-1]
+    return mention["affirmed"] is not None and _REFUSED.match(sentence) is not None
 
 
 def _is_of_facts(text: str, mention: re.Match[str]) -> bool:

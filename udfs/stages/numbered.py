@@ -20,8 +20,10 @@ EVIDENCE_NAMES = (
 CLAIM_WORDS = re.compile(r"(?<![^\W_])(?:claims?|and|nos?|numbers?|ids?|evidence|c)(?![^\W\d_])", re.IGNORECASE)
 CLAIM_NAMES = (*EVIDENCE_NAMES, "id", "number", "text", "statement")
 _WHOLE = re.compile(r"(?<![\d.,])(\d{1,9})\.0{1,3}(?![\d.,])")
-_AROUND = " \t\r\n[](){}\"'“”.:#*_`"
+_AROUND = " \t\r\n[](){}（）【】「」\"'“”.:：#*_`"
 _LONE_NUMBER = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
+_RANGE_WORD = re.compile(r"(?<=\d)\s{1,3}(?:to|through)\s{1,3}(?=#?\d)", re.IGNORECASE)
+_ALL = re.compile(r"(?:all|each|every)(?: (?:of )?(?:the|these|them))?", re.IGNORECASE)
 _LISTED_NUMBERS = re.compile(r"[\s\d,;&/#、，–—-]+")
 _TEXT_BEHIND_NUMBER = re.compile(
     r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
@@ -84,10 +86,12 @@ def lone_number(text: str, numbered: Numbered) -> int | None:
 
 
 def listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
-    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, none of `N/A`; None for a text that lists no numbers."""
+    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, all of `all`, none of `N/A`; None for another text."""
     if _NO_EVIDENCE.fullmatch(text) or is_none(text):
         return frozenset()
-    bare = without_words(text, numbered)
+    if _ALL.fullmatch(without_words(text, numbered)):
+        return frozenset(range(1, len(numbered.texts) + 1))
+    bare = _RANGE_WORD.sub("-", without_words(text, numbered))
     return numbers_of(bare, len(numbered.texts)) if _LISTED_NUMBERS.fullmatch(bare) else None
 
 

@@ -19,17 +19,17 @@ _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
 _TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|{_TOKEN}(?:assistant(?=\s*[<\n]))?))+")
-_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>)\Z")  # the latter is Gemma's
+_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>|</s>|<eos>)\Z")  # Gemma's, Llama 2's and Mistral's
 _LONGEST_TOKEN = 44  # characters: 40 of a name, and two at each end
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
-_NUMBER_MARKER = r"(?:\d{1,3}[.)]|\(\d{1,3}\)|[a-z]\))"
+_NUMBER_MARKER = r"(?:\d{1,3}\\?[.)]|\(\d{1,3}\)|[a-z]\))"
 _LABEL_MARKER = r"(?i:statement|unit|atom|item)\s\d{1,3}\s?[:：.)]"
 _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?|\\d\ufe0f?\u20e3"
 # A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
 # only where no second one makes it emphasis
 _MARKER = re.compile(
-    r"[•●○◦▪■‣·]\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
+    r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
@@ -37,10 +37,13 @@ _SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
 _BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
+# Breaks and ends of items as HTML and Markdown write them, and spaces without width
+_LINE_END = re.compile(r"(?:\s{0,9}(?:<br\s?/?>|</li>|(?<!\\)\\|[\u200b\u2060]))+\Z", re.IGNORECASE)
+_LONGEST_END = 60
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
 _AROUND_NONE = " \t\r\n\"'“”‘’«»`*_()[]-–—•.。"
-_EMPHASES = ("**", "*", "`")
+_EMPHASES = ("**", "__", "*", "`")
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,21 @@ def split_marker(line: str) -> Line:
 
     A tick box or a tick behind the marker, and the `>` of a quotation before it, are decoration.
     """
-    text = line.strip().removeprefix("> ").lstrip()
+    text = _without_end(line.strip()).removeprefix("> ").lstrip(" \t\r\u00a0\u200b\u2060\ufeff")
     indent = len(line) - len(line.lstrip())
     if marker := _MARKER.match(text):
-        inner = text[marker.end() :].strip()
+        inner = text[marker.end() :].strip().lstrip("\u200b\u2060")
         box = _CHECKBOX.match(inner)
         return Line(without_ticks(inner[box.end() :] if box else inner), True, indent)
     if bold := _BOLD_FROM_NUMBER.match(text):
         return Line("**" + text[bold.end() :], True, indent)
     return Line(text, False, indent)
+
+
+def _without_end(line: str) -> str:
+    """The line without what breaks it in HTML or Markdown; of a long one its end alone is looked at."""
+    found = _LINE_END.search(line, max(0, len(line) - _LONGEST_END))
+    return line[: found.start()] if found else line
 
 
 def begins_with_symbol(line: str) -> bool:
@@ -192,6 +201,8 @@ def without_emphasis(text: str) -> str:
     """The text without bold, italics or backticks that surround all of it; emphasis inside it stays."""
     for mark in _EMPHASES:
         inner = text[len(mark) : -len(mark)]
-        if inner and text.startswith(mark) and text.endswith(mark) and mark not in inner:
+        # `__init__` is a name: bold type of this kind is read around several words alone
+        named = mark == "__" and " " not in inner
+        if inner and not named and text.startswith(mark) and text.endswith(mark) and mark not in inner:
             return inner.strip()
     return text

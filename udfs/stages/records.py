@@ -23,11 +23,21 @@ RATING_NAMES = ("relevance", "relevancescore", "relevancerating", "rating", "sco
 CONFIDENCE_NAMES = ("confidence", "confidencescore", "confidencelevel", "certainty", "rating", "score")
 NUMBER_NAMES = ("number", "id", "no", "index", "statementid", "")  # the last is a column `#`
 
-# JSON begins with a line, and with an object or a text: `[1, 3]` behind a statement is none
-_STARTS = re.compile(r'^[ \t]{0,40}(?:\[\s{0,40}(?=[{"])|\[\s?\](?=[ \t\r]*$)|\{\s{0,40}(?=["}]))', re.MULTILINE)
+# JSON begins with a line, and with an object or a text: `[1, 3]` behind a statement is none. A key may lack its quotes
+_STARTS = re.compile(
+    r"^[ \t]{0,40}(?:\[\s{0,40}(?=\{|\"|'[^'\n]{0,2000}'\s{0,9}[],])|\[\s?\](?=[ \t\r]*$)"
+    r"|\{\s{0,40}(?=[\"}]|'[^'\n]{1,60}'\s{0,9}:|[a-z]\w{0,40}:\s))",
+    re.MULTILINE | re.IGNORECASE,
+)
 _NEXT = re.compile(r"[\s,;]{0,40}(?=[\[{])")
-_SPACE = re.compile(r"\s*")
-_SCALAR = re.compile(r"-?\d[\d.eE+-]{0,30}|true|false|null")
+# Models comment upon what they write: `// ...` and `# ...` up to the end of a line, and `/* ... */`
+_SPACE = re.compile(r"(?:\s|(?://|#)[^\n]{0,400}(?=\n)|/\*[^*]{0,400}\*/)*")
+# The constants of Python too, whose literals small models take for JSON
+_SCALARS = {"True": "true", "False": "false", "None": "null"}
+_SCALAR = re.compile(r"-?\d[\d.eE+-]{0,30}|true|false|null|True|False|None")
+_SINGLE_QUOTED = re.compile(r"'((?:[^'\\\n]|\\[^\n])*)'(?=\s{0,40}(?:[],:}]|//|#))")
+_ESCAPED_QUOTE = re.compile(r"\\(['\"\\])")
+_BARE_KEY = re.compile(r"[A-Za-z]\w{0,40}(?=\s?:)")
 _RATING = re.compile(
     rf"[^\w+-]{{0,4}}(?P<digit>[{SCALE}])(?:[.,]0{{1,9}})?(?:\s?(?:/|out of|of)\s?{SCALE[-1]})?[\W_]{{0,9}}"
 )
@@ -38,7 +48,8 @@ _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of
 # Behind a line's marker and before its JSON: `Topic 1:`, a backtick; a word without a colon would be a sentence's.
 # No label before an empty list: `Topic 2: []` says nothing of topic 1
 _BEFORE_JSON = re.compile(
-    r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"}]|\[[ \t]{0,9}\")"
+    r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}"
+    r"(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"'}]|\[[ \t]{0,9}\")"
 )
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
@@ -123,7 +134,7 @@ def _json_at_start(line: str) -> str:
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:
     """The elements of a lone list, or of the only list in a lone object: `{"statements": [...], "note": "..."}`.
 
-    An object with a field of one of `names` is an element itself.
+    So are those of `{"result": {"statements": [...]}}`. An object with a field of one of `names` is an element itself.
     """
     if len(values) != 1:
         return list(values)
@@ -131,6 +142,9 @@ def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Valu
     if isinstance(value, Record):
         lists = [each for _, each in value.pairs if isinstance(each, list)]
         own = any(field_name(key) in names for key, _ in value.pairs)
+        if len(value.pairs) == 1 and isinstance(value.pairs[0][1], Record) and not own:
+            inner = unwrapped([value.pairs[0][1]], names)
+            return [value] if inner == [value.pairs[0][1]] else inner
         return lists[0] if len(lists) == 1 and not own else [value]
     return value if isinstance(value, list) else [value]
 
@@ -160,9 +174,20 @@ def _read_json(text: str, start: int) -> Records | None:
         values.append(value)
     if not values:
         return None
+    if len(values) > 1 and all(isinstance(value, list) and value for value in values):
+        values = values[-1:] if len({_content(value) for value in values}) == 1 else values
     if len(values) > 1 and not all(isinstance(value, Record) for value in values):
         raise Unparsable("several JSON lists")
     return Records(tuple(values), "\n".join([*rest, text[place:]]))
+
+
+def _content(value: Value) -> str:
+    """What a value says, wherever it stands: models write one list twice."""
+    if isinstance(value, Cell):
+        return json.dumps(value.text)
+    if isinstance(value, Record):
+        return "{" + ",".join(f"{json.dumps(key)}:{_content(each)}" for key, each in value.pairs) + "}"
+    return "[" + ",".join(map(_content, value)) + "]"
 
 
 def _whole_value(text: str, begin: int) -> tuple[Value, int]:
@@ -177,15 +202,26 @@ def _value(text: str, place: int, depth: int) -> tuple[Value, int]:
     """The value that begins at `place`, and where it ends. Raises ValueError or IndexError where there is none."""
     if depth > _DEEPEST:
         raise ValueError
-    if text[place] == '"':
-        said, end = _DECODER.raw_decode(text, place)
+    if text[place] in "\"'":
+        said, end = _quoted(text, place)
         return Cell(said, place + 1), end
     if text[place] in "[{":
         return _elements(text, place, depth)
     scalar = _SCALAR.match(text, place)
     if scalar is None:
         raise ValueError
-    return Cell(scalar[0], place), scalar.end()
+    return Cell(_SCALARS.get(scalar[0], scalar[0]), place), scalar.end()
+
+
+def _quoted(text: str, place: int) -> tuple[str, int]:
+    """A text in quotes, single ones where an element or a key ends behind the second, and where it ends."""
+    if text[place] == '"':
+        said, end = _DECODER.raw_decode(text, place)
+        return said, end
+    single = _SINGLE_QUOTED.match(text, place)
+    if single is None:
+        raise ValueError
+    return _ESCAPED_QUOTE.sub(r"\1", single[1]), single.end()
 
 
 def _elements(text: str, place: int, depth: int) -> tuple[Value, int]:
@@ -209,9 +245,10 @@ def _elements(text: str, place: int, depth: int) -> tuple[Value, int]:
 
 def _key(text: str, place: int) -> tuple[str, int]:
     """The name of a field, and where its value begins."""
-    if text[place] != '"':
+    bare = _BARE_KEY.match(text, place)
+    if not bare and text[place] not in "\"'":
         raise ValueError
-    key, place = _DECODER.raw_decode(text, place)
+    key, place = (bare[0], bare.end()) if bare else _quoted(text, place)
     place = _skip(text, place)
     if text[place] != ":":
         raise ValueError
@@ -219,7 +256,7 @@ def _key(text: str, place: int) -> tuple[str, int]:
 
 
 def _skip(text: str, place: int) -> int:
-    """The next place that is no white space."""
+    """The next place that is no white space and no comment."""
     space = _SPACE.match(text, place)
     return space.end() if space else place
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
-from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_texts, without_words
-from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking
+from udfs.stages.labels import behind_correction
+from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, number_texts, without_words
+from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
 from udfs.stages.records import Cell, Record, Records, Value, field_name, json_at_line_starts, read_records, unwrapped
 
 # What stands beside a number: `Candidate 3`, `candidates 1 and 2`, `C1`
@@ -33,6 +34,11 @@ _VERDICT_NAMES = (
 _YES, _NO = {"true", "yes", "match", "1"}, {"false", "no", "no match", "0"}
 
 _BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
+# `[1, 3] [1, 3]`, a list twice, and `[1], [3]`, a list for each number
+_REPEATED = re.compile(r"(\[[\d\s,]{0,200}\])(?:[ \t\r\n]{0,9}\1){1,9}(?=\s|\Z)")
+_ROW_OF_LISTS = re.compile(r"(?<!\[)\[\d{1,6}\](?:[ \t]{0,3}(?:[,&]|and)?[ \t]{0,3}\[\d{1,6}\]){1,99}(?!\])")
+_DIGITS = re.compile(r"\d+")
+_ROUND = re.compile(r"\((\d{1,6})\)")
 _NUMBERS = re.compile(r"[\s\d,;&/#、，–—.+-]*")
 _SIGNS = re.compile(r"[\W_]{0,40}")
 _ENDS_LINE = re.compile(r"(?:[^\w\n]|_){0,40}(?:\n|\Z)")
@@ -40,7 +46,7 @@ _BOXED = re.compile(r"\$?\\boxed\{(?:\\text\{)?")
 # What states that a list is the answer; a short line with a colon does, too
 _STATING = re.compile(
     r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
-    r"|return|list|entail\w*|needed|required|suffic\w+)\b",
+    r"|return|list|entail\w*|needed|required|suffic\w+|together)\b",
     re.IGNORECASE,
 )
 _LEADS = re.compile(
@@ -52,12 +58,14 @@ _AROUND_LINE = " \t\r*_`\"'-.!"
 # Before a list of what is no answer: `Rejected: [2]`, `Candidates considered: [1, 2, 3]`
 _OF_OTHERS = re.compile(
     r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed|partial\w*"
-    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given)\b|n['’]t\b",
+    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given|sources?|references?|citations?|total|count"
+    r"|confidence|score|analysis|notes?|missing)\b|n['’]t\b",
     re.IGNORECASE,
 )
+_OF_LIST = re.compile(r"[\[\]{}]")
 _REASON = re.compile(
     r"[*_`\]]{0,3}(?:[.:]\s"
-    r"|[.,;]?\s{1,3}(?:[-–—(/#]|(?:because|since|as)\b|(?:is|are) (?:the|my|enough|sufficient)\b))",
+    r"|[.,;]?\s{1,3}(?:[-–—(/#→]|(?:because|since|as)\b|(?:is|are) (?:the|my|enough|sufficient)\b))",
     re.IGNORECASE,
 )
 # `Not [2]. The answer is [1, 3]`: what stands before a list ends the sentence that it is in
@@ -97,14 +105,32 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     numbers, else a lone `None`. Unknown numbers are dropped. Raises `Unparsable` where none is left of some, and where
     no list is the answer or several may be.
     """
-    text = strip_thinking(completion)
+    text = _REPEATED.sub(r"\1", strip_thinking(completion))
+    text = _ROW_OF_LISTS.sub(lambda row: f"[{', '.join(_DIGITS.findall(row[0]))}]", text)
     numbered = number_texts(variables["candidates"], CANDIDATE_WORDS)
+    found = _read(text, numbered)
+    if found is None:
+        raise Unparsable("no list of candidates")
+    if found != _corrected(behind_correction(text), numbered, found):
+        raise Unparsable("a list that is taken back")
+    return {"candidates": sorted(found)}
+
+
+def _read(text: str, numbered: Numbered) -> frozenset[int] | None:
     found = _recorded(text, numbered)
     for read in (_listed, _bare, _none):
         found = read(text, numbered) if found is None else found
-    if found is None:
-        raise Unparsable("no list of candidates")
-    return {"candidates": sorted(found)}
+    return found
+
+
+def _corrected(behind: str, numbered: Numbered, before: frozenset[int]) -> frozenset[int]:
+    """What a correction says, or what was said before it where it says nothing else."""
+    try:
+        said = _read(behind, numbered) if behind.strip() else None
+    except Unparsable:
+        said = None
+    listed = [found[1] for found in _BRACKET.finditer(behind) if _NUMBERS.fullmatch(found[1])]
+    return (_known(listed[-1], numbered) if listed else before) if said is None else said
 
 
 def _known(text: str, numbered: Numbered) -> frozenset[int]:
@@ -242,9 +268,17 @@ def _states(before: str) -> bool:
 
 
 def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
-    """Numbers without brackets: all lines, the last line, or a lone sentence, `Candidates 1 and 3 entail it.`"""
+    """Numbers without brackets: all lines, the last line, or a lone sentence, `Candidates 1 and 3 entail it.`
+
+    So is a lone line with a candidate's own text, behind its number or not.
+    """
     lines = [line for line in text.split("\n") if line.strip() and not is_fence(line) and not is_rule(line)]
-    numbers = [_line_of_numbers(line, numbered) for line in lines]
+    repeated = number_in(lines[0].strip(), numbered) if len(lines) == 1 else None
+    if repeated is not None and repeated in numbered:
+        return frozenset({repeated})
+    if _unread_lists(text):
+        raise Unparsable("a list of numbers that may be the answer or not")
+    numbers = [_line_of_numbers(_ROUND.sub(r"\1", line), numbered) for line in lines]
     first = next((place for place, line in enumerate(numbers) if line is not None), len(lines))
     if first == len(lines):
         sentence = _SENTENCE.fullmatch(lines[0].strip()) if len(lines) == 1 else None
@@ -254,13 +288,18 @@ def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
     return frozenset(number for line in numbers[first:] for number in line or ())
 
 
+def _unread_lists(text: str) -> bool:
+    """Whether a text has a list of numbers in brackets, which `_listed` found to be no answer."""
+    return any(any(map(str.isdigit, found[1])) and _NUMBERS.fullmatch(found[1]) for found in _BRACKET.finditer(text))
+
+
 def _introduces(lines: Sequence[str]) -> bool:
     return all(line.rstrip(" \t\r*_").endswith((":", "：")) for line in lines)
 
 
 def _line_of_numbers(line: str, numbered: Numbered) -> frozenset[int] | None:
     """The numbers of a line that is nothing else, behind a bullet and a word that says that it is the answer."""
-    return None if "[" in line or "{" in line else _listed_numbers(_without_label(line), numbered)
+    return None if _OF_LIST.search(line) else _listed_numbers(_without_label(line), numbered)
 
 
 def _without_label(line: str) -> str:
@@ -282,7 +321,7 @@ def _listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
 def _none(text: str, numbered: Numbered) -> frozenset[int] | None:
     """Nothing, where a line is a lone `None` or the first says that none of the candidates is one."""
     lines = [line.strip(_AROUND_LINE) for line in text.split("\n") if line.strip() and not is_fence(line)]
-    lines = [_without_label(line).strip(_AROUND_LINE) for line in lines]
+    lines = [without_ticks(_without_label(line).strip(_AROUND_LINE)) for line in lines]
     if any(map(is_none, lines)) or (lines and _NO_CANDIDATE.fullmatch(lines[0])):
         return frozenset()
     return None

@@ -59,3 +59,9 @@ def test_abbreviations_and_numbers_end_no_sentence() -> None:
 
 def test_blank_lines_end_a_sentence() -> None:
     assert list(cut_passages("Of boats\n \nAda has three of them", 3)) == ["Of boats", "Ada has three of them"]
+
+
+def test_a_word_of_signs_without_end_does_not_keep_the_tokenizer_busy() -> None:
+    """As one piece its 300,000 signs would take minutes."""
+    text = ".!?" * 100_000 + " a" * 600
+    assert "".join("".join(cut_passages(text, 512)).split()) == "".join(text.split())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from udfs.samples.items import Item, items_of_json, normalise_aspects, normalise_references
+from udfs.samples.items import Item, items_of_json, normalise_aspects, normalise_references, read_items
 
 GIVEN = [
     "cost",
@@ -50,6 +50,16 @@ def test_one_label_needs_no_list_and_nothing_is_no_items() -> None:
     assert items_of_json('[{"text": "a", "labels": 0}]') == [Item("1", "a", labels=("0",))]
     assert items_of_json(None) == items_of_json("null") == items_of_json("[]") == []
     assert (normalise_references(None), normalise_references([])) == (None, [])
+
+
+def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
+    nan = float("nan")
+    assert read_items([{"text": "a", "id": nan, "anchor": nan, "labels": [nan, "x"]}], "item") == [
+        Item("1", "a", labels=(None, "x"))
+    ]
+    assert read_items([{"text": "a", "labels": nan}], "item") == [Item("1", "a")]
+    with pytest.raises(ValueError, match=r"^item 1 is null$"):
+        read_items([nan], "item")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ AMBIGUOUS = {
     "items below items": "- A is b.\n  - C is d.\n- E is f.",
     "None amid": "A is b.\nNone\nC is d.",
     "a list beside a list": "- A is b.\n```\n- C is d.\n```",
-    "an object that cannot be read": "A is b.\n{'claim': 'C is d.'}",
+    "an object that cannot be read": "A is b.\n{'claim: 'C is d.'}",
     "a last paragraph as far off as all others": "A is b.\n\nC is d.\n\nI like it.",
 }
 
@@ -145,12 +145,12 @@ def test_a_topic_without_valid_evidence_is_not_covered(field: str) -> None:
 @pytest.mark.parametrize(
     "completion",
     [
-        "Topic 1 is covered by claim 2.",
+        "Topic 1 is said to be covered by claim 2.",
         "1: 2",
-        "Topic 1: [2]\nTopic 2: []",
+        "Topic 1: [2]\nTopic 2: not sure",
         "Topic 1: claims 1, 2\n\nNone",
-        "{'topic_id': 1, 'evidence': [2]}",
-        "{'topic_id': 1, 'evidence': [2]}\nNone",
+        "{'topic_id': 1, 'evidence': [2}",
+        "{'topic_id: 1, 'evidence': [2]}\nNone",
         '{"topic_id": 1, "evidence": [2]',
         '{"topic_id": 1, "evidence": [2]} so {topic_id: 2}',
         '{"topic_id": 1, "evidence": ["It is wide."]}',

@@ -283,7 +283,7 @@ def test_objects_that_agree_are_one_and_others_are_unparsable(between: str) -> N
             "Is it covered? [1]",
             "uncovered claims: 1",
         ),
-        *("{'label': 'COVERED', 'evidence_claim_ids': [1]}", COVERED[:-2], f"{COVERED}\n{{label: NOT_COVERED}}"),
+        *("{'label': 'COVERED', 'evidence_claim_ids': [1}", COVERED[:-2], f"{COVERED}\n{{label: NOT_COVERED}}"),
         *('{"label": "PARTLY COVERED", "evidence_claim_ids": [1]}', '{"evidence_claim_ids": [1]}', "[1]"),
         '{"label": "COVERED", "covered": "no", "evidence_claim_ids": [1]}',
         '{"label": "COVERED", "evidence_claim_ids": [{"reason": "It is so."}]}',

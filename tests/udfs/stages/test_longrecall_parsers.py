@@ -331,11 +331,11 @@ def test_unknown_references_and_candidates_are_dropped(number: str) -> None:
 @pytest.mark.parametrize(
     "completion",
     [
-        "Reference 1 is entailed by candidate 2.",
+        "Reference 1 is said to be entailed by candidate 2.",
         "1: 2",
-        "Reference 1: [2]\nReference 2: []",
+        "Reference 1: [2]\nReference 2: not sure",
         "Reference 1: candidates 1, 2\n\nNone",
-        "{'reference': 1, 'candidates': [2]}\nNone",
+        "{'reference: 1, 'candidates': [2]}\nNone",
         '{"reference": 1, "candidates": [2]',
         '{"reference": 1, "candidates": ["It is wide."]}',
         '{"reference": "width", "candidates": [1]}',
