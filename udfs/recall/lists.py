@@ -12,8 +12,9 @@ from udfs.recall.forms import shown_form
 FEWEST_ITEMS = 2
 # Numbers within a line: two may be a date or a version
 FEWEST_NUMBERS = 3
+# A number in square brackets counts the items, as `1.` does: as a span it would be the anchor of every first item
 _ITEM_START = re.compile(
-    r"(?:[-*+•‣◦▪·]|\d{1,3}[.):]|\(\d{1,3}\)|[A-Za-z]\)|[a-z]\.)(?:\s|$)|(?=\[)",
+    r"(?:[-*+•‣◦▪·]|\d{1,3}[.):]|\(\d{1,3}\)|\[\d{1,3}\]|[A-Za-z]\)|[a-z]\.)(?:\s|$)|(?=\[)",
 )
 _NUMBER = re.compile(r"(?<![\w.,])(?P<number>\d{1,3})\.\s")
 _SPAN = re.compile(r"\*{2,3}(?P<bold>[^*]+)\*{2,3}|__(?P<underlined>.+?)__|\[(?P<bracketed>[^\[\]]+)\]")
