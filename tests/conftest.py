@@ -23,10 +23,13 @@ settings.register_profile("untold", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
-# A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run
+# A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run. With one compiler the JVM
+# keeps 48 MB of code, which a session of many jobs fills (46 MB after five): it drops methods and compiles them again.
+# Below its first 256 MB of classes it would look through the heap whenever these have doubled.
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 SPARK = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": JVM,
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",

@@ -72,6 +72,7 @@ def test_429s_without_end_are_an_outage(run_here: RunHere, server: ModelServer, 
     check_mended(run_here, server, path, output, 0)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
     path, output = places(tmp_path)
     server.configure(latency=0.3)

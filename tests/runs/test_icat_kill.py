@@ -18,7 +18,7 @@ from tests.runs.harness import Row, Run, read_manifest, times, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import ICAT, TABLES, concluded, embedder, in_contexts, read_concluded, sorted_rows
 
-# A killed run of other stages is in the tests that always run (test_kill.py)
+# A killed run of other stages is in the tests that always run (test_kill_in_writes.py)
 pytestmark = pytest.mark.slow
 STAGES = ("extract_claims", "generate_aspects", "embed_text", "classify_relation", "align_claims")
 IN_FLIGHT = 2

@@ -1,4 +1,7 @@
-"""`kill -9` of a run, of its parent, of an actor and of the limiter: nothing is lost and little is paid for twice."""
+"""`kill -9` of a run, of its parent, of an actor and of the limiter: nothing is lost and little is paid for twice.
+
+Slow, all of it: `test_kill_in_writes.py` kills a run twice beside the quick tests.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from tests.runs.harness import (
 )
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.slow
 IN_FLIGHT = 8
 LATENCY = 0.4
 FLUSH_SECONDS = 1.0
@@ -65,14 +69,11 @@ def _start(whole: Whole, output: Path) -> Run:
 MOMENTS = [(90, "summarise_context"), (40, "evaluate_coverage"), (60, "evaluate_coverage")]
 
 
-@pytest.mark.parametrize("moments", [MOMENTS[:1], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one", "all"])
-def test_a_killed_run_continues_without_paying_twice(
-    run_here: RunHere, whole: Whole, tmp_path: Path, moments: list[tuple[int, str]]
-) -> None:
+def test_a_killed_run_continues_without_paying_twice(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
     at_risk = 0
-    for arrivals, stage in moments:
+    for arrivals, stage in MOMENTS:
         run = _start(whole, output)
         run.wait_for(server, arrivals, stage)
         killed_at = time()
@@ -85,7 +86,6 @@ def test_a_killed_run_continues_without_paying_twice(
     assert canonical(output) == whole.results
 
 
-@pytest.mark.slow
 def test_whatever_a_run_started_ends_with_it(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
@@ -107,7 +107,6 @@ def test_whatever_a_run_started_ends_with_it(run_here: RunHere, whole: Whole, tm
     assert canonical(output) == whole.results
 
 
-@pytest.mark.slow
 def test_a_run_survives_the_death_of_an_actor_and_of_the_limiter(whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()

@@ -146,7 +146,7 @@ def job(server: ModelServer, tmp_path: Path) -> Job:
     return Job(server, tmp_path)
 
 
-def test_a_job_that_is_killed_as_it_writes_segments_compacts_and_writes_tables_loses_nothing(
+def test_a_job_that_is_killed_as_it_writes_segments_and_as_it_writes_tables_loses_nothing(
     run_here: RunHere, job: Job
 ) -> None:
     run = job.start(stop_at=SEGMENT)
@@ -157,26 +157,33 @@ def test_a_job_that_is_killed_as_it_writes_segments_compacts_and_writes_tables_l
     os.utime(part, (0, 0))
     paid_twice = unwritten_at_a_stop(job)
 
-    run = job.start(stop_at=MERGED)
-    wait_for(run, job.note.exists)
-    calls = job.server.count()
-    kill_all(run, job)
-    assert calls <= len(SAMPLES) + paid_twice
-    assert len(job.stored()) == len(SAMPLES)
-    assert [path.name[:6] for path in job.leftovers() - {job.output / "_work"}] == [".base-"]
-    assert not part.exists()
-
     run = job.start()
     tables = [job.output / name / "_temporary" for name in ORDER if name != "samples"]
     wait_for(run, lambda: any(table.exists() for table in tables))
     # The driver and its JVM at once: finding all that is to be killed takes longer than the writing of a small table
     os.killpg(run.pid, signal.SIGSTOP)
+    calls = job.server.count()
     kill_all(run, job)
     assert any(table.exists() for table in tables)
+    assert len(job.stored()) == len(SAMPLES)
+    assert not part.exists()
 
     ended = run_here(job.server, job.samples, job.output, settings=SETTINGS)
     check_whole(job, ended, paid_twice)
     assert job.server.count() == calls
+    assert len(list_folder(str(job.stage)).live()) == 1
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_as_it_compacts_asks_nothing_again(run_here: RunHere, job: Job) -> None:
+    run = job.start(stop_at=MERGED)
+    wait_for(run, job.note.exists)
+    kill_all(run, job)
+    assert len(job.stored()) == len(SAMPLES)
+    assert [path.name[:6] for path in job.leftovers() - {job.output / "_work"}] == [".base-"]
+    for part in job.leftovers() - {job.output / "_work"}:
+        os.utime(part, (0, 0))
+    check_whole(job, run_here(job.server, job.samples, job.output, settings=SETTINGS), 0)
     assert len(list_folder(str(job.stage)).live()) == 1
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from time import monotonic, sleep
 
 import psutil
 import pytest
@@ -14,7 +16,16 @@ import pytest
 from jobs.run.locks import Holder
 from jobs.run.processes import Process
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import Ended, Run, count_distinct, make_samples, read_manifest, write_samples
+from tests.runs.harness import (
+    WAIT_SECONDS,
+    Ended,
+    Run,
+    count_distinct,
+    make_samples,
+    read_manifest,
+    write_samples,
+)
+from tests.runs.here import RunHere
 
 NEXT = Holder("next", Process("another-host", "another-boot", "", 1234, "99"))
 IN_FLIGHT = 2
@@ -89,19 +100,26 @@ def test_a_run_whose_store_was_taken_over_asks_nothing_more_and_says_so(taken_ov
     assert taken_over.calls <= taken_over.calls_before + 2 * IN_FLIGHT
 
 
-def test_a_run_whose_output_was_taken_over_leaves_it_alone(server: ModelServer, tmp_path: Path) -> None:
+def test_a_run_whose_output_was_taken_over_leaves_it_alone(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     server.configure(latency=0.5)
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(6)), tmp_path / "out"
-    run = Run(server, path, output, settings=SETTINGS)
-    try:
-        run.wait_for(server, 4)
-        (output / "_lock").write_text(json.dumps(asdict(NEXT)), encoding="utf-8")
-        (output / "scores").mkdir()
-        ended = run.wait()
-    finally:
-        run.kill()
+    with ThreadPoolExecutor() as beside:
+        taken = beside.submit(_take_over, server, output)
+        ended = run_here(server, path, output, settings=SETTINGS)
+        taken.result()
     assert ended.code == 1
     assert "took over" in ended.err
     assert (output / "scores").is_dir()
     assert read_manifest(output)["status"] == "running"
     assert json.loads((output / "_lock").read_text()) == json.loads(json.dumps(asdict(NEXT)))
+
+
+def _take_over(server: ModelServer, output: Path) -> None:
+    """Does what the next holder of an output does, once the run asks."""
+    end = monotonic() + WAIT_SECONDS
+    while server.count() < 4 and monotonic() < end:
+        sleep(0.02)
+    (output / "_lock").write_text(json.dumps(asdict(NEXT)), encoding="utf-8")
+    (output / "scores").mkdir()

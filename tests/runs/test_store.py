@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
-from time import sleep
+from time import monotonic, sleep
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.completions import break_column
 from tests.runs.harness import (
     PROMPTS,
+    WAIT_SECONDS,
     Ended,
     Row,
     Run,
@@ -37,7 +39,7 @@ SECRET = "a-key-that-nobody-may-read"
 
 @dataclass(frozen=True)
 class Shared:
-    """Two runs that were started at once on one store, and what others were told while the first held it."""
+    """A run in a process of its own, one here on the same store, and what others were told while the first held it."""
 
     server: ModelServer
     samples: Path
@@ -46,7 +48,7 @@ class Shared:
     output: Path
     settings: dict[str, str]
     second_output: Path
-    pids: tuple[int, int]
+    pid: int
     ends: tuple[Ended, Ended]
     same_output: Ended
     unwilling: Ended
@@ -63,11 +65,12 @@ def shared(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with ModelServer(latency=3.0) as server:
         first = Run(server, path, folder / "first", settings=slow)
         first.wait_for(server, 4)
-        second = Run(server, path, folder / "second", settings=slow)
         same_output = run_here(server, path, folder / "first", settings=slow)
         unwilling = run_here(server, path, folder / "third", "--no-wait", settings=slow)
         assert first.is_running
-        server.configure(latency=0.0)
+        with ThreadPoolExecutor() as beside:
+            beside.submit(hurry, server, folder / "second")
+            second = run_here(server, path, folder / "second", settings=slow)
         yield Shared(
             server=server,
             samples=path,
@@ -76,12 +79,20 @@ def shared(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Itera
             output=folder / "first",
             settings=settings,
             second_output=folder / "second",
-            pids=(first.pid, second.pid),
-            ends=(first.wait(), second.wait()),
+            pid=first.pid,
+            ends=(first.wait(), second),
             same_output=same_output,
             unwilling=unwilling,
             calls=server.count(),
         )
+
+
+def hurry(server: ModelServer, output: Path) -> None:
+    """Has the server answer at once as soon as the second run has its samples: it asks next, and has to wait."""
+    end = monotonic() + WAIT_SECONDS
+    while not (output / "samples" / "_SUCCESS").exists() and monotonic() < end:
+        sleep(0.02)
+    server.configure(latency=0.0)
 
 
 def test_two_runs_on_one_store_pay_once(shared: Shared) -> None:
@@ -92,12 +103,12 @@ def test_two_runs_on_one_store_pay_once(shared: Shared) -> None:
 
 def test_a_second_run_on_one_output_is_refused(shared: Shared) -> None:
     assert shared.same_output.code == 1
-    assert f"host {gethostname()}, pid {shared.pids[0]}" in shared.same_output.err
+    assert f"host {gethostname()}, pid {shared.pid}" in shared.same_output.err
 
 
 def test_a_run_that_may_not_wait_for_a_store_is_refused(shared: Shared) -> None:
     assert shared.unwilling.code == 1
-    assert any(f"host {gethostname()}, pid {pid}" in shared.unwilling.err for pid in shared.pids)
+    assert f"host {gethostname()}, pid {shared.pid}" in shared.unwilling.err
 
 
 def test_another_input_with_other_settings_is_refused(run_here: RunHere, shared: Shared, tmp_path: Path) -> None:
@@ -164,35 +175,49 @@ def test_a_changed_template_reuses_nothing_and_a_budget_ends_the_run(
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
 
 
-_UNKNOWN_MODEL = {"message": "The model `fake-model` does not exist", "code": "model_not_found"}
+REFUSED = {"llm.api_key_env": "KEY_OF_A_TEST", "llm.max_in_flight": 4}
+KEY = {"KEY_OF_A_TEST": SECRET}
 
 
-@pytest.mark.parametrize(
-    ("misfit", "status"),
-    [
-        ({"api_key": "another"}, "401"),
-        pytest.param(
-            {"rules": [{"when": {}, "do": {"status": 404, "error": _UNKNOWN_MODEL}}]}, "404", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_an_endpoint_that_refuses_ends_the_run_at_once(
-    server: ModelServer, tmp_path: Path, misfit: Row, status: str
-) -> None:
-    server.configure(**misfit)
-    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(50)), tmp_path / "out"
-    settings = {"llm.api_key_env": "KEY_OF_A_TEST", "llm.max_in_flight": 4}
-    ended = score(server, path, output, settings=settings, environment={"KEY_OF_A_TEST": SECRET})
+def check_refused(ended: Ended, server: ModelServer, output: Path, status: str) -> str:
+    """The run ended at once, as one that may go on; gives the line that says why. The key is nowhere."""
     assert ended.code == 1, ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("untold: ")]
     assert status in line
-    assert ("KEY_OF_A_TEST (llm.api_key_env) is set" in line) is (status == "401")
     assert SECRET not in ended.err + ended.out
     assert server.count() <= 8
     assert read_manifest(output)["status"] == "failed"
     assert SECRET not in (output / "manifest.json").read_text(encoding="utf-8")
     assert not read_table(output, "failures")
     assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+    return line
+
+
+def test_an_endpoint_that_refuses_ends_the_run_at_once(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    server.configure(api_key="another")
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(50)), tmp_path / "out"
+    ended = run_here(server, path, output, settings=REFUSED, environment=KEY)
+    assert "KEY_OF_A_TEST (llm.api_key_env) is set" in check_refused(ended, server, output, "401")
+
+
+_UNKNOWN_MODEL = {"message": "The model `fake-model` does not exist", "code": "model_not_found"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("misfit", "status"),
+    [
+        ({"api_key": "another"}, "401"),
+        ({"rules": [{"when": {}, "do": {"status": 404, "error": _UNKNOWN_MODEL}}]}, "404"),
+    ],
+)
+def test_a_key_that_is_sent_is_nowhere(server: ModelServer, tmp_path: Path, misfit: Row, status: str) -> None:
+    """In a process of its own, whose actors have the key and send it."""
+    server.configure(**misfit)
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(50)), tmp_path / "out"
+    ended = score(server, path, output, settings=REFUSED, environment=KEY)
+    line = check_refused(ended, server, output, status)
+    assert ("KEY_OF_A_TEST (llm.api_key_env) is set" in line) is (status == "401")
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -53,23 +55,41 @@ def untold(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_toy_metric_goes_through_the_whole_job(installed: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Toy:
+    """Where the toy is installed, and the options of a command over its samples."""
+
+    packages: Path
+    output: Path
+    options: list[str]
+
+
+@pytest.fixture
+def toy(installed: Path, tmp_path: Path) -> Iterator[Toy]:
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "list_words.jinja").write_text(TEMPLATE)
-    samples = tmp_path / "samples.jsonl"
+    samples, output = tmp_path / "samples.jsonl", tmp_path / "out"
     samples.write_text("\n".join(json.dumps({"query": "What is known?", **sample}) for sample in SAMPLES))
     with ModelServer(rules=RULES) as server:
         chosen = {**SETTINGS, "llm.base_url": server.base_url, "prompts_dir": tmp_path / "prompts"}
-        given = ["--input", str(samples), "--output", str(tmp_path / "out"), "--metric", "words"]
-        given += [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
-        planned = untold(installed, "plan", *given, "--json")
-        ended = untold(installed, "score", *given, "--set", "llm.max_attempts=1")
+        given = ["--input", str(samples), "--output", str(output), "--metric", "words"]
+        yield Toy(
+            installed, output, given + [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+        )
 
+
+@pytest.mark.slow
+def test_a_toy_metric_is_planned(toy: Toy) -> None:
+    planned = untold(toy.packages, "plan", *toy.options, "--json")
     assert [(row["metric"], row["stage"], row["requests"]) for row in json.loads(planned.stdout)] == [
         ("words", "list_words", 3)
     ], planned.stderr
+
+
+def test_a_toy_metric_goes_through_the_whole_job(toy: Toy) -> None:
+    ended = untold(toy.packages, "score", *toy.options, "--set", "llm.max_attempts=1")
     assert ended.returncode == 4, ended.stderr
-    run = open_run(tmp_path / "out")
+    run = open_run(toy.output)
     scores = {row["sample_id"]: (row["score"], row["status"]) for row in run.table("scores").to_pylist()}
     assert scores == {"all": (1.0, "ok"), "half": (0.5, "ok"), "lost": (None, "failed")}
     assert [(row["sample_id"], row["error_type"]) for row in run.table("failures").to_pylist()] == [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
@@ -78,7 +78,6 @@ def expected(covered: list[tuple[str, set[int]]], uncovered: list[tuple[str, set
     return [(text, kind, sorted(sources)) for text, kind, sources in found.values()]
 
 
-@settings(max_examples=300, deadline=None)
 @given(completions())
 def test_what_is_rendered_in_the_form_is_read_back(case: tuple[str, Read]) -> None:
     completion, statements_in = case
@@ -112,7 +111,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_any_text_is_read_or_unparsable(text: str, with_headings: bool) -> None:
     for stage in (SUMMARISE_CONTEXT, EVALUATE_COVERAGE):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
@@ -22,14 +22,12 @@ bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) ", ""])
 ends = st.sampled_from(["\n", "\r\n", "\n\n", " \n"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6), bullets, ends)
 def test_claims_in_the_form_are_read_back(written: list[str], bullet: str, end: str) -> None:
     # In the first person, so that an `I` among the characters is no remark
     assert claims(end.join(bullet + text for text in written), text="I say so") == written
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(texts, min_size=1, max_size=12),
     bullets,
@@ -44,7 +42,6 @@ def test_aspects_in_the_form_are_read_back(written: list[str], bullet: str, end:
 numbers = st.integers(-2, 9)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(numbers, st.lists(numbers, max_size=5)), min_size=1, max_size=8), bullets, ends, st.data())
 def test_an_alignment_in_the_form_is_read_back(
     written: list[tuple[int, list[int]]], bullet: str, end: str, data: st.DataObject
@@ -74,7 +71,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join))
 def test_any_text_is_read_or_unparsable(text: str) -> None:
     variables: dict[str, Any] = {

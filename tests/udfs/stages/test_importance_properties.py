@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
@@ -30,7 +30,6 @@ frames = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6), bullets, ends)
 def test_facts_in_the_form_are_read_back(written: list[str], bullet: str, end: str) -> None:
     # In the first person, so that an `I` among the characters is no remark
@@ -54,7 +53,6 @@ def as_table(objects: list[dict[str, Any]]) -> str:
     return f"| id | relevance | salience |\n|---|---|---|\n{rows}"
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(points, points), min_size=1, max_size=12),
     st.sampled_from([as_list, as_lines, as_mapping, as_table]),
@@ -72,7 +70,6 @@ def test_ratings_in_any_form_and_order_are_read_back(
     assert ratings(completion, [f"text {n}" for n in range(len(written))]) == written
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["relevance", "salience"]), st.integers(0, 6)), max_size=14)
 )
@@ -92,7 +89,6 @@ def test_ratings_are_read_where_each_fact_has_one_value_a_scale_and_else_not_at_
             ratings(completion)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(points, points, points, points), min_size=1, max_size=8), frames)
 def test_every_rating_is_the_expected_score_at_its_own_digit(
     written: list[tuple[int, int, int, int]], frame: str
@@ -121,7 +117,6 @@ def test_every_rating_is_the_expected_score_at_its_own_digit(
     assert found["salience"] == pytest.approx([(two + other) / 2 for _, two, _, other in written])
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.lists(numbers, max_size=5)), min_size=1, max_size=3),
     st.integers(1, 7),
@@ -145,7 +140,6 @@ def test_covered_facts_in_the_form_are_read_back(
             covering(completion, claims)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(VERDICTS),
     st.sampled_from([str, str.upper, str.capitalize, str.title]),
@@ -180,7 +174,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join))
 def test_any_text_is_read_or_unparsable(text: str) -> None:
     variables: dict[str, Any] = {

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
@@ -24,7 +24,6 @@ thoughts = st.sampled_from(["", "<think>No match. [9]</think>\n", "<|channel|>fi
 numbers = st.integers(-2, 9)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6), bullets, ends, thoughts, st.data())
 def test_facts_in_the_form_are_read_back(
     written: list[str], bullet: str, end: str, thought: str, data: st.DataObject
@@ -37,7 +36,6 @@ def test_facts_in_the_form_are_read_back(
         resolved(completion, facts[: data.draw(st.integers(1, 6).filter(lambda number: number != len(written)))])
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.permutations(range(6)), st.sets(st.integers(0, 5)), bullets)
 def test_facts_that_are_repeated_are_never_another_ones(order: list[int], changed: set[int], bullet: str) -> None:
     """Every line repeats a fact, wherever it stands, or is new; what is read has each repeated one at its place."""
@@ -55,7 +53,6 @@ def test_facts_that_are_repeated_are_never_another_ones(order: list[int], change
         assert all(found[place] == lines[place] for place in range(6) if place not in moved)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.booleans(),
     thoughts,
@@ -72,7 +69,6 @@ def test_a_label_in_any_manner_is_read(
     assert matched(completion) is truth
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(numbers, max_size=6),
     st.integers(1, 7),
@@ -99,7 +95,6 @@ def test_a_subset_in_any_manner_is_read(
         assert chosen(completion, candidates) == expected
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(numbers, st.lists(numbers, max_size=5)), min_size=1, max_size=8), bullets, ends, st.data())
 def test_a_map_in_the_form_is_read_back(
     written: list[tuple[int, list[int]]], bullet: str, end: str, data: st.DataObject
@@ -127,7 +122,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join))
 def test_any_text_is_read_or_unparsable(text: str) -> None:
     facts = ["A is b.", text[:9]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
@@ -38,20 +38,17 @@ bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) "])
 ends = st.sampled_from(["", ".", "  ", "\r"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(texts, st.sampled_from(UNIT_TYPES)), min_size=1, max_size=6), bullets, ends)
 def test_units_in_the_form_are_read_back(written: Units, bullet: str, end: str) -> None:
     completion = "\n".join(f"{bullet}{text}: {unit_type}{end}" for text, unit_type in written)
     assert units(completion) == [(text.strip(), unit_type) for text, unit_type in written]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6), bullets)
 def test_statements_in_the_form_are_read_back(written: list[str], bullet: str) -> None:
     assert revised("\n".join(bullet + text for text in written)) == [text.strip() for text in written]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data(), st.lists(texts, min_size=1, max_size=6), bullets, ends)
 def test_ratings_in_the_form_are_read_back(data: st.DataObject, written: list[str], bullet: str, end: str) -> None:
     marks = [data.draw(st.integers(1, 5)) for _ in written]
@@ -67,7 +64,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join))
 def test_any_text_is_read_or_unparsable(text: str) -> None:
     variables: dict[str, Any] = {"text": text, "statements": ["A", "B"], "premise": "A", "hypothesis": text[:9]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.stages.test_completions import plain
@@ -208,7 +208,6 @@ def written(case: Case, bullet: str, gap: str, bold: bool, tick: str) -> str:
 
 
 @pytest.mark.parametrize("stage", CASES)
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_noise_changes_no_reading(stage: str, data: st.DataObject) -> None:
     case = CASES[stage](data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True)))

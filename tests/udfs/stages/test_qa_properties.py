@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.udfs.stages.qa_read import QA, answered, mined, refined, relation, values
@@ -50,14 +50,12 @@ def kept_whole(text: str) -> bool:
 answers = texts.filter(kept_whole)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(questions, min_size=1, max_size=6), bullets, st.booleans())
 def test_questions_in_the_form_are_read_back(written: list[str], bullet: str, fenced: bool) -> None:
     completion = "\n".join(bullet + text for text in written)
     assert mined(f"Questions:\n```\n{completion}\n```\nDone." if fenced else completion) == written
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(questions, marks), min_size=1, max_size=6), bullets, ends)
 def test_refined_questions_in_the_form_are_read_back(written: list[tuple[str, int]], bullet: str, end: str) -> None:
     first: dict[str, tuple[str, int]] = {}
@@ -67,7 +65,6 @@ def test_refined_questions_in_the_form_are_read_back(written: list[tuple[str, in
     assert refined("\n".join(lines)) == list(first.values())
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -99,7 +96,6 @@ sides = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     sides, sides, st.sampled_from(RELATIONS), st.sampled_from(["{} - {} [{}]", "* {} - {} [{}].", "**{} – {}** [{}]"])
 )
@@ -124,7 +120,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join))
 def test_any_text_is_read_or_unparsable(text: str) -> None:
     variables: dict[str, Any] = {"text": text, "questions": ["A?", "B?"], "first": "A", "second": text[:9]}
