@@ -258,7 +258,8 @@ def _find_by_vectors(row: Mapping[str, Any], embedded: Embedded, options: Option
     stated = [form_of_texts(one["text"], one["anchor"]) for one in generated]
     documents = [embedded.get((DOCUMENT, one["position"]), (None, True)) for one in generated]
     missing = [vector is None for vector, _ in documents]
-    matrix = _stacked([vector for vector, _ in documents])
+    dimension = next((len(vector) for vector, _ in embedded.values() if vector is not None), 0)
+    matrix = _stacked([vector for vector, _ in documents], dimension)
     waiting = any(waits for _, waits in documents)
     blocked = positions_by_number(row["pairs"])
     texts = {one["position"]: one["text"] for one in generated}
@@ -284,8 +285,7 @@ def _find_by_vectors(row: Mapping[str, Any], embedded: Embedded, options: Option
         }
 
 
-def _stacked(vectors: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float64]:
+def _stacked(vectors: Sequence[NDArray[np.float32] | None], dimension: int) -> NDArray[np.float64]:
     """float[vectors, dimension], NaN where one is missing: so are its inner products."""
-    dimension = max((len(one) for one in vectors if one is not None), default=0)
     missing = np.full(dimension, np.nan)
     return np.array([missing if one is None else one.astype(np.float64) for one in vectors])
