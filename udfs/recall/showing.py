@@ -133,8 +133,11 @@ def _prepare(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _distinct(references: Sequence[NamedFact]) -> list[NamedFact]:
-    """The references, equal ones once: no threshold may move how many there are."""
-    ids = {id(one.fact): one.id for one in references}
+    """The references, equal ones once: no threshold may move how many there are.
+
+    Those that were cut out of one text are numbered from 1, before any is dropped.
+    """
+    ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
     return [NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
 
 
