@@ -17,8 +17,9 @@ from tests.runs.here import RunHere
 IN_FLIGHT = 2
 LATENCY = 0.3
 FLUSH_SECONDS = 0.5
-# Requests of a stage that are seen before it is killed, and the share of them where there are few
-_SEEN, _SHARE = 20, 4
+# Requests of a stage that are seen before it is killed, the share of them where there are few, and how many where it was
+# killed before: when it is asked again, later on, there may be a handful
+_SEEN, _SHARE, _SEEN_AGAIN = 20, 4, 2
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,18 @@ def run_whole(
 def kill_in_stages(run_here: RunHere, whole: Whole, output: Path, stages: Sequence[str]) -> None:
     """Starts the run again and again, each time killed in the next stage, and once to its end.
 
-    A stage that comes twice is killed when it is asked again, later on. What was not durable at a kill is asked twice:
+    A stage that comes twice is killed once more when it is asked again. What was not durable at a kill is asked twice:
     what was on its way, and what came since the last flush; nothing else is.
     """
     server, words = whole.server, ("--metric", whole.metric)
     server.reset()
     lost = known = 0
-    for stage in stages:
+    for place, stage in enumerate(stages):
+        few = min(_SEEN, max(1, whole.asked[stage] // _SHARE))
         # The stage that is to be killed is slow, those before it are not
         server.configure(rules=[{"when": {"stage": stage}, "do": {"delay": LATENCY}}])
         run = Run(server, whole.samples, output, *words, settings=whole.settings)
-        run.wait_for(server, server.count(stage) + min(_SEEN, max(1, whole.asked[stage] // _SHARE)), stage)
+        run.wait_for(server, server.count(stage) + (_SEEN_AGAIN if stage in stages[:place] else few), stage)
         killed_at = time()
         run.kill()
         # What was on its way to the server still arrives
