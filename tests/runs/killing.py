@@ -17,8 +17,8 @@ from tests.runs.here import RunHere
 IN_FLIGHT = 2
 LATENCY = 0.3
 FLUSH_SECONDS = 0.5
-# Requests of a stage that are seen before it is killed, and the share of them where there are few; then how many where it
-# was killed before, as there may be a handful when it is asked again
+# Requests of a stage that are seen before it is killed, and the share of them where there are few; then how many of one
+# that was killed before, as there may be a handful when it is asked again
 _SEEN, _SHARE, _SEEN_AGAIN = 20, 4, 2
 
 
