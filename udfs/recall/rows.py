@@ -10,7 +10,7 @@ import pyarrow as pa
 from udfs.samples.batches import in_batches
 
 Row = dict[str, Any]
-# As Python's objects 100 facts a side take 0.1 MB: the 2,000 rows of one of Spark's batches took 300 MB a worker
+# The 2,000 rows of one of Spark's batches, with 108 and 100 facts each, took 230 MB as Python's objects, so 35 MB
 _ROWS = 32
 
 
