@@ -23,7 +23,8 @@ from tests.fakes.rules import hash_of
 from tests.fakes.world_longrecall import longrecall_worlds
 
 METRIC = "longrecall"
-QUERIES, RESPONSES = 12, 5
+# A job of 60 samples is a start and little else
+QUERIES, RESPONSES = 60, 5
 JUDGING = ("match_one", "match_many")
 LATENCY = 0.2
 # Seconds a sample, single-threaded, as the paper has them
