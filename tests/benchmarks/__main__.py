@@ -16,6 +16,7 @@ from tests.benchmarks import (
     embedding,
     grounding,
     limit,
+    longrecall,
     memory,
     nights,
     pairs,
@@ -54,6 +55,7 @@ BENCHMARKS = {
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
+    "longrecall": Benchmark("requests, seconds and memory of longrecall", longrecall.measure),
     "recall": Benchmark("pairs of facts on the way to candidates, beside a loop over rapidfuzz", recall.measure),
     "retrieval": Benchmark("an index beside bare FAISS and bm25s", retrieval.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
@@ -62,8 +64,8 @@ BENCHMARKS = {
 }
 
 REQUESTS = (
-    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), queries (sharing, grounding), "
-    "samples in the store (start), all (soak)"
+    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), "
+    "queries (sharing, grounding, longrecall), samples in the store (start), all (soak)"
 )
 REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, embedding, pairs, recall, start, statistics)"
 
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=_count, metavar="N", help=REQUESTS)
     parser.add_argument("--pairs", type=_count, metavar="N", help=REPETITIONS)
     parser.add_argument(
-        "--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory, grounding)"
+        "--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory, grounding, longrecall)"
     )
     parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
     parser.add_argument("--graphs", type=_sizes, metavar="N,N", default=Options.graphs, help="graphs (condensation)")

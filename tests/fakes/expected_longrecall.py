@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from fractions import Fraction
 from functools import lru_cache
@@ -117,7 +117,8 @@ def expect(sample: Mapping[str, Any], options: Options) -> ExpectedRecall:
     sides, dropped = _sides(sample, options, asker)
     if asker.failed:
         return ExpectedRecall("failed", requests=frozenset(asker.requests))
-    references = distinct(sides["references"], generated=False)
+    named = [replace(one, name=one.name or str(place)) for place, one in enumerate(sides["references"], start=1)]
+    references = distinct(named, generated=False)
     stated = sides["response"]
     generated = None if stated is None else distinct(stated, generated=True)
     verdicts = _verdicts(references, generated or [], options, asker)

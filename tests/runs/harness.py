@@ -272,12 +272,14 @@ def read_manifest(output: Path) -> Row:
     return manifest
 
 
+def sorted_rows(output: Path, name: str) -> list[str]:
+    """The rows of a table as JSON, sorted."""
+    return sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in read_table(output, name))
+
+
 def canonical(output: Path) -> dict[str, list[str]]:
     """The result tables as canonical JSON, rows sorted."""
-    return {
-        name: sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in read_table(output, name))
-        for name in RESULTS
-    }
+    return {name: sorted_rows(output, name) for name in RESULTS}
 
 
 def sum_usage(output: Path, name: str) -> int:

@@ -220,8 +220,3 @@ def _rounded(value: float | None) -> float | None:
 def chunks_of(output: Path) -> dict[str, tuple[str, str]]:
     """By its id a chunk's document and text."""
     return {row["chunk_id"]: (row["document_id"], row["text"]) for row in read_table(output, "chunks")}
-
-
-def sorted_rows(output: Path, name: str) -> list[str]:
-    """The rows of a table as JSON, sorted."""
-    return sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in read_table(output, name))

@@ -13,12 +13,13 @@ from tests.fakes.expected_longrecall import ExpectedRecall, Shown, Statement
 from tests.runs.harness import Row
 
 Tables = Mapping[str, Iterable[Row]]
+TABLES = ("scores", "statements", "claims", "candidates", "measures")
 BASELINES = ("arecall", "erecall", "holistic")
 
 
 def assert_as_expected(tables: Tables, expected: Mapping[str, ExpectedRecall]) -> None:
     """Every table but failures is what brute force makes of the samples."""
-    rows = {name: _by_sample(tables[name]) for name in ("scores", "statements", "claims", "candidates", "measures")}
+    rows = {name: _by_sample(tables[name]) for name in TABLES}
     assert rows["scores"].keys() == expected.keys()
     for name, one in expected.items():
         (score,) = rows["scores"][name]

@@ -14,7 +14,7 @@ from tests.fakes.expected_icat import ExpectedIcat, Options, cut, expected_icat
 from tests.fakes.lookups import documents as pages
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import IcatWorld, icat_worlds
-from tests.runs.harness import Row, read_table, write_samples
+from tests.runs.harness import Row, read_table, sorted_rows, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import (
     CONCLUSIONS,
@@ -28,7 +28,6 @@ from tests.runs.icat_jobs import (
     on_the_web,
     read_concluded,
     searcher,
-    sorted_rows,
     verify_by_words,
     words_among,
     write_annotations,

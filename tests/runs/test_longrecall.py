@@ -14,14 +14,13 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world_longrecall import longrecall_worlds
 from tests.runs.harness import SETTINGS, Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
-from tests.runs.recalled import assert_as_expected
+from tests.runs.recalled import TABLES, assert_as_expected
 from tests.runs.worlds import Job, scores_of
 
 LONGRECALL = ("--metric", "longrecall")
 WORLDS = 16
 BASELINES = ("arecall", "erecall", "holistic")
 STAGES = ("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic")
-TABLES = ("scores", "statements", "claims", "candidates", "measures")
 # A topic that some pairs are of, and a home that some responses say: what is refused is told by its text alone
 REFUSED = {"match_one": "tea", "match_many": "boats", "resolve_coreference": "Osaka", "match_holistic": "rain"}
 WRONG: list[Row] = [

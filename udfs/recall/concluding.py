@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from udfs.recall.rows import batches_of, rows_of
 from udfs.recall.showing import LEXICAL, PAIR, SEMANTIC
-from udfs.samples.batches import in_batches
 
 RECALL, ARECALL, ERECALL, HOLISTIC, REFERENCES, GENERATED = (
     *("recall", "arecall", "erecall", "holistic", "references", "generated"),
@@ -71,8 +71,7 @@ def conclude_samples(batches: Iterable[pa.RecordBatch], *, baselines: Sequence[s
     list<list<int>>, null where it was not asked or was lost. `empty`: there are no references; `unasked`: something
     that a verdict needs was never asked.
     """
-    for batch in batches:
-        yield from in_batches((_conclude(row, baselines) for row in batch.to_pylist()), CONCLUDED)
+    return batches_of((_conclude(row, baselines) for row in rows_of(batches)), CONCLUDED)
 
 
 def _conclude(row: Mapping[str, Any], baselines: Sequence[str]) -> dict[str, Any]:

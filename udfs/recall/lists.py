@@ -60,7 +60,7 @@ class Items:
 
 
 def read_list(text: str) -> Items:
-    """The items of a text, in their shown form and without bullets and numbers; none where it is no list.
+    """The items of a text, in their shown form and without bullets and numbers; two make it a list.
 
     Lines with a bullet or a number, and those that follow one; of a text with fewer than two such lines the parts
     behind `1.`, `2.`, `3.` and so on.

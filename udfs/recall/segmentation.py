@@ -30,7 +30,7 @@ def choose_segmentation(wanted: Choice, response: str, references: str | None) -
 def cut(text: str, segmentation: Segmentation, anchor_words: int) -> list[Fact]:
     """The facts of a text by its list or its sentences, in order; none for `atomic`, which a model has to be asked for.
 
-    A text that is cut as a list and is none is cut by sentences, as is what stands before a list.
+    Cut as a list, a text without items is cut by sentences, as is what stands before them; a lone item is one.
     """
     if segmentation == "atomic":
         return []

@@ -21,6 +21,7 @@ from udfs.recall.candidates import (
     without_near_duplicates,
 )
 from udfs.recall.lists import Fact
+from udfs.recall.rows import Row, batches_of, rows_of, sliced
 from udfs.recall.segmentation import distinct_facts
 from udfs.recall.sides import REFERENCES, RESPONSE, NamedFact, Options, resolved_sides
 from udfs.recall.substrings import contained, share_common
@@ -101,8 +102,7 @@ def prepare_samples(batches: Iterable[pa.RecordBatch], options: Options) -> Iter
 
     batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
     """
-    for batch in batches:
-        yield from in_batches((_prepare(row, options) for row in batch.to_pylist()), PREPARED)
+    return batches_of((_prepare(row, options) for row in rows_of(batches)), PREPARED)
 
 
 def _prepare(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
@@ -133,8 +133,11 @@ def _prepare(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _distinct(references: Sequence[NamedFact]) -> list[NamedFact]:
-    """The references, equal ones once: no threshold may move how many there are."""
-    ids = {id(one.fact): one.id for one in references}
+    """The references, equal ones once: no threshold may move how many there are.
+
+    Those that were cut out of one text are numbered from 1, before any is dropped.
+    """
+    ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
     return [NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
 
 
@@ -169,8 +172,7 @@ def _pair(number: int, step: str, rank: int, one: Candidate) -> dict[str, Any]:
 
 def shown_by_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of `SHOWN`, one for each reference that words found candidates for; from rows of `PREPARED`."""
-    for batch in batches:
-        yield from in_batches((one for row in batch.to_pylist() for one in _shown_by_words(row)), SHOWN)
+    return in_batches((one for row in rows_of(batches) for one in _shown_by_words(row)), SHOWN)
 
 
 def _shown_by_words(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -197,8 +199,7 @@ def open_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null where nothing was shown.
     """
-    for batch in batches:
-        yield from in_batches((one for row in batch.to_pylist() for one in _open_texts(row)), TEXTS)
+    return in_batches((one for row in rows_of(batches) for one in _open_texts(row)), TEXTS)
 
 
 def _open_texts(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -226,15 +227,18 @@ def find_by_vectors(batches: Iterable[pa.RecordBatch], options: Options) -> Iter
     batches: the columns of `PREPARED`, outcomes as of `open_texts`, and embedded list<struct<kind, number, vector,
     waiting>>: of each text its vector of length 1, null where it could not be had.
     """
-    for batch in batches:
-        # Vectors stay arrays: as Python's numbers they would take twenty times the memory
-        vectors = _vectors(batch.column("embedded"))
-        rows = batch.drop_columns(["embedded"]).to_pylist()
-        found = (one for row, own in zip(rows, vectors, strict=True) for one in _find_by_vectors(row, own, options))
-        yield from in_batches(found, OPEN)
+    found = (one for row, vectors in _rows_with_vectors(batches) for one in _find_by_vectors(row, vectors, options))
+    return in_batches(found, OPEN)
 
 
 Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
+
+
+def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Row, Embedded]]:
+    for batch in sliced(batches):
+        # Vectors stay arrays: as Python's numbers they would take twenty times the memory
+        vectors = _vectors(batch.column("embedded"))
+        yield from zip(batch.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
 
 
 def _vectors(column: pa.ListArray) -> Iterator[Embedded]:
@@ -258,7 +262,8 @@ def _find_by_vectors(row: Mapping[str, Any], embedded: Embedded, options: Option
     stated = [form_of_texts(one["text"], one["anchor"]) for one in generated]
     documents = [embedded.get((DOCUMENT, one["position"]), (None, True)) for one in generated]
     missing = [vector is None for vector, _ in documents]
-    matrix = _stacked([vector for vector, _ in documents])
+    dimension = next((len(vector) for vector, _ in embedded.values() if vector is not None), 0)
+    matrix = _stacked([vector for vector, _ in documents], dimension)
     waiting = any(waits for _, waits in documents)
     blocked = positions_by_number(row["pairs"])
     texts = {one["position"]: one["text"] for one in generated}
@@ -284,8 +289,7 @@ def _find_by_vectors(row: Mapping[str, Any], embedded: Embedded, options: Option
         }
 
 
-def _stacked(vectors: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float64]:
+def _stacked(vectors: Sequence[NDArray[np.float32] | None], dimension: int) -> NDArray[np.float64]:
     """float[vectors, dimension], NaN where one is missing: so are its inner products."""
-    dimension = max((len(one) for one in vectors if one is not None), default=0)
     missing = np.full(dimension, np.nan)
     return np.array([missing if one is None else one.astype(np.float64) for one in vectors])

@@ -14,8 +14,8 @@ import pyarrow as pa
 from udfs.recall.candidates import Thresholds
 from udfs.recall.forms import match_form, shown_form
 from udfs.recall.lists import Fact
+from udfs.recall.rows import batches_of, rows_of
 from udfs.recall.segmentation import Choice, Segmentation, choose_segmentation, cut, free_facts
-from udfs.samples.batches import in_batches
 
 RESPONSE, REFERENCES = SIDES = ("response", "references")
 
@@ -70,8 +70,7 @@ def cut_samples(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator
 
     One reference without an id is a text that is yet to be cut. Where there are no references nothing is asked for.
     """
-    for batch in batches:
-        yield from in_batches((_cut(row, options) for row in batch.to_pylist()), CUT)
+    return batches_of((_cut(row, options) for row in rows_of(batches)), CUT)
 
 
 def _cut(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
@@ -120,8 +119,7 @@ def add_extracted(batches: Iterable[pa.RecordBatch], options: Options) -> Iterat
 
     batches: the columns of `CUT`, and extracted list<struct<side, claims list<string>>>, null where nothing was asked.
     """
-    for batch in batches:
-        yield from in_batches((_add_extracted(row, options) for row in batch.to_pylist()), CUT)
+    return batches_of((_add_extracted(row, options) for row in rows_of(batches)), CUT)
 
 
 def _add_extracted(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
@@ -135,8 +133,7 @@ def _add_extracted(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 def free_sides(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of `FREE`: what was cut out of free text, where both sides have facts; from rows of `CUT`."""
-    for batch in batches:
-        yield from in_batches((side for row in batch.to_pylist() for side in _free_sides(row)), FREE)
+    return batches_of((side for row in rows_of(batches) for side in _free_sides(row)), FREE)
 
 
 def _free_sides(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -110,12 +110,14 @@ def _packed(sample: Sample) -> bytes | None:
     return pickle.dumps(dict(sample.rest)) if sample.rest else None
 
 
-def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of at most `ROWS_PER_BATCH`."""
+def in_batches(
+    rows: Iterable[dict[str, Any]], schema: pa.Schema, most: int = ROWS_PER_BATCH
+) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of at most so many."""
     chunk: list[dict[str, Any]] = []
     for row in rows:
         chunk.append(row)
-        if len(chunk) == ROWS_PER_BATCH:
+        if len(chunk) == most:
             yield pa.RecordBatch.from_pylist(chunk, schema)
             chunk = []
     if chunk:
