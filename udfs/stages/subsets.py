@@ -10,7 +10,7 @@ from typing import Any
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
-from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_texts, without_words
+from udfs.stages.numbered import Numbered, cells_of, known_numbers, without_words
 from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking
 from udfs.stages.records import Cell, Record, Records, Value, field_name, json_at_line_starts, read_records, unwrapped
 
@@ -98,7 +98,7 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     no list is the answer or several may be.
     """
     text = strip_thinking(completion)
-    numbered = number_texts(variables["candidates"], CANDIDATE_WORDS)
+    numbered = Numbered(variables["candidates"], CANDIDATE_WORDS)
     found = _recorded(text, numbered)
     for read in (_listed, _bare, _none):
         found = read(text, numbered) if found is None else found
