@@ -364,20 +364,27 @@ class PlanningTools:
         if len(self.askings) < len(self.given):
             return self.given[len(self.askings)]
         sizes = requests.bound if self.figures is None else requests.likely
-        if sizes is not None and self._is_open():
+        if sizes is not None and self._is_open(requests.made_of):
             return self.lookup.by_formula(stage, requests, sizes)
         figures = None if self.figures is None else self.figures.get(stage.name)
         # What a store's means say of prompts and completions need not be measured
         measured = figures is None or figures.prompt_tokens is None or figures.completion.slope != 0
         return self.lookup.find(stage, requests, measured=measured)
 
-    def _is_open(self) -> bool:
-        """Whether what is asked now depends on answers that nobody has. Counts, unless that is plain."""
+    def _is_open(self, made_of: Sequence[str]) -> bool:
+        """Whether what is asked now depends on answers that nobody has. Counts, unless that is plain.
+
+        made_of: the stages whose answers it is made of, all before it where none is named.
+        """
         if self.planned.found_after is not None:
             return True
         if not self.askings:
             return False
-        return self.figures is not None or not self.askings[0].stored or any(a.tally["missing"] for a in self.askings)
+        if self.figures is not None:
+            return True
+        if made_of:
+            return any(asking.tally["missing"] for asking in self.askings if asking.stage.name in made_of)
+        return not self.askings[0].stored or any(asking.tally["missing"] for asking in self.askings)
 
 
 def completion_limit(stage: Stage) -> int:

@@ -6,7 +6,7 @@ from jobs.asking.lookups import bind_lookup
 from jobs.settings.model import Settings, decoding_for
 from jobs.settings.templates import find_template as find_template
 from udfs.llm.keys import Stage
-from udfs.llm.templates import check_variables, compile_prompt
+from udfs.llm.templates import check_variables, compile_prompt, order_of_variables
 from udfs.stages import LOOKUPS, STAGES
 from udfs.stages.definitions import SUFFIXES as SUFFIXES
 
@@ -39,3 +39,10 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         tools=definition.tools if settings.offers_tools and template.api == "chat" else (),
         rated=definition.rated,
     )
+
+
+def order_of_prompt(stage: Stage) -> tuple[str, ...]:
+    """The variables of a stage in the order in which its prompts have them; of a lookup, which has none, their own."""
+    if stage.name in LOOKUPS:
+        return stage.variables
+    return order_of_variables(stage.template, stage.variables, api=stage.api)

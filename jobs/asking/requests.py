@@ -27,6 +27,7 @@ class Requests(Protocol):
     `carry`: the columns that survive into the results. `bound`: where the requests would be too many to plan with, a
     frame of the columns requests and bytes: how many there can be, and how long the variables of each are together;
     `likely`, another such frame, how many there are if what they are made of is as likely as it is made up.
+    `made_of`: the stages of whose answers they are made; where none is named, of those of all that were asked before.
     `all_asked`: whether every row has a request.
     """
 
@@ -38,6 +39,9 @@ class Requests(Protocol):
 
     @property
     def likely(self) -> DataFrame | None: ...
+
+    @property
+    def made_of(self) -> tuple[str, ...]: ...
 
     @property
     def all_asked(self) -> bool: ...
@@ -57,6 +61,7 @@ class Rows:
     carry: tuple[str, ...]
     bound: DataFrame | None = None
     likely: DataFrame | None = None
+    made_of: tuple[str, ...] = ()
     all_asked: bool = True
 
     def identify(self, stage: Stage) -> DataFrame:
@@ -86,6 +91,7 @@ class Pairs:
     owners: DataFrame
     choose: Callable[..., Any] = ask_all
     carry: tuple[str, ...] = ("owner", "source", "target")
+    made_of: tuple[str, ...] = ()
 
     @property
     def all_asked(self) -> bool:

@@ -20,6 +20,7 @@ from jobs.asking.engines import Engines
 from jobs.asking.job import Job
 from jobs.asking.local_model import LocalModelError
 from jobs.asking.process import AnsweringError, AnsweringProcess
+from jobs.asking.prompts import order_of_prompt
 from jobs.asking.requests import Requests, Rows, result_schema, without_requests
 from jobs.asking.store import Reading
 from jobs.asking.tasks import TaskRun
@@ -240,8 +241,8 @@ class StageRunner:
         rows = asking.requests.texts_of(asking.stage, asking.asked, wanted)
         path = self.workspace.path(f"{asking.stage.name}-units")
         unit = self._rows_of_a_unit(asking.missing, asking.stage.api)
-        # By the leading variables, so that a common beginning of prompts is asked together: prompt caches then hit
-        keys = (*asking.stage.variables, "request_id")
+        # In the order of the prompt, so that a common beginning of prompts is asked together: prompt caches then hit
+        keys = (*order_of_prompt(asking.stage), "request_id")
         # By number alone: what Spark would choose varies with cores, and each task's last unit is a short one
         tasks = -(-asking.missing // REQUESTS_OF_A_TASK)
         ordered = rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)

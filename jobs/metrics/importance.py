@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.asking.lost import has_failed, is_unasked
+from jobs.asking.requests import Rows
 from jobs.metrics.base import Metric, Tables, Tools
-from jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages
+from jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
 from jobs.metrics.importance_pooled import pool_measures
 from jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
 from jobs.metrics.owners import Owners, find_evidence, find_owners
@@ -25,6 +26,8 @@ from udfs.facts.importance_rows import CONCLUDED, conclude_batches
 from udfs.samples.conversion import EITHER
 
 CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"
+# What the shipped prompt has around each
+AROUND_A_CLAIM = '<claim id="12"></claim>\n'
 TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures")
 
 
@@ -48,7 +51,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     claims = tools.keep(numbered, "claims")
     verified = verify_claims(claims, owners, evidence, tools, settings)
     gathered = tools.keep(_gather(samples, shared, facts, extracted, verified.claims), "gathered")
-    checked = tools.ask(CHECK, _to_check(gathered), carry=("sample_id", "number"))
+    checked = tools.ask(CHECK, _to_check(gathered, settings))
     concluded = tools.keep(_conclude(gathered, checked, settings), "concluded")
     asked = {EXTRACT_CLAIMS: extracted, CHECK: checked}
     return make_tables(samples, Found(owners, evidence, facts, claims, verified, gathered, concluded, asked), settings)
@@ -121,13 +124,23 @@ def _gather(
     )
 
 
-def _to_check(gathered: DataFrame) -> DataFrame:
-    """sample_id, number, fact, claims: the facts that an answer ought to give, with the texts of all its claims."""
+def _to_check(gathered: DataFrame, settings: Settings) -> Rows:
+    """The facts that an answer ought to give as requests, with the texts of all its claims: sample_id, number, fact,
+    claims.
+
+    A plan that knows neither facts nor claims only counts them: as many as texts can have, each fact beside all claims,
+    are gigabytes a sample.
+    """
     known = gathered.where(~F.col("lost") & (F.size("claims") > 0))
     texts = F.transform("claims", lambda claim: claim["text"])
     kept = F.filter("facts", lambda fact: fact["kept"])
-    rows = known.select("sample_id", texts.alias("claims"), F.explode(kept).alias("one"))
-    return rows.select("sample_id", F.col("one.number").alias("number"), F.col("one.text").alias("fact"), "claims")
+    rows = known.select("sample_id", texts.alias("claims"), F.explode(kept).alias("one")).select(
+        "sample_id", F.col("one.number").alias("number"), F.col("one.text").alias("fact"), "claims"
+    )
+    longest = F.array_max(F.transform(kept, lambda fact: F.octet_length(fact["text"])))
+    size = F.coalesce(longest, F.lit(0)) + F.octet_length(F.concat_ws(AROUND_A_CLAIM, texts))
+    bound = known.select(F.greatest(F.size(kept), F.lit(0)).cast("long").alias("requests"), size.alias("bytes"))
+    return Rows(rows, ("sample_id", "number"), bound, bound, made_of=(*stages_of_facts(settings), EXTRACT_CLAIMS))
 
 
 def _conclude(gathered: DataFrame, checked: DataFrame, settings: Settings) -> DataFrame:

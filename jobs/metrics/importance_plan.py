@@ -37,6 +37,11 @@ WORDS_OF_A_STATEMENT = 2
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric may ask, in order. Given references need none of the first."""
+    return (*stages_of_facts(settings), EXTRACT_CLAIMS, VERIFY, CHECK)
+
+
+def stages_of_facts(settings: Settings) -> tuple[str, ...]:
+    """Those whose answers facts and their weights are made of."""
     condense = settings.summarise_contexts and settings.knowledge.source == "contexts"
     relate = settings.importance.duplicates == "entailed"
     return (
@@ -44,7 +49,7 @@ def stages(settings: Settings) -> tuple[str, ...]:
         EXTRACT_FACTS,
         EMBED,
         *((RELATE,) if relate else ()),
-        *(RATE, EXTRACT_CLAIMS, VERIFY, CHECK),
+        RATE,
     )
 
 

@@ -15,7 +15,7 @@ from jobs.metrics.claims import CLAIM, chunk_name, claim_id, claim_rows
 from jobs.metrics.owners import Evidence, Owners, owners_failures
 from jobs.metrics.reference_facts import ReferenceFacts
 from jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
-from jobs.metrics.verifying import Verified, evidence_rows
+from jobs.metrics.verifying import CHUNK, Verified, evidence_rows
 from jobs.retrieval.vectors import OUTCOME
 from jobs.settings.model import Settings
 from udfs.facts.importance import CLAIMS, FACTS, WEIGHTED, names_of_measures
@@ -137,13 +137,11 @@ def _claim_rows(found: Found) -> DataFrame:
 
 def _chunk_rows(found: Found, source: str | None) -> DataFrame:
     """The table `chunks`: of an index or the web all that was found; of contexts what claims were shown."""
-    columns = ("chunk_id", "document_id", "url", "text")
     if source == "contexts":
-        named = found.verified.claims.select(F.explode("shown").alias("one")).select("one.*")
-    else:
-        chunks = found.evidence.chunks.select(F.explode("chunks").alias("one")).select("one.*")
-        named = chunks.withColumn("chunk_id", chunk_name(source))
-    return named.select(*columns).dropDuplicates(["chunk_id"])
+        return found.verified.chunks.dropDuplicates(["chunk_id"])
+    chunks = found.evidence.chunks.select(F.explode("chunks").alias("one")).select("one.*")
+    named = chunks.withColumn("chunk_id", chunk_name(source))
+    return named.select(*CHUNK).dropDuplicates(["chunk_id"])
 
 
 def _failures(found: Found) -> DataFrame:

@@ -25,6 +25,7 @@ from udfs.retrieval.contexts import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")
+CHUNK = ("chunk_id", "document_id", "url", "text")
 SHOWN = (
     "array<struct<rank: long, chunk_id: string, document_id: string, url: string, text: string, similarity: double>>"
 )
@@ -35,11 +36,13 @@ class Verified:
     """What became of claims.
 
     claims: sample_id, position, text, owner, claim_key, verdict, judged, whether it is to have one, waiting, and shown,
-    the chunks that it was held against (`SHOWN`, chunk_ids as in the table `chunks`), null where it was not to be;
-    failures: owner, claim_key, stage, `OUTCOME`.
+    rank, chunk_id (as in the table `chunks`) and similarity of what it was held against, null where it was not to be;
+    chunks: chunk_id, document_id, url, text of that, a row a claim of an owner; failures: owner, claim_key, stage,
+    `OUTCOME`.
     """
 
     claims: DataFrame
+    chunks: DataFrame
     failures: DataFrame
 
 
@@ -60,7 +63,8 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
     ready = tools.keep(found, "claims-with-evidence")
     asked = tools.ask(VERIFY, _to_verify(ready), carry=CLAIM)
     judged = keyed.join(_verdicts(ready, asked), on=list(CLAIM), how="left")
-    return Verified(tools.keep(judged, "verified-claims"), embedded.unionByName(_failed(asked, VERIFY)))
+    chunks = ready.select(F.explode("shown").alias("one")).select(*(f"one.{name}" for name in CHUNK))
+    return Verified(tools.keep(judged, "verified-claims"), chunks, embedded.unionByName(_failed(asked, VERIFY)))
 
 
 def _known_evidence(owners: Owners, evidence: Evidence, most: int, source: str | None) -> DataFrame:
@@ -172,9 +176,14 @@ def _verdicts(ready: DataFrame, asked: DataFrame) -> DataFrame:
     )
     nothing = F.col("judged") & (F.coalesce("chunks", F.lit(0)) == 0) & ~missed & ~waiting
     verdict = F.when(nothing, F.lit(NOT_SUPPORTED)).otherwise(F.col("relation"))
-    both = ready.join(relations, on=list(CLAIM), how="left")
-    return both.select(
-        *CLAIM, verdict.alias("verdict"), "judged", (waiting | unanswered | unasked).alias("waiting"), "shown"
+    # Of as many samples as state a claim each has a row of this: texts are of the claim alone
+    shown = F.transform("shown", lambda one: one.dropFields("document_id", "url", "text"))
+    return ready.join(relations, on=list(CLAIM), how="left").select(
+        *CLAIM,
+        verdict.alias("verdict"),
+        "judged",
+        (waiting | unanswered | unasked).alias("waiting"),
+        shown.alias("shown"),
     )
 
 

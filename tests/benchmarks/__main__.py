@@ -15,6 +15,7 @@ from tests.benchmarks import (
     cpu,
     embedding,
     grounding,
+    importance,
     limit,
     longrecall,
     memory,
@@ -52,6 +53,7 @@ BENCHMARKS = {
     "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
     "grounding": Benchmark("requests and speed of icat", grounding.measure),
+    "importance": Benchmark("checks of coverage, memory and the largest query of importance", importance.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
@@ -64,10 +66,13 @@ BENCHMARKS = {
 }
 
 REQUESTS = (
-    "requests a run (throughput, limit, cpu, reuse) or night (nights), pairs (pairs), "
-    "queries (sharing, grounding, longrecall), samples in the store (start), all (soak)"
+    "requests a run (throughput, limit, cpu, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
+    "grounding, longrecall), samples in the store (start), all (soak)"
 )
-REPETITIONS = "repetitions (throughput, cpu, reuse, nights, condensation, embedding, pairs, recall, start, statistics)"
+REPETITIONS = (
+    "repetitions (throughput, cpu, reuse, nights, condensation, embedding, importance, pairs, recall, start, "
+    "statistics)"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=_count, metavar="N", help=REQUESTS)
     parser.add_argument("--pairs", type=_count, metavar="N", help=REPETITIONS)
     parser.add_argument(
-        "--sizes", type=_sizes, metavar="N,N", default=Options.sizes, help="samples (memory, grounding, longrecall)"
+        "--sizes",
+        type=_sizes,
+        metavar="N,N",
+        default=Options.sizes,
+        help="samples (memory, grounding, importance, longrecall)",
     )
     parser.add_argument("--stored", type=_count, metavar="N", default=Options.stored, help="completions (reuse)")
     parser.add_argument("--graphs", type=_sizes, metavar="N,N", default=Options.graphs, help="graphs (condensation)")

@@ -6,24 +6,21 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from jobs.asking.store import stage_folder
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.memory import GOAL_FLAT, MEGABYTE
-from tests.benchmarks.reuse import completions_of
+from tests.benchmarks.reuse import write_answers
 from tests.benchmarks.running import run_command, run_job
-from tests.benchmarks.samples import bound_stage
+from tests.benchmarks.samples import bound_stage, write_rows
 from tests.benchmarks.sharing import QUICK
 from tests.benchmarks.watching import DRIVER, JVM, PYTHON_WORKERS, peak_bytes
 from tests.fakes.claims import aspects_of, claims_of
 from tests.fakes.expected_icat import cut
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import IcatWorld, icat_worlds
-from udfs.llm.segments import write_file
 
 METRIC = "icat"
 QUERIES, RESPONSES, TOP = 40, 5, 10
@@ -31,7 +28,6 @@ EXTRACT, GENERATE, CLASSIFY, ALIGN = ("extract_claims", "generate_aspects", "cla
 STAGES = (EXTRACT, GENERATE, CLASSIFY, ALIGN)
 # Responses to one query of the full store
 GROUP = 5
-ROWS_OF_A_FILE = 100_000
 BM25 = "knowledge.retriever=bm25"
 Request = tuple[Mapping[str, Any], str]
 
@@ -53,7 +49,7 @@ def _requests(queries: int) -> list[Figure]:
     samples = [sample | {"aspects": None} for world in worlds for sample in world.samples(RESPONSES)]
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="world") as server:
         folder = Path(name)
-        path = _write(folder / "samples.jsonl", samples)
+        path = write_rows(folder / "samples.jsonl", samples)
         settings = [*QUICK, f"embeddings.base_url={server.base_url}", "embeddings.model=embedder"]
         index = _index(folder, worlds, settings)
         settings += ["knowledge.source=index", f"knowledge.index={index}"]
@@ -84,16 +80,11 @@ def _published(worlds: Sequence[IcatWorld], samples: Sequence[Mapping[str, Any]]
 
 def _index(folder: Path, worlds: Sequence[IcatWorld], settings: Sequence[str]) -> Path:
     """An index of all documents of the worlds."""
-    corpus = _write(folder / "corpus.jsonl", [document for world in worlds for document in world.documents])
+    corpus = write_rows(folder / "corpus.jsonl", [document for world in worlds for document in world.documents])
     command = [sys.executable, "-P", "-m", "jobs.cli", "index", "--input", str(corpus)]
     command += ["--output", str(folder / "index"), *(word for one in settings for word in ("--set", one))]
     run_command(command, folder, folder / "log", watch=False)
     return folder / "index"
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 # From a full store
@@ -105,7 +96,7 @@ def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
     for size in sizes:
         with TemporaryDirectory(prefix="untold-") as name, ModelServer() as server:
             folder = Path(name)
-            path = _write(folder / "samples.jsonl", [_sample(number) for number in range(size)])
+            path = write_rows(folder / "samples.jsonl", [_sample(number) for number in range(size)])
             _fill(folder / "store", size, server.base_url)
             ran = run_job(
                 server, path, folder / "job", f"store={folder / 'store'}", BM25, metric=METRIC, calls=0, watch=True
@@ -153,13 +144,4 @@ def _requests_of(stage: str, size: int) -> Iterator[Request]:
 def _fill(store: Path, size: int, base_url: str) -> None:
     """Writes what a run over so many samples would have been answered."""
     for name in STAGES:
-        stage = bound_stage(base_url, name)
-        folder = Path(stage_folder(str(store), stage))
-        folder.mkdir(parents=True)
-        requests = _requests_of(name, size)
-        for number in range(size):
-            rows = list(islice(requests, ROWS_OF_A_FILE))
-            if not rows:
-                break
-            ids, texts = [stage.request_id(variables) for variables, _ in rows], [text for _, text in rows]
-            write_file(str(folder / f"earlier-{number:04d}.parquet"), completions_of(ids, texts))
+        write_answers(store, bound_stage(base_url, name), _requests_of(name, size))

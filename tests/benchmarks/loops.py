@@ -1,4 +1,4 @@
-"""The bare loops that the whole job is compared with: `python -m tests.benchmarks.loops KIND BASE_URL SAMPLES N`.
+"""The bare loops that the whole job is compared with: `python -m tests.benchmarks.loops KIND BASE_URL STAGE ROWS N`.
 
 `user` is what somebody would write with the SDK alone; `engine` is the engine's call path without Ray, limiter and
 files. Each keeps N calls in flight, and prints the processor time of its loop as JSON.
@@ -90,8 +90,9 @@ def _event_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 def main(arguments: Sequence[str]) -> None:
     """Runs one loop."""
-    kind, base_url, samples, in_flight = arguments
-    stage, rows = bound_stage(base_url), read_variables(Path(samples))
+    kind, base_url, name, path, in_flight = arguments
+    stage = bound_stage(base_url, name)
+    rows = read_variables(Path(path), stage)
 
     async def ask() -> float:
         return await LOOPS[kind](base_url, stage, rows, int(in_flight))

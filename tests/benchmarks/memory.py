@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,8 +28,12 @@ JUDGED = ("driver", "driver, Python", "workers", "answering actor")
 
 
 def measure(options: Options) -> list[Figure]:
-    """One run a size: the peak of every part, and the ratios of the last two sizes."""
-    looks = {size: _look(size) for size in options.sizes}
+    """One run a size."""
+    return compare_peaks({size: _look(size) for size in options.sizes})
+
+
+def compare_peaks(looks: Mapping[int, Sequence[Look]]) -> list[Figure]:
+    """The peak of every part by the number of samples, and the ratios of the last two sizes."""
     peaks = {
         (part, size): peak_bytes(looks[size], *roles) / MEGABYTE for part, roles in PARTS.items() for size in looks
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +19,7 @@ from tests.benchmarks.running import Ran, run_job
 from tests.benchmarks.samples import bound_stage, write_samples
 from tests.fakes.answers import coverage_text
 from tests.fakes.model_server import ModelServer
+from udfs.llm.keys import Stage
 from udfs.llm.segments import write_file
 
 REQUESTS = 1_000
@@ -81,6 +84,16 @@ def completions_of(ids: Sequence[str], texts: Sequence[str]) -> pa.Table:
     missing = {field.name: pa.nulls(size, field.type) for field in COMPLETIONS if field.name not in columns}
     columns |= missing
     return pa.table([columns[name] for name in COMPLETIONS.names], schema=COMPLETIONS)
+
+
+def write_answers(store: Path, stage: Stage, answers: Iterable[tuple[Mapping[str, Any], str]]) -> None:
+    """Writes completions to a stage's folder, as if earlier runs had got them: by the variables of their requests."""
+    folder = Path(stage_folder(str(store), stage))
+    folder.mkdir(parents=True)
+    left = iter(answers)
+    for number, rows in enumerate(iter(lambda: list(islice(left, ROWS_OF_A_FILE)), [])):
+        ids, texts = [stage.request_id(variables) for variables, _ in rows], [text for _, text in rows]
+        write_file(str(folder / f"earlier-{number:04d}.parquet"), completions_of(ids, texts))
 
 
 def _made_up_id(number: int) -> str:

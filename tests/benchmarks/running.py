@@ -15,7 +15,7 @@ from time import time
 
 import psutil
 
-from tests.benchmarks.samples import SETTINGS
+from tests.benchmarks.samples import SETTINGS, STAGE
 from tests.benchmarks.watching import Look, Watch
 from tests.fakes.model_server import ModelServer
 
@@ -80,10 +80,10 @@ def run_job(
     return _checked(ran, calls)
 
 
-def run_loop(server: ModelServer, kind: str, samples: Path, *, calls: int | None = None) -> Ran:
-    """Runs a bare loop of `tests.benchmarks.loops` over the requests of the samples; fills `cpu_seconds`."""
-    command = [sys.executable, "-m", "tests.benchmarks.loops", kind, server.base_url, str(samples), str(IN_FLIGHT)]
-    log = samples.parent / f"{kind}.log"
+def run_loop(server: ModelServer, kind: str, rows: Path, *, stage: str = STAGE, calls: int | None = None) -> Ran:
+    """Runs a bare loop of `tests.benchmarks.loops` over requests, variables in the rows; fills `cpu_seconds`."""
+    command = [sys.executable, "-m", "tests.benchmarks.loops", kind, server.base_url, stage, str(rows), str(IN_FLIGHT)]
+    log = rows.parent / f"{kind}.log"
     ran = _run(server, command, ROOT, log, watch=False)
     cpu = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["cpu_seconds"]
     return _checked(Ran(ran.began, ran.ended, ran.arrivals, ran.rejected, cpu_seconds=cpu), calls)

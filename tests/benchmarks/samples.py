@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,21 @@ SETTINGS = ("llm.model=fake-model", "summarise_contexts=false", f"prompts_dir={P
 
 def write_samples(path: Path, count: int, first: int = 0) -> Path:
     """Writes so many samples as JSON Lines, numbered from `first`; equal numbers are equal samples."""
+    return write_rows(path, map(_sample, range(first, first + count)))
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Writes rows as JSON Lines."""
     with path.open("w", encoding="utf-8") as file:
-        for number in range(first, first + count):
-            file.write(json.dumps(_sample(number)) + "\n")
+        file.writelines(json.dumps(row) + "\n" for row in rows)
     return path
 
 
-def read_variables(path: Path) -> list[dict[str, Any]]:
-    """The variables of the stage's request for each sample of a file of `write_samples`."""
+def read_variables(path: Path, stage: Stage) -> list[dict[str, Any]]:
+    """The variables of a stage's request for each row of a file of JSON Lines."""
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    return [{name: row[name] for name in ("query", "contexts", "response")} for row in rows]
+    return [{name: row[name] for name in stage.variables} for row in rows]
 
 
 def bound_stage(base_url: str, name: str = STAGE) -> Stage:

@@ -138,6 +138,26 @@ def world(payload: Payload, judge: str) -> str | Said:
     return e2e(payload) if said is None else Said(*said)
 
 
+def verbatim(payload: Payload) -> str:
+    """Facts and claims are the sentences of a text; what stands verbatim in the evidence, or among claims, holds.
+
+    How relevant and salient a fact is lies in its text. For other stages as `fixed`.
+    """
+    stage = payload.get("stage")
+    if stage in ("extract_facts", "extract_claims"):
+        return "\n".join(f"- {sentence}" for sentence in sentences(payload["text"])) or "None"
+    if stage == "rate_importance":
+        digests = (sha256(fact.encode()).digest() for fact in payload["facts"])
+        rated = enumerate(((1 + digest[0] % 5, 1 + digest[1] % 5) for digest in digests), start=1)
+        return json.dumps([{"id": number, "relevance": one, "salience": other} for number, (one, other) in rated])
+    if stage == "verify_claim":
+        return "supported" if any(payload["claim"] in text for text in payload["evidence"]) else "not_supported"
+    if stage == "check_coverage":
+        numbers = [number for number, claim in enumerate(payload["claims"], start=1) if claim == payload["fact"]]
+        return json.dumps({"label": "COVERED" if numbers else "NOT_COVERED", "evidence_claim_ids": numbers})
+    return fixed(payload)
+
+
 def garbage(payload: Payload) -> str:
     """Text that has the form of no stage (for a summary, any text has)."""
     return GARBAGE
@@ -214,7 +234,7 @@ def payload_of(text: str) -> Payload:
     return payload if isinstance(payload, dict) and isinstance(payload.get("stage"), str) else {}
 
 
-_ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "garbage": garbage}
+_ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "verbatim": verbatim, "garbage": garbage}
 _ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
 _ANSWERS["world"] = _ANSWERS["world_closed"]
 _FIXED = {

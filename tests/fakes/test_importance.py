@@ -149,3 +149,22 @@ def test_worlds_hold_every_case() -> None:
     few = {case: count for case, count in counts.items() if count < 5}
     assert few == {}
     assert set(VERDICTS) <= set(counts)
+
+
+def test_a_server_of_sentences_tells_verbatim_what_is_said_and_covered() -> None:
+    def told(stage: str, **variables: Any) -> Any:
+        payload = {"stage": stage, **variables}
+        said = find_answer("verbatim")(payload)
+        assert isinstance(said, str)
+        return STAGES[stage].parse(said, payload)
+
+    assert told("extract_facts", text="Ice floats. Bees sing.") == {"facts": ["Ice floats.", "Bees sing."]}
+    assert told("extract_claims", text="") == {"claims": []}
+    rated = told("rate_importance", query="q", facts=["Ice floats.", "Bees sing."])
+    assert [len(rated[name]) for name in ("relevance", "salience")] == [2, 2]
+    evidence = ["Warm ice melts. Ice floats.", "Bees sing."]
+    assert told("verify_claim", claim="Ice floats.", evidence=evidence) == {"relation": "supported"}
+    assert told("verify_claim", claim="Ice sinks.", evidence=evidence) == {"relation": "not_supported"}
+    claims = ["Bees sing.", "Ice floats."]
+    assert told("check_coverage", fact="Ice floats.", claims=claims) == {"covered": True, "claims": [2]}
+    assert told("check_coverage", fact="Ice sinks.", claims=claims) == {"covered": False, "claims": []}

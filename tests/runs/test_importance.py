@@ -195,6 +195,34 @@ def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: Importance
 
 
 @pytest.mark.slow
+def test_a_plan_knows_what_coverage_asks_where_verdicts_are_missing(
+    run_here: RunHere, job: ImportanceJob, tmp_path: Path
+) -> None:
+    other = {**SETTINGS, **embedder(job.server), "importance.evidence_chunks": 1, "index.words": 20, "index.overlap": 5}
+    rows = planned(run_here, job, tmp_path / "other", {**other, "store": job.output / "completions"})
+    assert rows["verify_claim"]["reused"] < rows["verify_claim"]["requests"]
+    checks = rows["check_coverage"]
+    assert checks["requests"] == checks["reused"] == job.asked["check_coverage"]
+
+
+@pytest.mark.slow
+def test_a_plan_counts_the_checks_of_the_largest_query_without_making_them(run_here: RunHere, tmp_path: Path) -> None:
+    # As many facts as there may be, each beside a thousand claims of 300 characters: 1.5 GB of requests
+    words = [f"w{number}" for number in range(12_000)]
+    sample = {"query": "What?", "response": " ".join(words[:2_000]), "contexts": [" ".join(words)]}
+    path = write_samples(tmp_path / "samples.jsonl", [sample])
+    with ModelServer(answer="world") as server:
+        more = {"summarise_contexts": "false", **embedder(server)}
+        given = words_of(server, path, tmp_path / "out", *IMPORTANCE, "--json", settings=more, command="plan")
+        ended = run_here.command(given)
+    assert ended.code == 0, ended.err
+    checks = next(row for row in json.loads(ended.out) if row["stage"] == "check_coverage")
+    assert (checks["requests"], checks["exact"]) == (5_000, False)
+    assert checks["prompt_tokens"] > 5_000 * 1_000 * 300 / 4
+    assert 0 < checks["expected_requests"] < 5_000
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicates", ["words", "entailed"])
 def test_a_plan_is_a_bound_before_facts_are_known(
     run_here: RunHere, job: ImportanceJob, tmp_path: Path, duplicates: str

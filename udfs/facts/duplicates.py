@@ -36,11 +36,14 @@ def pair_distances(vectors: Vectors) -> Distances:
     by rounding errors.
     """
     size = len(vectors)
-    rows = []
+    # Filled in place: of 5,000 rows it has 100 MB, and the rows of all blocks together would have 200 MB more
+    distances, end = np.empty(size * (size - 1) // 2), 0
     for start in range(0, size, BLOCK_ROWS):
-        block = np.round(1.0 - vectors[start : start + BLOCK_ROWS] @ vectors.T, COSINE_DECIMALS)
-        rows += [row[start + place + 1 :] for place, row in enumerate(block)]
-    return np.concatenate(rows) if rows else np.empty(0)
+        block = np.round(1.0 - vectors[start : start + BLOCK_ROWS] @ vectors[start:].T, COSINE_DECIMALS)
+        for place, row in enumerate(block, start=1):
+            begin, end = end, end + len(row) - place
+            distances[begin:end] = row[place:]
+    return distances
 
 
 def cluster(distances: Distances, size: int, threshold: float) -> list[Class]:

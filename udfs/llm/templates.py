@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -82,6 +82,18 @@ def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat",
         raise PromptError(
             f"template of stage {name}: unknown variable {', '.join(unknown)}; the stage has {', '.join(allowed)}"
         )
+
+
+def order_of_variables(source: str, variables: Iterable[str], *, api: str = "chat") -> tuple[str, ...]:
+    """The variables in the order in which a prompt has them, those that it has not at the end.
+
+    >>> order_of_variables("{% for claim in claims %}{{ claim }}{% endfor %} {{ fact }}", ("fact", "claims"))
+    ('claims', 'fact')
+    """
+    trees = (_environment().parse(turn) for _, turn in _turns(source, api))
+    named = [node.name for tree in trees for node in tree.find_all(nodes.Name)]
+    known = list(variables)
+    return tuple(dict.fromkeys([*(name for name in named if name in known), *known]))
 
 
 def as_data(text: object, *more: str) -> str:

@@ -20,7 +20,6 @@ from udfs.stages.numbered import (
     known_numbers,
     lone_number,
     number_of,
-    number_texts,
 )
 from udfs.stages.reading import is_drawing, strip_thinking, unfenced
 from udfs.stages.records import (
@@ -94,7 +93,7 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
     `Unparsable` where there is no object, or one cannot be read.
     """
     text = strip_thinking(completion)
-    left, right = number_texts(lefts, form.left_words), number_texts(rights, form.right_words)
+    left, right = Numbered(lefts, form.left_words), Numbered(rights, form.right_words)
     records = read_records(json_at_line_starts(text))
     objects = list(_objects(records, form, left)) if records else []
     lines = None if records else read_aligned_lines(unfenced(text).split("\n"), left, right)

@@ -16,7 +16,6 @@ from udfs.stages.numbered import (
     evidence_cells,
     listed_numbers,
     number_in,
-    number_texts,
 )
 from udfs.stages.reading import strip_thinking, unfenced
 from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_records
@@ -69,7 +68,7 @@ def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, A
     no label, where several objects disagree, and where what is covered has no known claim: nothing shows it then.
     """
     text = strip_thinking(completion)
-    claims = number_texts(variables["claims"], CLAIM_WORDS)
+    claims = Numbered(variables["claims"], CLAIM_WORDS)
     records = read_records(json_at_line_starts(text))
     if records and "{" in records.rest:
         raise Unparsable("an object that cannot be read")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from udfs.ratings import Digit
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
-from udfs.stages.numbered import Numbered, number_in, number_texts
+from udfs.stages.numbered import Numbered, number_in
 from udfs.stages.rated_lines import read_rated_lines
 from udfs.stages.reading import answer_in_place
 from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
@@ -42,7 +42,7 @@ def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str,
     Objects with other ids, and other fields, are passed over. Raises `Unparsable` where a fact lacks a rating from 1 to
     5, or has two that differ.
     """
-    facts = number_texts(variables["facts"], _FACT_WORDS)
+    facts = Numbered(variables["facts"], _FACT_WORDS)
     text = answer_in_place(completion)
     records = read_records(json_at_line_starts(text))
     said: defaultdict[tuple[str, int], list[Digit | None]] = defaultdict(list)

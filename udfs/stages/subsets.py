@@ -11,7 +11,7 @@ from typing import Any
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.labels import behind_correction
-from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, number_texts, without_words
+from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
 from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
 from udfs.stages.records import Cell, Record, Records, Value, field_name, json_at_line_starts, read_records, unwrapped
 
@@ -107,7 +107,7 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     """
     text = _REPEATED.sub(r"\1", strip_thinking(completion))
     text = _ROW_OF_LISTS.sub(lambda row: f"[{', '.join(_DIGITS.findall(row[0]))}]", text)
-    numbered = number_texts(variables["candidates"], CANDIDATE_WORDS)
+    numbered = Numbered(variables["candidates"], CANDIDATE_WORDS)
     found = _read(text, numbered)
     if found is None:
         raise Unparsable("no list of candidates")

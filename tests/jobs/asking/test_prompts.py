@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.asking.prompts import SUFFIXES, bind_stage, find_template
+from jobs.asking.prompts import SUFFIXES, bind_stage, find_template, order_of_prompt
 from jobs.settings.model import LlmSettings, Settings, SettingsError, StageSettings
 from udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
 from udfs.stages import STAGES
@@ -44,6 +44,28 @@ def test_every_shipped_template_uses_all_variables_of_its_stage(stage: str) -> N
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_shipped_template_ends_with_a_user_turn(stage: str) -> None:
     assert split_turns(find_template(stage, "chat", None).source)[-1][0] == "user"
+
+
+@pytest.mark.parametrize(
+    ("stage", "order"),
+    [
+        ("check_coverage", ("claims", "fact")),
+        ("verify_claim", ("evidence", "claim")),
+        ("evaluate_coverage", ("query", "contexts", "response")),
+    ],
+)
+def test_what_prompts_share_comes_first_in_their_order(stage: str, order: tuple[str, ...]) -> None:
+    assert order_of_prompt(bind_stage(stage, settings())) == order
+
+
+def test_a_template_of_the_user_has_its_own_order(tmp_path: Path) -> None:
+    folder = write(tmp_path, "check_coverage.jinja", "=== system\nOf {{ fact }}\n\n=== user\n{{ claims | tojson }}")
+    assert order_of_prompt(bind_stage("check_coverage", settings(prompts_dir=folder))) == ("fact", "claims")
+
+
+def test_a_lookup_has_no_prompt_to_order() -> None:
+    stage = bind_stage("embed_text", settings())
+    assert order_of_prompt(stage) == stage.variables
 
 
 def test_every_shipped_template_belongs_to_a_stage() -> None:

@@ -47,8 +47,10 @@ def vector(row: Row) -> Row:
 
 
 def rated(row: Row) -> Row:
-    rating = 1.0 if row["query"].startswith("light") else 3.0
-    return {**dict.fromkeys(("relevance", "salience"), [rating] * len(row["facts"])), "weighted": True}
+    """All alike, but for a query that asks for the longest."""
+    alike = 1.0 if row["query"].startswith("light") else 3.0
+    ratings = [min(5.0, len(fact) / 4) if row["query"].startswith("long") else alike for fact in row["facts"]]
+    return {**dict.fromkeys(("relevance", "salience"), ratings), "weighted": True}
 
 
 SCRIPT: Mapping[str, Callable[[Row], Row | str]] = {
@@ -81,6 +83,13 @@ def sample(name: str, query: str = "q", **more: Any) -> Row:
     ]
     said = f"{name} sails. {name} sings."
     return {"sample_id": name, "query": query, "response": said, "contexts": contexts, **more}
+
+
+def in_both_orders(name: str, query: str) -> list[Row]:
+    """The same with a third context, and with its contexts the other way around."""
+    straight = sample(name, query)
+    straight["contexts"].append({"id": "c", "text": f"{name} collects. {name} knits."})
+    return [straight, {**straight, "sample_id": f"{name}Turned", "contexts": straight["contexts"][::-1]}]
 
 
 def given(name: str, query: str = "q", **more: Any) -> Row:
@@ -152,6 +161,7 @@ def run(spark: SparkSession) -> Run:
         sample("Feather", "light"),
         given("Gina"),
         given("Alone", contexts=None),
+        *in_both_orders("Ivo", "long"),
     ]
     return scored(spark, [*lost, *others])
 
@@ -186,6 +196,19 @@ def test_a_sample_by_hand(run: Run) -> None:
         "verify_claim": 2,
         "check_coverage": 3,
     }
+
+
+def test_the_order_of_contexts_changes_ties_alone(run: Run) -> None:
+    facts, turned = (
+        {row["text"]: (row["weight"], set(row["sources"])) for row in run.rows("statements", name)}
+        for name in ("Ivo", "IvoTurned")
+    )
+    assert facts == turned
+    # The longest is the first of both; the others are as long as each other
+    ranks = [[row["rank"] for row in run.rows("statements", name)] for name in ("Ivo", "IvoTurned")]
+    assert ranks == [[2, 3, 4, 1], [1, 2, 3, 4]]
+    assert run.measures("Ivo") == run.measures("IvoTurned")
+    assert run.outcome("Ivo") == run.outcome("IvoTurned")
 
 
 @pytest.mark.parametrize("stage", SCRIPT)

@@ -11,7 +11,8 @@ from udfs.recall.lists import Fact, fact_of, is_list, read_list
 
 
 @pytest.mark.parametrize(
-    "mark", ["-", "*", "+", "•", "‣", "◦", "▪", "·", "–", "—", "1.", "12)", "(3)", "123:", "a)", "b.", "[4]", "  -", "\t2."]
+    "mark",
+    ["-", "*", "+", "•", "‣", "◦", "▪", "·", "–", "—", "1.", "12)", "(3)", "123:", "a)", "b.", "[4]", "  -", "\t2."],
 )
 def test_a_line_with_a_mark_is_an_item(mark: str) -> None:
     assert read_list(f"{mark} one\n{mark} two").items == ("one", "two")
