@@ -40,7 +40,7 @@ GENERATE_ASPECTS = StageDefinition(
     parse_aspects,
     ASPECTS_SCHEMA,
     # A long query has no more aspects than a short one
-    figures=Figures(WRITTEN, completion=Line(69.0), things=Line(5.7)),
+    figures=Figures(WRITTEN, completion=Line(64.0), things=Line(5.7)),
     things=aspects_in,
 )
 ALIGN_CLAIMS = StageDefinition(
