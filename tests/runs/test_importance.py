@@ -198,7 +198,7 @@ def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: Importance
 def test_a_plan_knows_what_coverage_asks_where_verdicts_are_missing(
     run_here: RunHere, job: ImportanceJob, tmp_path: Path
 ) -> None:
-    other = {**SETTINGS, **embedder(job.server), "importance.evidence_chunks": 1, "index.words": 20, "index.overlap": 5}
+    other = {**SETTINGS, **embedder(job.server), "stages.verify_claim.max_tokens": 99}
     rows = planned(run_here, job, tmp_path / "other", {**other, "store": job.output / "completions"})
     assert rows["verify_claim"]["reused"] < rows["verify_claim"]["requests"]
     checks = rows["check_coverage"]

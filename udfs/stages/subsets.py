@@ -35,7 +35,7 @@ _YES, _NO = {"true", "yes", "match", "1"}, {"false", "no", "no match", "0"}
 
 _BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
 # `[1, 3] [1, 3]`, a list twice, and `[1], [3]`, a list for each number
-_REPEATED = re.compile(r"(\[[\d\s,]{0,200}\])(?:[ \t\r\n]{0,9}\1){1,9}(?=\s|\Z)")
+_REPEATED = re.compile(r"^[ \t]{0,9}(\[[\d\s,]{0,200}\])(?:[ \t\r\n]{0,9}\1){1,9}(?=\s|\Z)", re.MULTILINE)
 _ROW_OF_LISTS = re.compile(r"(?<!\[)\[\d{1,6}\](?:[ \t]{0,3}(?:[,&]|and)?[ \t]{0,3}\[\d{1,6}\]){1,99}(?!\])")
 _DIGITS = re.compile(r"\d+")
 _ROUND = re.compile(r"\((\d{1,6})\)")
