@@ -98,6 +98,7 @@ def refusal(stage: str, variables: Mapping[str, str]) -> Row:
     return {"when": {"stage": stage, "contains": contains}, "do": {"status": 400}}
 
 
+@pytest.mark.slow
 def test_what_is_lost_leaves_bounds_or_fails_a_sample(run_here: RunHere, tmp_path: Path) -> None:
     worlds = importance_worlds(21, "closed", first=100)
     samples = [sample for world in worlds for sample in world.samples(2)]

@@ -15,9 +15,9 @@ from tests.fakes.expected_importance import ExpectedImportance, Options, expecte
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import icat_worlds
 from tests.fakes.world_importance import ImportanceWorld, chunks_of, importance_worlds, texts_of
-from tests.runs.harness import Row, write_samples
+from tests.runs.harness import Row, sorted_rows, write_samples
 from tests.runs.here import RunHere
-from tests.runs.icat_jobs import Nearest, embedder, on_the_web, searcher, sorted_rows, write_corpus
+from tests.runs.icat_jobs import Nearest, embedder, on_the_web, searcher, write_corpus
 from tests.runs.importance_jobs import assert_concluded
 
 pytestmark = pytest.mark.slow

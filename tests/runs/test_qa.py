@@ -180,6 +180,7 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: QaJob) -> Non
     assert {stage for stage, has_any in rated.items() if has_any} == {"refine_questions", "answer_questions"}
 
 
+@pytest.mark.slow
 def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
