@@ -382,9 +382,10 @@ class PlanningTools:
             return False
         if self.figures is not None:
             return True
-        if made_of:
-            return any(asking.tally["missing"] for asking in self.askings if asking.stage.name in made_of)
-        return not self.askings[0].stored or any(asking.tally["missing"] for asking in self.askings)
+        if not made_of and not self.askings[0].stored:
+            return True
+        before = [asking for asking in self.askings if not made_of or asking.stage.name in made_of]
+        return any(asking.tally["missing"] for asking in before)
 
 
 def completion_limit(stage: Stage) -> int:

@@ -138,10 +138,11 @@ def _claim_rows(found: Found) -> DataFrame:
 def _chunk_rows(found: Found, source: str | None) -> DataFrame:
     """The table `chunks`: of an index or the web all that was found; of contexts what claims were shown."""
     if source == "contexts":
-        return found.verified.chunks.dropDuplicates(["chunk_id"])
-    chunks = found.evidence.chunks.select(F.explode("chunks").alias("one")).select("one.*")
-    named = chunks.withColumn("chunk_id", chunk_name(source))
-    return named.select(*CHUNK).dropDuplicates(["chunk_id"])
+        named = found.verified.chunks
+    else:
+        chunks = found.evidence.chunks.select(F.explode("chunks").alias("one")).select("one.*")
+        named = chunks.withColumn("chunk_id", chunk_name(source)).select(*CHUNK)
+    return named.dropDuplicates(["chunk_id"])
 
 
 def _failures(found: Found) -> DataFrame:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from string import ascii_lowercase
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.reading import (
@@ -102,20 +103,18 @@ def _counted(lines: Sequence[str]) -> list[str]:
     counting = [places for places in counting if len(places) > 1] or counting
     if len(counting) != 1:
         return list(lines)
-    found = {place: found[place] for place in counting[0]}
-    numbers = {place: number for number, place in enumerate(found, start=1)}
+    numbers = {place: number for number, place in enumerate(counting[0], start=1)}
     return [
-        f"{line[: len(line) - len(line.lstrip())]}{numbers[place] % 1000}. {_behind(line, found[place])}"
-        if place in found
-        else line
+        _renumbered(line, numbers[place], found[place]) if place in numbers else line
         for place, line in enumerate(lines)
     ]
 
 
-def _behind(line: str, number: re.Match[str]) -> str:
-    """A line behind its number; bold type that opens before and not closes with it goes on."""
-    opened = number["before"].startswith(_BOLD) and _BOLD not in number["behind"]
-    return ("**" if opened else "") + line[number.end() :]
+def _renumbered(line: str, number: int, said: re.Match[str]) -> str:
+    """A line with this number in place of what it says; bold type that opens before that and closes later stays."""
+    indent = line[: len(line) - len(line.lstrip())]
+    opened = said["before"].startswith(_BOLD) and _BOLD not in said["behind"]
+    return f"{indent}{number % 1000}. {_BOLD if opened else ''}{line[said.end() :]}"
 
 
 def _stands_off(number: re.Match[str]) -> bool:
@@ -134,12 +133,13 @@ def _counts(found: Sequence[re.Match[str]]) -> bool:
     if len(found) < 2:
         # A lone number has a sentence behind it: `1 - 0` is a score
         return counts == ["1"] and found[0].string[found[0].end()].isupper()
+    if counts == [str(number) for number in range(1, len(counts) + 1)]:
+        return True
+    enough = len(counts) >= _FEWEST_LETTERS
     # In brackets a letter is no initial
-    letter = (len(counts) >= _FEWEST_LETTERS or found[0]["before"].endswith(("(", "[", "（"))) and "".join(
-        counts
-    ) == "abcdefghijklmnopqrstuvwxyz"[: len(counts)]
-    roman = len(counts) >= _FEWEST_LETTERS and tuple(counts) == _ROMAN[: len(counts)]
-    return letter or roman or list(counts) == [str(number) for number in range(1, len(counts) + 1)]
+    bracketed = found[0]["before"].endswith(("(", "[", "（"))
+    roman, alphabet = list(_ROMAN[: len(counts)]), list(ascii_lowercase[: len(counts)])
+    return (enough and counts == roman) or ((enough or bracketed) and counts == alphabet)
 
 
 def is_nested(completion: str) -> bool:

@@ -142,10 +142,15 @@ def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Valu
     if isinstance(value, Record):
         lists = [each for _, each in value.pairs if isinstance(each, list)]
         own = any(field_name(key) in names for key, _ in value.pairs)
-        if len(value.pairs) == 1 and isinstance(value.pairs[0][1], Record) and not own:
-            inner = unwrapped([value.pairs[0][1]], names)
-            return [value] if inner == [value.pairs[0][1]] else inner
-        return lists[0] if len(lists) == 1 and not own else [value]
+        if own or len(lists) > 1:
+            return [value]
+        if lists:
+            return lists[0]
+        inner = [each for _, each in value.pairs]
+        if len(inner) == 1 and isinstance(inner[0], Record):
+            found = unwrapped(inner, names)
+            return [value] if found == inner else found
+        return [value]
     return value if isinstance(value, list) else [value]
 
 

@@ -129,8 +129,15 @@ def _corrected(behind: str, numbered: Numbered, before: frozenset[int]) -> froze
         said = _read(behind, numbered) if behind.strip() else None
     except Unparsable:
         said = None
-    listed = [found[1] for found in _BRACKET.finditer(behind) if _NUMBERS.fullmatch(found[1])]
-    return (_known(listed[-1], numbered) if listed else before) if said is None else said
+    if said is not None:
+        return said
+    listed = _lists_of_numbers(behind)
+    return _known(listed[-1], numbered) if listed else before
+
+
+def _lists_of_numbers(text: str) -> list[str]:
+    """What stands in brackets and is numbers alone, or nothing."""
+    return [found[1] for found in _BRACKET.finditer(text) if _NUMBERS.fullmatch(found[1])]
 
 
 def _known(text: str, numbered: Numbered) -> frozenset[int]:
@@ -276,7 +283,8 @@ def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
     repeated = number_in(lines[0].strip(), numbered) if len(lines) == 1 else None
     if repeated is not None and repeated in numbered:
         return frozenset({repeated})
-    if _unread_lists(text):
+    # `_listed` found those to be no answer
+    if any(map(_DIGITS.search, _lists_of_numbers(text))):
         raise Unparsable("a list of numbers that may be the answer or not")
     numbers = [_line_of_numbers(_ROUND.sub(r"\1", line), numbered) for line in lines]
     first = next((place for place, line in enumerate(numbers) if line is not None), len(lines))
@@ -286,11 +294,6 @@ def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
     if None in numbers[first:] or (first < len(lines) - 1 and not _introduces(lines[:first])):
         raise Unparsable("numbers that may be the answer or not")
     return frozenset(number for line in numbers[first:] for number in line or ())
-
-
-def _unread_lists(text: str) -> bool:
-    """Whether a text has a list of numbers in brackets, which `_listed` found to be no answer."""
-    return any(any(map(str.isdigit, found[1])) and _NUMBERS.fullmatch(found[1]) for found in _BRACKET.finditer(text))
 
 
 def _introduces(lines: Sequence[str]) -> bool:
