@@ -159,7 +159,8 @@ def _plan(options: Options) -> int:
     # A plan without --output and store looks nothing up
     store = store_of(resolved.settings, absolute(options.output or ""))
     _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
-    from jobs.plan import PlanRequest, plan, show_plan
+    from jobs.cli.plan_table import show_plan
+    from jobs.plan import PlanRequest, plan
 
     rows = plan(
         PlanRequest(

@@ -15,16 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from jobs.asking import local_model
 from jobs.asking.prompts import bind_stage
 from jobs.asking.store import stage_folder
+from jobs.cli.plan_table import show_plan
 from jobs.metrics import METRICS, stages_of
-from jobs.plan import (
-    UNLIMITED_COMPLETION_TOKENS,
-    Planner,
-    PlanRequest,
-    completion_limit,
-    hours_of,
-    plan,
-    show_plan,
-)
+from jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, PlanRequest, completion_limit, hours_of, plan
 from jobs.results import open_run
 from jobs.run.session import spark_schema
 from jobs.settings.loading import load_settings
