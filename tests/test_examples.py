@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    "untold." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for package in ("jobs", "udfs", "graph")
     for path in (ROOT / package).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")

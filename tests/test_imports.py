@@ -10,30 +10,36 @@ import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("jobs", "udfs", "graph", "conf")
+FOLDERS = ("jobs", "udfs", "graph", "conf")
 # Higher parts may import lower ones, never the reverse; parts of one rank may import each other without a circle
 RANKS = {
-    "jobs.cli": 0,
-    "jobs.run": 2,
-    "jobs.asking": 2,
-    "jobs.metrics": 2,
-    "jobs.study": 2,
-    "jobs.inputs": 2,
-    "jobs.retrieval": 2,
-    "jobs.settings": 3,
-    "jobs.tables": 3,
-    "jobs.results": 3,
+    "untold.jobs.cli": 0,
+    "untold.jobs.run": 2,
+    "untold.jobs.asking": 2,
+    "untold.jobs.metrics": 2,
+    "untold.jobs.study": 2,
+    "untold.jobs.inputs": 2,
+    "untold.jobs.retrieval": 2,
+    "untold.jobs.settings": 3,
+    "untold.jobs.tables": 3,
+    "untold.jobs.results": 3,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
 # The command line imports the jobs within functions, when a command needs them
-LAZY = "jobs.cli"
+LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("udfs.llm", "jobs.answer", "jobs.asking.job", "jobs.asking.local_ray")
+WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.job", "untold.jobs.asking.local_ray")
 
 
 def modules() -> dict[str, Path]:
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    files += (ROOT / "untold").glob("*.py")
+    return {module_of(file): file for file in files}
+
+
+def module_of(file: Path) -> str:
+    parts = [part for part in file.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
+    return ".".join(parts if parts[0] == "untold" else ["untold", *parts])
 
 
 MODULES = modules()
@@ -66,28 +72,32 @@ def within(name: str, parts: str | Iterable[str]) -> bool:
     return any(name == part or name.startswith(f"{part}.") for part in wanted)
 
 
+def under(folders: Iterable[str]) -> list[str]:
+    return [f"untold.{folder}" for folder in folders]
+
+
 def rank(name: str) -> int:
     return next((number for part, number in RANKS.items() if within(name, part)), COMMAND)
 
 
 def is_command(name: str) -> bool:
-    return within(name, "jobs") and name != "jobs" and rank(name) == COMMAND
+    return within(name, "untold.jobs") and name != "untold.jobs" and rank(name) == COMMAND
 
 
 @pytest.mark.parametrize(
-    ("importing", "imported"), [("udfs", ("jobs", "graph")), ("graph", ("jobs", "udfs")), ("conf", PACKAGES[:3])]
+    ("importing", "imported"), [("udfs", ("jobs", "graph")), ("graph", ("jobs", "udfs")), ("conf", FOLDERS[:3])]
 )
 def test_packages_import_one_way(importing: str, imported: tuple[str, ...]) -> None:
-    assert [pair for pair in OURS if within(pair[0], importing) and within(pair[1], imported)] == []
+    assert [pair for pair in OURS if within(pair[0], f"untold.{importing}") and within(pair[1], under(imported))] == []
 
 
 def test_within_jobs_imports_point_down() -> None:
-    jobs = [pair for pair in OURS if all(within(name, "jobs") and name != "jobs" for name in pair)]
+    jobs = [pair for pair in OURS if all(within(name, "untold.jobs") and name != "untold.jobs" for name in pair)]
     assert [pair for pair in jobs if rank(pair[0]) > rank(pair[1])] == []
 
 
 # meta_evaluate scores each model by the main job, as a person would
-PARTS_OF_OTHERS = {("jobs.meta_evaluate", "jobs.score")}
+PARTS_OF_OTHERS = {("untold.jobs.meta_evaluate", "untold.jobs.score")}
 
 
 def test_a_command_imports_no_other() -> None:
@@ -104,7 +114,7 @@ def test_only_the_command_line_reaches_up_lazily() -> None:
     for name, file in MODULES.items():
         if within(name, LAZY):
             top = ast.Module([node for node in ast.parse(file.read_text("utf-8")).body if is_import(node)], [])
-            assert [one for one in imports_of(top) if one in MODULES and not within(one, (LAZY, "udfs"))] == []
+            assert [one for one in imports_of(top) if one in MODULES and not within(one, (LAZY, "untold.udfs"))] == []
 
 
 def is_import(node: ast.stmt) -> bool:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from udfs.errors import UserError
+from untold.udfs.errors import UserError
+from untold.udfs.python_path import python_environment
 
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
 # Of the official file, so that what 22 packages of other people make up is that, or nothing
@@ -326,13 +327,17 @@ def _spawn(model: ModelFile, lock: BinaryIO) -> subprocess.Popen[bytes]:
     """The child shares the lock, so that the next run starts only after a server whose owner was killed is gone."""
     arguments = ["--serve", str(model.path), "--name", model.name, "--log", str(cache_dir() / "server.log")]
     return subprocess.Popen(
-        [sys.executable, "-P", __file__, *arguments, "--owner", str(os.getpid())],
+        [sys.executable, "-m", __name__, *arguments, "--owner", str(os.getpid())],
+        cwd=cache_dir(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=(lock.fileno(),),
         start_new_session=True,  # a Ctrl-C is the owner's to handle
-        env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # beside a JVM, waiting threads that spin slow it tenfold
+        env={
+            **python_environment(),
+            "OMP_WAIT_POLICY": "passive",
+        },  # beside a JVM, waiting threads that spin slow it tenfold
     )
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -19,8 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from jobs.settings.model import Settings, spark_defaults
-from udfs.errors import UserError
+from untold.jobs.settings.model import Settings, spark_defaults
+from untold.udfs.errors import UserError
+from untold.udfs.python_path import python_environment
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
@@ -53,6 +55,8 @@ class _Jvm(Thread):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(name="untold-jvm", daemon=True)
         self.options = options
+        # Python workers import from where their JVM was started, and what lies there is somebody else's
+        self._folder = TemporaryDirectory(prefix="untold-jvm-", ignore_cleanup_errors=True)
         self._gateway: Any = None
         self._error: BaseException | None = None
 
@@ -61,7 +65,7 @@ class _Jvm(Thread):
         conf = SparkConf(loadDefaults=False).setAll(list(self.options.items()))
         try:
             quiet = {} if SHOW_JVM.is_set() else {"stderr": subprocess.DEVNULL}
-            self._gateway = launch_gateway(conf, quiet)  # type: ignore[no-untyped-call]
+            self._gateway = launch_gateway(conf, {"cwd": self._folder.name, **quiet})  # type: ignore[no-untyped-call]
         except Exception as error:
             self._error = error
 
@@ -131,7 +135,7 @@ def _take(options: dict[str, str]) -> _Jvm:
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:
     """What Spark is told: our defaults, what suits the size on one machine, then what the user says, which wins."""
-    options = {**spark_defaults(), "spark.executorEnv.PYTHONSAFEPATH": "1"}
+    options = spark_defaults()
     if small and _is_local(settings):
         options |= {**SMALL, "spark.sql.shuffle.partitions": str(min(_cores(), MOST_SMALL_TASKS))}
     options |= {**settings.spark.conf, **_extra_jars(settings)}
@@ -144,7 +148,7 @@ def _set_environment(settings: Settings) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_OPTIONS)
-    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ.update(python_environment())
     if _is_local(settings):
         # Else Spark asks for the host's own address, which takes seconds where a name server is slow
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -161,9 +165,9 @@ def graphframes_jar(settings: Settings) -> str | None:
 
 
 def _extra_jars(settings: Settings) -> dict[str, str]:
-    """A jar is on the class path of a session that starts with it, and of no other."""
-    jars = [settings.spark.conf.get("spark.jars"), graphframes_jar(settings)]
-    named = ",".join(jar for jar in jars if jar)
+    """A jar is on the class path of a session that starts with it, and of no other. The JVM runs in another folder."""
+    jars = [*(settings.spark.conf.get("spark.jars") or "").split(","), graphframes_jar(settings)]
+    named = ",".join(jar if "://" in jar else os.path.abspath(jar) for jar in jars if jar)
     return {"spark.jars": named} if named else {}
 
 

@@ -71,7 +71,7 @@ def run_job(
     Raises RuntimeError where it fails, or where not exactly `calls` requests reached the server.
     """
     folder.mkdir()
-    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--metric", metric]
+    command = [sys.executable, "-m", "untold", "score", "--input", str(samples), "--metric", metric]
     command += ["--output", str(folder / "out")]
     for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_in_flight={IN_FLIGHT}", *settings):
         command += ["--set", setting]
@@ -142,8 +142,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _disturbs(name: str) -> bool:
-    # A Spark session of this process keeps modules of the working folder out; ours must be found there
-    return name.startswith(("UNTOLD_", "OPENAI_", "PYTHONSAFEPATH")) or name.lower().endswith("_proxy")
+    return name.startswith(("UNTOLD_", "OPENAI_")) or name.lower().endswith("_proxy")
 
 
 def _checked(ran: Ran, calls: int | None) -> Ran:

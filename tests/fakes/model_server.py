@@ -71,10 +71,8 @@ class ModelServer:
     def start(self) -> None:
         """Starts the process and waits until it listens."""
         command = [sys.executable, "-m", "tests.fakes.model_server", str(self.port), json.dumps(asdict(self._config))]
-        # A Spark session of the same process keeps modules of the working folder out; this one must be found there.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         self._process = subprocess.Popen(
-            command, cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

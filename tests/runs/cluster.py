@@ -22,12 +22,10 @@ class SharedCluster:
     """Holds the process behind a cluster; `address` is what `ray.address` names."""
 
     def __init__(self) -> None:
-        # A Spark session of this process keeps modules of the working folder out; this one must be found there.
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.runs.cluster"],
             cwd=_ROOT,
-            env={**kept, "RAY_AUTH_MODE": SHARED_RAY["RAY_AUTH_MODE"]},
+            env={**os.environ, "RAY_AUTH_MODE": SHARED_RAY["RAY_AUTH_MODE"]},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,8 +66,8 @@ def main() -> None:
     # Here, so that tests which ask nothing do not wait for Ray to be imported
     import ray
 
-    from jobs.asking.local_ray import start_ray
-    from udfs.llm.actors import NAMESPACE
+    from untold.jobs.asking.local_ray import start_ray
+    from untold.udfs.llm.actors import NAMESPACE
 
     start_ray(None)
     print(ray.get_runtime_context().gcs_address, flush=True)

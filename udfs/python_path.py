@@ -1,0 +1,27 @@
+"""Where Python imports from: a json.py in a user's folder never takes the place of the standard library's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def standard_library() -> list[str]:
+    """The folders of the standard library, in the order of `sys.path`."""
+    library = os.path.dirname(os.__file__)
+    return [path for path in sys.path if path.startswith(library) and "-packages" not in path]
+
+
+def prefer_standard_library() -> None:
+    """Puts the standard library first in `sys.path` and drops the working directory, which `python -m` adds."""
+    standard = standard_library()
+    if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
+    sys.path[:] = [*standard, *(path for path in sys.path if path not in standard)]
+
+
+def python_environment() -> dict[str, str]:
+    """This process's environment for a Python process of ours: PYTHONPATH names the standard library first."""
+    named = os.environ.get("PYTHONPATH")
+    first = {} if named is None else {"PYTHONPATH": os.pathsep.join([*standard_library(), named])}
+    return {**os.environ, **first}
