@@ -148,6 +148,11 @@ def local_path(path: str) -> str:
     return bare if os.path.exists(bare) else unquote(bare)
 
 
+def absolute_path(path: str) -> str:
+    """The path from the root of the file system; a URI as it is."""
+    return path if is_remote(path) else os.path.abspath(local_path(path))
+
+
 def _find_local(path: str) -> list[InputFile]:
     """The files of a path or glob with their sizes, in no order; hidden ones below a folder are left out."""
     if os.path.exists(path):
@@ -279,7 +284,9 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     be cut, as Spark's own readers do.
     """
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
-    units = [astuple(unit) for number, file in enumerate(files) for unit in _units_of(number, file, split, whole_files)]
+    # Tasks run in another folder than the command
+    placed = [replace(file, path=absolute_path(file.path)) for file in files]
+    units = [astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)]
     tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
     # Local rows are cut into as many tasks as there are cores by themselves; only more cost a shuffle
     spread = spark.createDataFrame(units, UNIT_TYPE)
