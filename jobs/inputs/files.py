@@ -286,7 +286,9 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     # Tasks run in another folder than the command
     placed = [replace(file, path=absolute_path(file.path)) for file in files]
-    units = [astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)]
+    units = [
+        astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)
+    ]
     tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
     # Local rows are cut into as many tasks as there are cores by themselves; only more cost a shuffle
     spread = spark.createDataFrame(units, UNIT_TYPE)
