@@ -54,7 +54,10 @@ setup(
     ],
     extras_require={
         "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL],
+        "notebook": ["duckdb>=1.4,<2"],  # SQL over the tables of a run; 2.0 fetches its extensions at run time
         "test": [
+            "duckdb>=1.4,<2",
+            "polars>=1.30,<2",  # frames of samples, given to the API
             EMBEDDING_MODEL,
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from untold.jobs.inputs.drawing import shown_draw
 from untold.jobs.inputs.samples import Samples, fingerprint, read_samples, show_invalid
-from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of
@@ -258,12 +257,8 @@ def _evaluate(
     if ended.exit_code not in (0, FAILED_TOO_MANY):
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
-    interrupts = Interrupts()
-    if request.endpoints:
-        interrupts.install()  # over those of the runs, which no longer end anything
-    with interrupts.waiting():
-        report, found = study.write(given or study.read())
-        write_bytes(f"{request.output}/{REPORT}.md", report.encode())
+    report, found = study.write(given or study.read())
+    write_bytes(f"{request.output}/{REPORT}.md", report.encode())
     if request.sheet is not None:
         _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)

@@ -66,7 +66,9 @@ class PlanRequest:
         return store_of(self.settings, self.output or "") if self.settings.store or self.output else None
 
 
-def plan(request: PlanRequest) -> list[dict[str, Any]]:
+def plan(
+    request: PlanRequest, display: Display | None = None, spark: SparkSession | None = None
+) -> list[dict[str, Any]]:
     """One row a metric and stage, in the order in which they are asked. Asks nothing and writes nothing.
 
     metric, stage; requests: distinct ones; exact: whether that is their number or an upper bound, as it is after a
@@ -82,7 +84,7 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     names = stages_of(request.metrics, settings)
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
     paths = [path for path in (request.input, request.store) if path]
-    spark = open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
+    spark = spark or open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)
     found = read_samples(
@@ -94,7 +96,7 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
         optional=optional_of(request.metrics),
         draw=request.draw,
     )
-    show_invalid(found, Display())
+    show_invalid(found, display or Display())
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Read by every metric and stage; a plan has no output to write them to

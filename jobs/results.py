@@ -1,18 +1,21 @@
 """How notebooks and scripts read what a run wrote: `open_run(DIR)`, without Spark, wherever pyarrow reads.
 
-run = open_run("out")
+run = untold.open_run("out")
 run.summary().to_pylist()
 run.dataset("scores").head(10)  # a table may be larger than memory
+run.sql("select system, avg(score) from scores group by system")
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -21,6 +24,10 @@ from pyarrow import fs
 from untold.udfs.errors import UserError
 from untold.udfs.files import open_filesystem
 from untold.udfs.hints import did_you_mean, near_misses
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
 
 MANIFEST = "manifest.json"
 
@@ -31,11 +38,21 @@ class UnreadableRunError(UserError):
 
 @dataclass(frozen=True)
 class Run:
-    """The output of one run: its manifest and its tables. Made by `open_run`."""
+    """The output of one run: its manifest and its tables, without Spark; `untold.Run` has more. Made by `open_run`."""
 
     directory: str
     manifest: Mapping[str, Any]
     filesystem: fs.FileSystem
+
+    @property
+    def status(self) -> str:
+        """How the run ended: `finished`, `budget`, `outage`, `interrupted` or `failed`; `running` if it has not."""
+        return str(self.manifest["status"])
+
+    @property
+    def usage(self) -> list[dict[str, Any]]:
+        """What the last start asked and used, a row a stage: the table `usage`."""
+        return cast(list[dict[str, Any]], self.table("usage").to_pylist())
 
     @cached_property
     def tables(self) -> tuple[str, ...]:
@@ -63,6 +80,68 @@ class Run:
     def summary(self) -> pa.Table:
         """The table `summary`, sorted: for each metric the row of all samples first, then one a system."""
         return self.table("summary").sort_by([("metric", "ascending"), ("level", "ascending"), ("system", "ascending")])
+
+    def pandas(self, name: str) -> pandas.DataFrame:
+        """The whole table as a pandas frame. Raises as `dataset`."""
+        return self.table(name).to_pandas()
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The rows of a SELECT over all tables, by DuckDB, which reads only what the query needs.
+
+        `.df()` makes it a pandas frame, `.pl()` a polars one, `.arrow()` an Arrow reader. Needs `untold[notebook]`.
+        """
+        return self._database.sql(query)
+
+    def sample(self, sample_id: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows of one sample by table: `samples`, `scores`, `statements`, `failures` and the others that have some.
+
+        Raises UnreadableRunError for an id that the run does not have.
+        """
+        found = {}
+        for name in self.tables:
+            rows = self.dataset(name)
+            if "sample_id" in rows.schema.names:
+                found[name] = rows.to_table(filter=ds.field("sample_id") == sample_id).to_pylist()
+        if not found.get("samples"):
+            raise UnreadableRunError(f"{self.directory}: no sample {sample_id!r}")
+        return {name: rows for name, rows in found.items() if rows}
+
+    def missing(self, n: int = 10) -> pa.Table:
+        """The n samples that leave out most, by metric: sample_id, metric, system, score, uncovered, missing.
+
+        `missing` lists the texts of the statements that are not covered.
+        """
+        columns = ["sample_id", "metric", "system", "score", "uncovered"]
+        worst = pa.schema([self.dataset("scores").schema.field(name) for name in columns]).empty_table()
+        by_size = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
+        # Batch by batch: only n rows are kept, however many there are
+        for batch in self.dataset("scores").to_batches(columns=columns, filter=ds.field("uncovered") > 0):
+            worst = pa.concat_tables([worst, pa.Table.from_batches([batch])]).sort_by(by_size).slice(0, n)
+        texts: dict[tuple[str, str], list[str]] = defaultdict(list)
+        chosen = ds.field("sample_id").isin(worst["sample_id"]) & ~ds.field("covered")
+        left_out = self.dataset("statements").to_table(columns=["sample_id", "metric", "text"], filter=chosen)
+        for row in left_out.to_pylist():
+            texts[row["sample_id"], row["metric"]].append(row["text"])
+        of_rows = [sorted(texts[row["sample_id"], row["metric"]]) for row in worst.to_pylist()]
+        return worst.append_column("missing", pa.array(of_rows, pa.list_(pa.string())))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a run: its status and its summary."""
+        shown = ["metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"]
+        rows = [{name: row[name] for name in shown} for row in self.summary().to_pylist()]
+        return f"<p>{escape(self.directory)}: {escape(self.status)}</p>{html_table(rows)}"
+
+    @cached_property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        """A database in memory whose views are the tables."""
+        try:
+            import duckdb
+        except ModuleNotFoundError as error:
+            raise UnreadableRunError("SQL needs DuckDB: pip install 'untold[notebook]'") from error
+        database = duckdb.connect()
+        for name in self.tables:
+            database.register(name, self.dataset(name))
+        return database
 
     def _files(self, name: str) -> list[str]:
         """The Parquet files of a table, sorted, so that its rows have one order."""
@@ -115,6 +194,13 @@ def _read_manifest(place: str, filesystem: fs.FileSystem) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UnreadableRunError(f"{place}: {MANIFEST} holds no JSON object")
     return manifest
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as an HTML table, values escaped, missing ones empty."""
+    import pandas
+
+    return str(pandas.DataFrame(list(rows)).to_html(index=False, na_rep="", float_format="{:.3f}".format, border=0))
 
 
 def _hidden(path: str) -> bool:

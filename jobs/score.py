@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.jobs.asking.endpoint import DEMO_LABEL, RunEndpoint
-from untold.jobs.asking.engines import Engines, open_engines
+from untold.jobs.asking.engines import Engines, Held, open_engines
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.requests import Requests
 from untold.jobs.asking.runner import StageRunner
@@ -84,13 +84,13 @@ class ScoreOutcome:
     unchanged: bool = False
 
 
-def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
+def score(request: ScoreRequest, display: Display, held: Held | None = None) -> ScoreOutcome:
     """Runs the main job. Raises errors with one clear line for what a user can mend.
 
     Writes the tables of `RESULT_TABLES` and manifest.json into the output, completions into the store. Starting it
     again asks for what is missing alone; where nothing is, the tables stay as they are. A run that ended early is an
     outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
-    is read.
+    is read. `held`: the engines of a session, else Spark and an answering process are started.
     """
     settings = request.settings
     with (
@@ -116,7 +116,7 @@ def score(request: ScoreRequest, display: Display) -> ScoreOutcome:
         # already
         asks = not output.seems_complete(retry_failed=retry)
         with open_engines(
-            settings, display, output.run, wait=request.wait, retry_failed=retry, small=small, asks=asks
+            settings, display, output.run, wait=request.wait, retry_failed=retry, small=small, asks=asks, held=held
         ) as engines:
             return _score(_Scoring(request, output, engines, endpoint, stages))
 

@@ -56,13 +56,19 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def run_here(spark: SparkSession) -> Iterator[RunHere]:
+def cluster() -> Iterator[SharedCluster]:
+    """One Ray cluster for all jobs of this process."""
+    started = SharedCluster()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def run_here(spark: SparkSession, cluster: SharedCluster) -> Iterator[RunHere]:
     """Whole commands in this process, on one session and one Ray cluster; a server a test gives each its limiter."""
-    cluster = SharedCluster()
     runs = RunHere(spark, cluster)
     yield runs
     runs.close()
-    cluster.close()
 
 
 @pytest.fixture(scope="module")

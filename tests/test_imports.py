@@ -14,6 +14,7 @@ FOLDERS = ("jobs", "udfs", "graph", "conf")
 # Higher parts may import lower ones, never the reverse; parts of one rank may import each other without a circle
 RANKS = {
     "untold.jobs.cli": 0,
+    "untold.jobs.api": 0,
     "untold.jobs.run": 2,
     "untold.jobs.asking": 2,
     "untold.jobs.metrics": 2,
@@ -23,6 +24,7 @@ RANKS = {
     "untold.jobs.settings": 3,
     "untold.jobs.tables": 3,
     "untold.jobs.results": 3,
+    "untold.jobs.plots": 3,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
 # The command line imports the jobs within functions, when a command needs them
@@ -127,5 +129,7 @@ def test_actors_import_no_spark() -> None:
         if within(name, WITHOUT_SPARK) and name in graph:
             reached = {name, *nx.descendants(graph, name)}
             parents = {".".join(one.split(".")[:size]) for one in reached for size in range(1, one.count(".") + 1)}
-            reached |= {more for one in parents & set(graph) for more in nx.descendants(graph, one)}
+            # `untold` itself imports what it names when that is first used
+            parents = (parents & set(graph)) - {"untold"}
+            reached |= {more for one in parents for more in nx.descendants(graph, one)}
             assert [one for one in reached if within(one, "pyspark")] == [], name

@@ -10,26 +10,29 @@ The names below load what they need when they are first used: `import untold` st
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from untold.jobs.results import Run as Run
-    from untold.jobs.results import open_run as open_run
+    from untold.jobs.api import Plan as Plan
+    from untold.jobs.api import Run as Run
+    from untold.jobs.api import Session as Session
+    from untold.jobs.api import open_run as open_run
     from untold.udfs.errors import UserError as UntoldError
 
 _WHERE = {
-    "Run": ("untold.jobs.results", "Run"),
+    "Plan": ("untold.jobs.api", "Plan"),
+    "Session": ("untold.jobs.api", "Session"),
+    "Run": ("untold.jobs.api", "Run"),
     "UntoldError": ("untold.udfs.errors", "UserError"),
-    "open_run": ("untold.jobs.results", "open_run"),
+    "open_run": ("untold.jobs.api", "open_run"),
 }
-__all__ = ["Run", "UntoldError", "__version__", "open_run"]
+__all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "open_run"]
 
 
 def __getattr__(name: str) -> Any:
     """The public names, each imported when it is first used (PEP 562)."""
     if name == "__version__":
-        return version("untold")
+        return import_module("importlib.metadata").version("untold")
     if name not in _WHERE:
         raise AttributeError(f"module 'untold' has no attribute {name!r}")
     module, attribute = _WHERE[name]

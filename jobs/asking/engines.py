@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from untold.jobs.asking.process import ProcessWhenNeeded
+from untold.jobs.asking.process import KeptProcess, ProcessWhenNeeded
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
@@ -31,6 +31,14 @@ class Engines:
     retry_failed: bool = False
 
 
+@dataclass(frozen=True)
+class Held:
+    """Spark and an answering process that several starts use, one after the other (`untold.Session`)."""
+
+    spark: SparkSession
+    process: KeptProcess
+
+
 @contextmanager
 def open_engines(
     settings: Settings,
@@ -41,20 +49,23 @@ def open_engines(
     retry_failed: bool = False,
     small: bool = False,
     asks: bool = False,
+    held: Held | None = None,
 ) -> Iterator[Engines]:
     """Spark, and an answering process that starts when it is first needed and ends with the context.
 
     `small`: as `open_session` takes it. `asks`: something is sure to be asked, so that the process, whose Ray takes as
-    long to start as Spark does, is first of all. From here on the first signal asks the run to end in order. Raises
-    JavaError where no usable Java is found.
+    long to start as Spark does, is first of all. `held`: what is used instead, and stays. From here on the first signal
+    asks the run to end in order. Raises JavaError where no usable Java is found.
     """
     interrupts = Interrupts()
-    process = ProcessWhenNeeded(settings.ray.address, interrupts)
+    process = ProcessWhenNeeded(settings.ray.address, interrupts) if held is None else held.process
+    if held is not None:
+        held.process.serve(interrupts)
     try:
         if asks:
             process.open()
-        spark = open_session(settings, small=small)
-        interrupts.install()
-        yield Engines(spark, display, interrupts, process, run, wait, retry_failed)
+        spark = open_session(settings, small=small) if held is None else held.spark
+        with interrupts.installed():
+            yield Engines(spark, display, interrupts, process, run, wait, retry_failed)
     finally:
         process.close()

@@ -38,7 +38,9 @@ class AnsweringProcess:
     """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
-        self._interrupts = interrupts
+        self.interrupts = interrupts
+        # Whether another job can follow: the last one ended as it should
+        self.usable = True
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory(prefix="untold-")
         self._log = open(os.path.join(self._folder.name, "answer.log"), "w+", encoding="utf-8")  # noqa: SIM115
@@ -74,11 +76,12 @@ class AnsweringProcess:
         the folder over. Raises AnsweringError where the process ends, breaks or falls silent, and where the lock was
         lost.
         """
+        self.usable = False
         self._send(json.dumps(job_to_json(job)))
         told = False
         heard_at = monotonic()
         while True:
-            if not told and (self._interrupts.requested or lost_lock()):
+            if not told and (self.interrupts.requested or lost_lock()):
                 told = True
                 # A line, not a signal: the process ends this job in order and writes what was answered
                 self._send("stop")
@@ -99,6 +102,7 @@ class AnsweringProcess:
             elif event["event"] == "done":
                 if lost_lock():
                     raise AnsweringError(f"another run took over {job.directory} while this one stood still")
+                self.usable = not told
                 return event
 
     def leave(self) -> None:
@@ -157,13 +161,13 @@ class ProcessWhenNeeded:
     """The answering process of one start of a run, begun when it is first needed."""
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
-        self._ray_address, self._interrupts = ray_address, interrupts
+        self._ray_address, self.interrupts = ray_address, interrupts
         self._process: AnsweringProcess | None = None
 
     def open(self) -> AnsweringProcess:
         """The process, the same one every time."""
         if self._process is None:
-            self._process = AnsweringProcess(self._ray_address, self._interrupts)
+            self._process = AnsweringProcess(self._ray_address, self.interrupts)
         return self._process
 
     def leave(self) -> None:
@@ -175,3 +179,26 @@ class ProcessWhenNeeded:
         """Ends the process, if there is one, and waits for that."""
         if self._process is not None:
             self._process.close()
+
+
+class KeptProcess(ProcessWhenNeeded):
+    """An answering process for one start after the other; `end` ends it. One that broke is replaced by the next."""
+
+    def serve(self, interrupts: Interrupts) -> None:
+        """Takes up the next start, whose interrupts these are."""
+        self.interrupts = interrupts
+        if self._process is not None:
+            self._process.interrupts = interrupts
+
+    def leave(self) -> None:
+        """The next start has more for it."""
+
+    def close(self) -> None:
+        """Ends a process that no other start can use."""
+        if self._process is not None and not self._process.usable:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the process, if there is one, and waits for that."""
+        super().close()
+        self._process = None

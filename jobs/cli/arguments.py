@@ -215,12 +215,12 @@ def known_formats() -> Sequence[str]:
 
 def metric_names(text: str) -> tuple[str, ...]:
     """The metrics of a list by comma, each once. Raises ValueError for what is none, and for an empty list."""
-    found, known = names(text), known_metrics()
-    unknown = [name for name in found if name not in known]
-    if unknown or not found:
-        message = f"no metric {', '.join(unknown) or text!r}; there are {', '.join(known)}"
-        raise ValueError(with_hint(message, unknown[0] if unknown else text, known))
-    return found
+    from untold.jobs.metrics import UnknownMetricError, check_names
+
+    try:
+        return check_names(names(text))
+    except UnknownMetricError as error:
+        raise ValueError(str(error)) from None
 
 
 def count(text: str) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from untold.jobs.metrics import e2e, icat, importance, longrecall, nli, qa
 from untold.jobs.metrics.base import Metric
 from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
+from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.registry import Registry
 
 GROUP = "untold.metrics"
@@ -15,6 +17,21 @@ GROUP = "untold.metrics"
 METRICS: Registry[Metric] = Registry(
     (e2e.METRIC, nli.METRIC, qa.METRIC, icat.METRIC, importance.METRIC, longrecall.METRIC), GROUP
 )
+
+
+class UnknownMetricError(UserError):
+    """A name that no metric has."""
+
+
+def check_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of metrics, each once. Raises UnknownMetricError for a name that no metric has, and for none at all."""
+    given = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
+    unknown = [name for name in given if name not in METRICS]
+    if unknown or not given:
+        near = did_you_mean(near_misses(unknown[0], list(METRICS)), quote="") if unknown else ""
+        what = f"no metric {', '.join(unknown)}" if unknown else "no metric is named"
+        raise UnknownMetricError("; ".join(part for part in (what, f"there are {', '.join(METRICS)}", near) if part))
+    return given
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
 
 
@@ -31,10 +32,19 @@ class Interrupts:
         finally:
             self._waiting = False
 
-    def install(self) -> None:
-        """Takes over SIGINT and SIGTERM; call it after the Spark session was opened, which sets its own."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Takes over SIGINT and SIGTERM while the context lasts. Only the main thread can: in others nothing changes.
+
+        Enter it after the Spark session was opened, which sets handlers of its own.
+        """
+        numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         """The handler of both signals."""

@@ -119,6 +119,11 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     return session
 
 
+def active_session() -> SparkSession:
+    """The Spark session that is active, else one on this machine."""
+    return SparkSession.getActiveSession() or open_session(Settings())
+
+
 def _take(options: dict[str, str]) -> _Jvm:
     """The JVM that was begun, or a new one where that was begun for other options."""
     global _begun

@@ -116,16 +116,8 @@ class RunHere:
 class _KeptProcess(AnsweringProcess):
     """An answering process that outlives the run which started it; one that broke or was told to stop does not."""
 
-    usable = True
-
     def serve(self, interrupts: Interrupts) -> None:
-        self._interrupts = interrupts
-
-    def answer(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        self.usable = False
-        outcome = super().answer(*arguments, **options)
-        self.usable = outcome["outcome"] != "interrupted"
-        return outcome
+        self.interrupts = interrupts
 
     def leave(self) -> None:
         """The next run has more for it."""

@@ -1,0 +1,360 @@
+"""The Python API: a session that scores and plans, for notebooks and scripts (docs: "Python API").
+
+import untold
+
+with untold.Session(settings={"llm.model": "gpt-4.1-mini"}) as session:
+    run = session.score(frame, metrics=["e2e"], columns={"query": "question"})
+    run.summary()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from threading import Lock, current_thread, main_thread
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from untold.jobs import results
+from untold.jobs.asking import local_model
+from untold.jobs.asking.engines import Held
+from untold.jobs.asking.process import KeptProcess
+from untold.jobs.compare import compare
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.frames import write_frame
+from untold.jobs.metrics import check_names
+from untold.jobs.plan import PlanRequest, plan
+from untold.jobs.results import html_table
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.output import absolute
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import active_session, open_session
+from untold.jobs.score import ScoreRequest, score
+from untold.jobs.settings.layers import KNOWN
+from untold.jobs.settings.loading import load_settings
+from untold.jobs.settings.model import Settings, spark_defaults
+from untold.udfs.errors import UserError
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.redaction import redact
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Sessions that started Spark themselves and have not ended: the last one stops it
+_STARTED: set[Session] = set()
+_STARTING = Lock()
+INTERRUPTED = 130  # docs/contract.md, "Exit codes"
+
+
+class ScoringError(UserError):
+    """A score that ended without tables: the endpoint refuses it, or its process broke."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would ask: a row a metric and stage, as `untold plan --json` prints them (docs/contract.md)."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The sums over all rows; None where no row knows a figure, such as a cost without prices."""
+        numbers = [name for name in (self.rows[0] if self.rows else ()) if name not in ("metric", "stage", "exact")]
+        known = {name: [row[name] for row in self.rows if row[name] is not None] for name in numbers}
+        return {name: sum(values) if values else None for name, values in known.items()}
+
+    def _repr_html_(self) -> str:
+        return html_table([*self.rows, {"metric": "total", **self.totals}])
+
+
+class Run(results.Run):
+    """The output of one run: its manifest and its tables. `open_run` and `Session.score` give one."""
+
+    def spark(self, name: str) -> DataFrame:
+        """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
+        # Says what is wrong with the name
+        self.dataset(name)
+        return active_session().read.option("mergeSchema", "true").parquet(f"{self.directory}/{name}")
+
+    def compare(self, *others: results.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> dict[str, pa.Table]:
+        """Systems ranked and tested against each other, over this run and others, by Spark as `spark` uses it.
+
+        Returns:
+            `systems`, best first within a metric, and `comparisons`, a row two systems (docs/contract.md, "Tables").
+        """
+        outputs = [self.directory, *(run.directory for run in others)]
+        found = compare(active_session(), outputs, metrics=metrics, seed=seed)
+        return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
+
+    def plot(self) -> Figure:
+        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure."""
+        from untold.jobs.plots import plot_means
+
+        return plot_means(self.summary().to_pylist())
+
+
+def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
+    """The run whose output is `directory`: a local path or a URI that `pyarrow.fs` knows.
+
+    Raises:
+        UntoldError: There is no manifest.json that can be read, or the run has not ended and `allow_running` is False.
+    """
+    found = results.open_run(directory, allow_running=allow_running)
+    return Run(found.directory, found.manifest, found.filesystem)
+
+
+class Session:
+    """Scores and plans with one Spark, one Ray and one set of settings.
+
+    Args:
+        spark: A Spark session of yours, which is used as it is and never stopped; None is the one that is active.
+            Where there is none, the first call starts one, on this machine or where `spark.master` says.
+        config: A settings file, as `--config` names it.
+        settings: Settings by their dotted keys, as `--set` gives them: `{"llm.model": "gpt-4.1-mini"}`.
+        endpoint: A preset, as `--endpoint` names it.
+
+    Raises:
+        UntoldError: A setting is unknown or wrong, or nothing names an endpoint.
+
+    Examples:
+        >>> import untold
+        >>> with untold.Session(settings={"llm.base_url": "http://localhost:8000/v1", "llm.model": "m"}) as session:
+        ...     session.settings.llm.model
+        'm'
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | None = None,
+        config: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        endpoint: str | None = None,
+    ) -> None:
+        self._resolved = load_settings(
+            None if config is None else os.fspath(config),
+            [f"{key}={json.dumps(value)}" for key, value in _dotted(settings or {})],
+            endpoint,
+            os.environ,
+            local_installed=local_model.installed,
+        )
+        active = None if _STARTED else SparkSession.getActiveSession()
+        self._given = spark if spark is not None else active
+        self._process = KeptProcess(self.settings.ray.address, Interrupts())
+        self._numbers = count(1)
+        self._lock = Lock()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, all layers resolved; they cannot be changed."""
+        return self._resolved.settings
+
+    def score(
+        self,
+        samples: Any,
+        metrics: str | Sequence[str],
+        output: str | os.PathLike[str] | None = None,
+        *,
+        format: str | None = None,
+        limit: int | None = None,
+        random: int | None = None,
+        overwrite: bool = False,
+        retry_failed: bool = False,
+        wait: bool = True,
+        progress: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> Run:
+        """Scores samples and gives the run, whose tables are written.
+
+        The same call again asks only for what is missing, as the same command does.
+
+        Args:
+            samples: A path or glob, a Spark DataFrame, or a table of pyarrow, pandas, polars or DuckDB.
+            metrics: Names of metrics, such as `["e2e", "qa"]`.
+            output: Folder of the tables. None keeps them in a folder of the session's, which ends with it.
+            format: A known data set, as `--format` names it.
+            limit: Only the first samples by sample_id.
+            random: So many random rows, by `statistics.seed`.
+            overwrite: Replaces the tables of another run in `output`.
+            retry_failed: Asks permanently failed requests again.
+            wait: Waits for another run on the same store; False refuses.
+            progress: Called with each progress event, a mapping with stage, done, total, calls and seconds, or a note.
+                None draws progress as the command does, in a notebook as a bar a stage.
+
+        Returns:
+            The run. Its `status` is `finished`, or says why it ended early: `budget` or `outage`.
+
+        Raises:
+            UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.
+            KeyboardInterrupt: The call was interrupted; what was answered is kept.
+        """
+        with self._input(samples) as path:
+            request = ScoreRequest(
+                input=path,
+                output=self._output(output),
+                metrics=check_names(metrics),
+                settings=self._settings_with_store(output),
+                embedded=self._resolved.embedded,
+                format=format,
+                limit=limit,
+                draw=self._draw(random),
+                overwrite=overwrite,
+                retry_failed=retry_failed,
+                wait=wait,
+                command="the same call",
+            )
+            # One at a time: calls share the answering process
+            with self._lock:
+                outcome = score(request, display_for(progress), Held(self._spark, self._process))
+        if outcome.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt
+        run = open_run(request.output)
+        if run.status == "failed":
+            raise ScoringError(outcome.message or "the run failed")
+        return run
+
+    def plan(
+        self,
+        samples: Any,
+        metrics: str | Sequence[str],
+        output: str | os.PathLike[str] | None = None,
+        *,
+        format: str | None = None,
+        limit: int | None = None,
+        random: int | None = None,
+    ) -> Plan:
+        """Says what `score` with the same arguments would ask and cost. It asks nothing and writes nothing."""
+        with self._input(samples) as path, self._lock:
+            request = PlanRequest(
+                input=path,
+                output=None if output is None else absolute(os.fspath(output)),
+                metrics=check_names(metrics),
+                settings=self._settings_with_store(output),
+                embedded=self._resolved.embedded,
+                format=format,
+                limit=limit,
+                draw=self._draw(random),
+            )
+            return Plan(plan(request, display_for(None), self._spark))
+
+    def close(self) -> None:
+        """Ends what the session started: its answering process with its Ray, its Spark, and its own folder."""
+        self._process.end()
+        shutil.rmtree(self.__dict__.pop("_folder", ""), ignore_errors=True)
+        with _STARTING:
+            _STARTED.discard(self)
+            spark = self.__dict__.pop("_spark", None)
+            if spark is not None and self._given is None and not _STARTED:
+                spark.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @cached_property
+    def _folder(self) -> str:
+        """A folder of the session's own."""
+        return tempfile.mkdtemp(prefix="untold-session-")
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        """Spark for all calls: of the caller's session a sibling, so that options set here are not theirs."""
+        options = {**spark_defaults(), **self.settings.spark.conf}
+        if self._given is not None:
+            sibling = self._given.newSession()
+            for name, value in options.items():
+                if sibling.conf.isModifiable(name):
+                    sibling.conf.set(name, value)
+            return sibling
+        with _STARTING, _surroundings_kept():
+            _STARTED.add(self)
+            return open_session(self.settings)
+
+    @contextmanager
+    def _input(self, samples: Any) -> Iterator[str]:
+        """The path of the samples; frames are written to a folder that goes with the call."""
+        if isinstance(samples, str | os.PathLike):
+            yield absolute(os.fspath(samples))
+            return
+        with tempfile.TemporaryDirectory(prefix="untold-samples-") as folder:
+            yield write_frame(samples, folder)
+
+    def _output(self, output: str | os.PathLike[str] | None) -> str:
+        if output is not None:
+            return absolute(os.fspath(output))
+        return f"{self._folder}/run-{next(self._numbers)}"
+
+    def _settings_with_store(self, output: str | os.PathLike[str] | None) -> Settings:
+        """Calls without an output share a store, so that none pays for what another has."""
+        if output is not None or self.settings.store:
+            return self.settings
+        return self.settings.model_copy(update={"store": f"{self._folder}/completions"})
+
+    def _draw(self, rows: int | None) -> Draw | None:
+        return None if rows is None else Draw(rows, self.settings.statistics.seed)
+
+
+def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:
+    """What shows progress: the callback, else lines on standard error."""
+    return Display() if progress is None else _Told(progress)
+
+
+class _Told(Display):
+    """Progress as events for a callback."""
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def note(self, text: str) -> None:
+        self._tell({"note": redact(text)})
+
+    def start(self, stage: str) -> None:
+        self._tell({"stage": stage, "done": 0})
+
+    def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
+        tally = event["tally"]
+        cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], tally["calls"])
+        counted = {name: tally[name] for name in ("done", "calls", "failed")}
+        self._tell({"stage": event["stage"], "total": event["total"], **counted, "cost": cost})
+
+    def end(self) -> None:
+        """A stage's last event was told."""
+
+
+def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their dotted keys, nested mappings as well.
+
+    >>> list(_dotted({"llm": {"model": "m"}, "spark.conf": {"spark.ui.enabled": "false"}}))
+    [('llm.model', 'm'), ('spark.conf', {'spark.ui.enabled': 'false'})]
+    """
+    for name, value in settings.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping) and key not in KNOWN:
+            yield from _dotted(value, f"{key}.")
+        else:
+            yield key, value
+
+
+@contextmanager
+def _surroundings_kept() -> Iterator[None]:
+    """Gives the environment and the handler of SIGINT back, which the start of Spark changes."""
+    environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,167 @@
+"""The Python API: what a notebook or a script calls, against a model server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import duckdb
+import pandas
+import polars
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import untold
+from tests.fakes.model_server import ModelServer
+from tests.runs.cluster import SHARED_RAY, SharedCluster
+
+PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
+CITIES = ("Lyon", "Turin", "Osaka")
+ROWS = [
+    {
+        "sample_id": f"s{place}",
+        "query": "Where does Ada Mill live?",
+        "response": f"Ada Mill lives in {city}.",
+        "contexts": ["Ada Mill lives in Lyon.", "Ada Mill lives in Turin."],
+        "system": f"model-{place % 2}",
+    }
+    for place, city in enumerate(CITIES)
+]
+TABLES = ("samples", "statements", "scores", "summary")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with ModelServer(answer="world") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession, cluster: SharedCluster, server: ModelServer) -> Iterator[untold.Session]:
+    settings = {
+        "llm": {"base_url": server.base_url, "model": "fake-model"},
+        "prompts_dir": PROMPTS,
+        "ray.address": cluster.address,
+    }
+    with patch.dict(os.environ, SHARED_RAY), untold.Session(spark, settings=settings) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def of_file(session: untold.Session, tmp_path_factory: pytest.TempPathFactory) -> untold.Run:
+    path = tmp_path_factory.mktemp("api") / "samples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return session.score(str(path), ["e2e"], progress=lambda _: None)
+
+
+def tables_of(run: untold.Run) -> dict[str, list[dict[str, Any]]]:
+    return {name: run.table(name).to_pylist() for name in TABLES}
+
+
+def frames(spark: SparkSession) -> dict[str, Any]:
+    table = pa.Table.from_pylist(ROWS)
+    return {
+        "pyarrow": table,
+        "pandas": pandas.DataFrame(ROWS).set_index(pandas.Index([7, 8, 9])),
+        "polars": polars.DataFrame(ROWS),
+        "duckdb": duckdb.from_arrow(table),
+        "spark": spark.createDataFrame(pandas.DataFrame(ROWS)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars", "duckdb", "spark"])
+def test_a_frame_gives_the_tables_that_a_file_gives(
+    spark: SparkSession, session: untold.Session, of_file: untold.Run, server: ModelServer, kind: str
+) -> None:
+    before = server.count()
+    run = session.score(frames(spark)[kind], "e2e", progress=lambda _: None)
+    assert tables_of(run) == tables_of(of_file)
+    # Calls without an output share a store: nothing is paid for again
+    assert server.count() == before
+    assert run.status == "finished"
+
+
+def test_a_session_of_the_callers_stays_as_it_was(
+    spark: SparkSession, session: untold.Session, of_file: untold.Run
+) -> None:
+    options, environment = dict(spark.conf.getAll), dict(os.environ)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    session.score(pa.Table.from_pylist(ROWS), "e2e", progress=lambda _: None)
+    assert dict(spark.conf.getAll) == options
+    assert dict(os.environ) == environment
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert spark.range(3).count() == 3
+
+
+def test_a_score_in_a_thread_works(session: untold.Session, of_file: untold.Run) -> None:
+    found: list[untold.Run] = []
+    thread = threading.Thread(target=lambda: found.append(session.score(of_file.table("samples"), "e2e")))
+    thread.start()
+    thread.join()
+    assert [run.status for run in found] == ["finished"]
+
+
+def test_a_plan_has_rows_and_totals(session: untold.Session) -> None:
+    plan = session.plan(pa.Table.from_pylist(ROWS), ["e2e"])
+    assert [(row["stage"], row["requests"]) for row in plan.rows] == [
+        ("summarise_context", 2),
+        ("evaluate_coverage", 3),
+    ]
+    assert plan.totals["requests"] == 5
+    assert "evaluate_coverage" in plan._repr_html_()
+
+
+def test_progress_goes_to_a_callback(session: untold.Session) -> None:
+    events: list[Any] = []
+    other = [{**row, "query": "In which city does Ada Mill live?"} for row in ROWS]
+    session.score(pa.Table.from_pylist(other), "e2e", progress=events.append)
+    done = {event["stage"]: event["done"] for event in events if "stage" in event}
+    assert done == {"summarise_context": 2, "evaluate_coverage": 3}
+
+
+def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
+    assert of_file.sql("select count(*) from scores").fetchone() == (3,)
+    joined = "select s.response from samples s join scores c using (sample_id) where c.uncovered = 2"
+    assert of_file.sql(joined).fetchall() == [("Ada Mill lives in Osaka.",)]
+    worst = of_file.missing(1).to_pylist()
+    assert [(row["sample_id"], row["uncovered"]) for row in worst] == [("s2", 2)]
+    assert worst[0]["missing"] == ["Ada Mill lives in Lyon.", "Ada Mill lives in Turin."]
+    assert of_file.sample("s0")["samples"][0]["response"] == "Ada Mill lives in Lyon."
+    assert set(of_file.pandas("scores")["sample_id"]) == {"s0", "s1", "s2"}
+    assert of_file.spark("scores").count() == 3
+    assert "model-1" in of_file._repr_html_()
+    assert [row["system"] for row in of_file.compare()["systems"].to_pylist()][0] in ("model-0", "model-1")
+    assert [axes.get_title() for axes in of_file.plot().axes] == ["e2e: mean and 95 % interval"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"llm.modle": "m"}, "llm.modle"), ({"llm": {"base_url": "nowhere", "model": "m"}}, "llm.base_url")],
+)
+def test_a_wrong_setting_is_one_clear_error(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(untold.UntoldError, match=told):
+        untold.Session(settings=settings)
+
+
+def test_wrong_arguments_are_clear_errors(session: untold.Session, of_file: untold.Run) -> None:
+    with pytest.raises(untold.UntoldError, match="did you mean e2e"):
+        session.score(pa.Table.from_pylist(ROWS), "e2")
+    with pytest.raises(untold.UntoldError, match="samples is a list"):
+        session.score(ROWS, "e2e")
+    with pytest.raises(untold.UntoldError, match="no sample 'nobody'"):
+        of_file.sample("nobody")
+
+
+def test_the_package_loads_no_engine() -> None:
+    program = "import untold, sys; untold.__version__; print({'pyspark', 'ray', 'faiss', 'pyarrow'} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "set()\n"
