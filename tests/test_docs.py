@@ -1,19 +1,24 @@
-"""The docs say what the code does: layout, tables, settings, stages and exit codes, and no section is cited in vain."""
+"""The site builds, the docs say what the code does, and no section is cited in vain."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from jobs.cli.commands import COMMANDS
 from jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
+from jobs.metrics import METRICS
 from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
 from jobs.settings.loading import describe
+from jobs.study.aggregate import COLUMN_OF_STATUS
 from jobs.tables import TABLES
+from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from udfs.stages import STAGES
 from udfs.stages.figures import Line
 
@@ -141,7 +146,9 @@ def test_layout() -> None:
 
 
 def test_what_a_person_starts() -> None:
-    sentence = r"In `jobs/` itself lie (.*?) which are\s+started, and (\w+) and (\w+)"
+    sentence = (
+        r"A person starts these modules of `jobs/`: (.*?)\.\s+Every module may import the other two, (\w+) and (\w+)"
+    )
     listed = re.search(sentence, section("architecture", "Layout"), re.DOTALL)
     assert listed is not None
     started = set(re.findall(r"\w+", listed[1])) - {"and"}
@@ -159,8 +166,15 @@ def sources() -> Iterator[tuple[str, str]]:
             yield name, (ROOT / name).read_text(encoding="utf-8")
 
 
+def pages() -> Iterator[tuple[str, str]]:
+    """What is written for people: the README, how to contribute, and the files of the site."""
+    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
+
+
+PATH = re.compile(r"`((?:jobs|udfs|graph|conf|tests|docs|notebooks)/[\w/.]+)`")
 NUMBERED = re.compile(r"\b[Mm]ethods(?:\.md)?,?\s+(?:sections?\s+)?(\d+(?:(?:, | and |, and )\d+)*)")
-ELSEWHERE = re.compile(r"(?<!docs/)\b(?:contract|architecture|methods)\.md")
+ELSEWHERE = re.compile(r"(?<!docs/)(?<!\.\./)\b(?:contract|architecture|methods)\.md")
 NAMED = re.compile(r"docs/(contract|architecture|methods)\.md, \\?\"([^\"\\]+)")
 
 
@@ -181,12 +195,56 @@ def test_sections_that_are_cited_exist() -> None:
     assert cited > 30
 
 
-@pytest.mark.parametrize("file", [*(f"docs/{name}.md" for name in DOCS), "README.md", "CONTRIBUTING.md"])
-def test_files_that_the_docs_name_exist(file: str) -> None:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:jobs|udfs|graph|conf|tests|docs|notebooks)/[\w/.]+)`", text)
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
+def test_files_that_the_docs_name_exist() -> None:
+    named = {path for _, text in pages() for path in PATH.findall(text)}
+    assert len(named) > 50
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """A broken link, a missing anchor and a page outside of the navigation are errors."""
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
+    html = {file.stem: file.read_text(encoding="utf-8") for file in tmp_path.rglob("*.html")}
+    assert {key for key, *_ in describe()} <= {
+        unescape(code) for code in re.findall("<code>(.*?)</code>", html["settings"])
+    }
+    assert [name for name, text in html.items() if re.search(r'(?:src|<link[^>]+href)="(?:https?:)?//', text)] == []
+
+
+def glossary() -> list[list[str]]:
+    return rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "term")
+
+
+def test_words_of_the_glossary_that_name_code_are_there() -> None:
+    known = {
+        *COMMANDS,
+        *METRICS,
+        *STAGES,
+        *TABLES,
+        *COLUMN_OF_STATUS,
+        SUPPORTED,
+        CONTRADICTED,
+        NOT_SUPPORTED,
+        "manifest.json",
+        "--cluster",
+    }
+    known |= {column for schema in TABLES.values() for column in schema.names} | {key for key, *_ in describe()}
+    named = [name for _, meaning in glossary() for name in re.findall(r"`([^`]+)`", meaning)]
+    assert len(named) > 40
+    assert [name for name in named if name not in known] == []
+
+
+def test_a_term_is_told_in_one_sentence_and_is_used() -> None:
+    assert len(glossary()) >= 40
+    text = " ".join(text for file, text in pages() if file != "docs/glossary.md").lower()
+    assert [term for term, meaning in glossary() if ". " in meaning or term not in text] == []
+
+
+def test_words_to_avoid_are_avoided() -> None:
+    listed = rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "instead of")
+    avoided = re.compile(rf"\b(?:{'|'.join(', '.join(words for words, _ in listed).split(', '))})\b", re.IGNORECASE)
+    prose = {file: re.sub(r"`[^`]*`", "", text) for file, text in pages() if file != "docs/glossary.md"}
+    assert {file: avoided.findall(text) for file, text in prose.items() if avoided.search(text)} == {}
 
 
 def test_sections_of_the_tour_are_short() -> None:

@@ -1,0 +1,150 @@
+"""Pages of the site that MkDocs makes while it builds: the reference from the code, and the files of the root."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import click
+import pyarrow as pa
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from jobs import tables
+from jobs.cli.commands import COMMANDS
+from jobs.cli.studies import COVERAGE_FORMATS, QUESTION_FORMATS
+from jobs.metrics import METRICS
+from jobs.settings.loading import describe, preset_names
+from jobs.settings.model import Settings
+from jobs.settings.templates import find_template
+from udfs.samples.adapters import FORMATS
+from udfs.samples.claims import CLAIM_FORMATS
+from udfs.stages import STAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = re.compile(r"((?:^# [^\n]*\n)+)(\w+) = pa\.schema\(\n(.*?)^\)", re.MULTILINE | re.DOTALL)
+COLUMN = re.compile(r'^ +\("(\w+)", .*\),(?:  # (.*))?$', re.MULTILINE)
+
+
+def on_files(site: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are not files of `docs/`."""
+    for place, page in PAGES.items():
+        site.append(File.generated(config, place, content=page()))
+    return site
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def root_file(name: str) -> str:
+    """A file of the root as a page: its links start in `docs/`, and other root files are pages too."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+    for file, place in {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}.items():
+        text = text.replace(f"]({file}", f"]({place}")
+    return text.replace("[Apache 2.0](LICENSE)", "Apache 2.0")
+
+
+def commands() -> str:
+    parts = ["# Commands\n\n`untold COMMAND --help` prints the same.\n"]
+    for name, command in COMMANDS.items():
+        context = click.Context(command, info_name=f"untold {name}")
+        usage = " ".join([f"untold {name}", *command.collect_usage_pieces(context)])
+        records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
+        options = table(("option", "meaning"), [(f"`{record[0]}`", record[1]) for record in records if record])
+        parts.append(f"## {name}\n\n{command.help[0].upper()}{command.help[1:]}.\n\n    {usage}\n\n{options}")
+    return "\n".join(parts)
+
+
+def settings() -> str:
+    rows = [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe()]
+    parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
+    parts += [table(("setting", "default", "takes", "meaning"), rows), "## Presets\n"]
+    for name in preset_names():
+        text = files("conf").joinpath("endpoints", f"{name}.yaml").read_text(encoding="utf-8")
+        parts.append(f"### {name}\n\n```yaml\n{text}```\n")
+    return "\n".join(parts)
+
+
+def schemas() -> dict[str, tuple[str, dict[str, str]]]:
+    """By the name of a schema in the code: what a row is, and what columns mean, as the comments there say."""
+    # The one schema whose columns are the fields of a class
+    found: dict[str, tuple[str, dict[str, str]]] = {
+        "COMPLETIONS": ("A request of a stage in a store, answered or failed", {})
+    }
+    for said, name, body in SCHEMA.findall(inspect.getsource(tables)):
+        meanings = dict(COLUMN.findall(body))
+        found[name] = (" ".join(line.removeprefix("# ") for line in said.splitlines()), meanings)
+    return found
+
+
+def described_tables() -> str:
+    described = schemas()
+    names = {id(value): name for name, value in vars(tables).items() if isinstance(value, pa.Schema)}
+    parts = ["# Tables\n", f"{inspect.getdoc(tables)}\n"]
+    for name, schema in tables.TABLES.items():
+        row, meanings = described[names[id(schema)]]
+        rows = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in schema]
+        parts.append(f"## {name}\n\nOne row: {row[0].lower()}{row[1:]}.\n")
+        parts.append(table(("column", "type", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def metrics() -> str:
+    defaults = Settings()
+    parts = ["# Metrics\n", "Stages and columns under the default settings.\n"]
+    for name, metric in METRICS.items():
+        rows = [
+            ("columns that a sample needs", code(metric.columns(defaults))),
+            ("columns that it reads if present", code(metric.reads)),
+            ("stages", code(metric.asks(defaults))),
+            ("tables", code(metric.tables)),
+        ]
+        parts.append(f"## {name}\n\n" + table(("of the metric", "names"), rows))
+    return "\n".join(parts)
+
+
+def stages() -> str:
+    parts = ["# Stages\n", "Each stage with its variables, the columns that it gives, and its shipped template.\n"]
+    for name, stage in STAGES.items():
+        columns = code(f"{field.name}: {field.type}" for field in stage.output)
+        template = find_template(name, "chat", None)
+        parts.append(f"## {name}\n\nVariables: {code(stage.variables)}. Gives: {columns}.\n")
+        parts.append(f"````text\n{template.source.rstrip()}\n````\n")
+    return "\n".join(parts)
+
+
+def formats() -> str:
+    def rows(known: Iterable[str], adapters: object = FORMATS) -> list[tuple[str, str]]:
+        named = adapters if isinstance(adapters, dict) else {}
+        return [(f"`{name}`", code(named[name].required) if name in named else "") for name in known]
+
+    heads = ("format", "columns that a row needs")
+    parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]
+    parts += ["## Samples (`untold score --format`)\n", table(heads, rows(FORMATS))]
+    parts += ["## Questions (`untold generate --format`)\n", table(heads, rows(QUESTION_FORMATS))]
+    parts += ["## Labelled claims (`--dataset claims --format`)\n", table(heads, rows(CLAIM_FORMATS, CLAIM_FORMATS))]
+    parts += ["## Labelled coverage (`--dataset coverage --format`)\n", table(heads, rows(COVERAGE_FORMATS))]
+    return "\n".join(parts)
+
+
+PAGES = {
+    "index.md": lambda: root_file("README.md"),
+    "contributing.md": lambda: root_file("CONTRIBUTING.md"),
+    "changelog.md": lambda: root_file("CHANGELOG.md"),
+    "reference/commands.md": commands,
+    "reference/settings.md": settings,
+    "reference/tables.md": described_tables,
+    "reference/metrics.md": metrics,
+    "reference/stages.md": stages,
+    "reference/formats.md": formats,
+}
