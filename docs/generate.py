@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -27,6 +26,10 @@ from udfs.stages import STAGES
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = re.compile(r"((?:^# [^\n]*\n)+)(\w+) = pa\.schema\(\n(.*?)^\)", re.MULTILINE | re.DOTALL)
 COLUMN = re.compile(r'^ +\("(\w+)", .*\),(?:  # (.*))?$', re.MULTILINE)
+TABLES_IN_GENERAL = """
+Columns are only added. Any column may be null, which means that a value does not exist or is unknown. Ids are texts.
+Scores and rates lie between 0 and 1. [Contract, Tables](../contract.md#tables) explains values.
+"""
 
 
 def on_files(site: Files, config: MkDocsConfig) -> Files:
@@ -46,6 +49,10 @@ def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
 def root_file(name: str) -> str:
     """A file of the root as a page: its links start in `docs/`, and other root files are pages too."""
     text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
@@ -61,7 +68,7 @@ def commands() -> str:
         usage = " ".join([f"untold {name}", *command.collect_usage_pieces(context)])
         records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
         options = table(("option", "meaning"), [(f"`{record[0]}`", record[1]) for record in records if record])
-        parts.append(f"## {name}\n\n{command.help[0].upper()}{command.help[1:]}.\n\n    {usage}\n\n{options}")
+        parts.append(f"## {name}\n\n{sentence(command.help or name)}\n\n    {usage}\n\n{options}")
     return "\n".join(parts)
 
 
@@ -70,7 +77,7 @@ def settings() -> str:
     parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
     parts += [table(("setting", "default", "takes", "meaning"), rows), "## Presets\n"]
     for name in preset_names():
-        text = files("conf").joinpath("endpoints", f"{name}.yaml").read_text(encoding="utf-8")
+        text = (ROOT / "conf" / "endpoints" / f"{name}.yaml").read_text(encoding="utf-8")
         parts.append(f"### {name}\n\n```yaml\n{text}```\n")
     return "\n".join(parts)
 
@@ -90,11 +97,11 @@ def schemas() -> dict[str, tuple[str, dict[str, str]]]:
 def described_tables() -> str:
     described = schemas()
     names = {id(value): name for name, value in vars(tables).items() if isinstance(value, pa.Schema)}
-    parts = ["# Tables\n", f"{inspect.getdoc(tables)}\n"]
+    parts = ["# Tables\n", "Below each name: what one row is.", TABLES_IN_GENERAL]
     for name, schema in tables.TABLES.items():
         row, meanings = described[names[id(schema)]]
         rows = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in schema]
-        parts.append(f"## {name}\n\nOne row: {row[0].lower()}{row[1:]}.\n")
+        parts.append(f"## {name}\n\n{sentence(row)}\n")
         parts.append(table(("column", "type", "meaning"), rows))
     return "\n".join(parts)
 
@@ -124,16 +131,16 @@ def stages() -> str:
 
 
 def formats() -> str:
-    def rows(known: Iterable[str], adapters: object = FORMATS) -> list[tuple[str, str]]:
-        named = adapters if isinstance(adapters, dict) else {}
-        return [(f"`{name}`", code(named[name].required) if name in named else "") for name in known]
-
-    heads = ("format", "columns that a row needs")
+    known = {
+        "Samples (`untold score --format`)": (FORMATS, FORMATS),
+        "Questions (`untold generate --format`)": (QUESTION_FORMATS, FORMATS),
+        "Labelled coverage (`--dataset coverage --format`)": (COVERAGE_FORMATS, FORMATS),
+        "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
+    }
     parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]
-    parts += ["## Samples (`untold score --format`)\n", table(heads, rows(FORMATS))]
-    parts += ["## Questions (`untold generate --format`)\n", table(heads, rows(QUESTION_FORMATS))]
-    parts += ["## Labelled claims (`--dataset claims --format`)\n", table(heads, rows(CLAIM_FORMATS, CLAIM_FORMATS))]
-    parts += ["## Labelled coverage (`--dataset coverage --format`)\n", table(heads, rows(COVERAGE_FORMATS))]
+    for heading, (names, adapters) in known.items():
+        rows = [(f"`{name}`", code(adapters[name].required) if name in adapters else "") for name in names]
+        parts.append(f"## {heading}\n\n{table(('format', 'columns that a row needs'), rows)}")
     return "\n".join(parts)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
-import pyarrow as pa
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
@@ -26,16 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TYPES = {
-    "": pa.string(),
-    "string": pa.string(),
-    "double": pa.float64(),
-    "float": pa.float32(),
-    "long": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
 
 
 def section(doc: str, heading: str) -> str:
@@ -47,45 +36,6 @@ def rows(text: str, first: str) -> list[list[str]]:
     """The rows of the Markdown table whose first heading is `first`."""
     table = text[text.index(f"| {first} |") :].split("\n\n", 1)[0].splitlines()[2:]
     return [[cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table]
-
-
-def split_columns(text: str) -> list[str]:
-    """Parts between commas that stand in no angle brackets."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign == "<") - (sign == ">")
-        if sign == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return [part.strip() for part in parts]
-
-
-def read_type(text: str) -> pa.DataType:
-    inner = re.fullmatch(r"(list|struct)<(.*)>", text)
-    if inner is None:
-        return TYPES[text]
-    if inner[1] == "list":
-        return pa.list_(read_type(inner[2]))
-    return pa.struct([read_field(part) for part in split_columns(inner[2])])
-
-
-def read_field(text: str) -> pa.Field:
-    name, _, kind = text.partition(" ")
-    return pa.field(name, read_type(kind))
-
-
-def test_tables_and_columns() -> None:
-    table = rows(section("contract", "Tables"), "table")
-    documented = {name: pa.schema(map(read_field, split_columns(columns))) for name, _, columns in table}
-    assert list(documented) == list(TABLES)
-    for name, schema in TABLES.items():
-        assert documented[name] == schema, name
-
-
-def test_settings_and_defaults() -> None:
-    documented = [tuple(row) for row in rows(section("contract", "Settings"), "setting")]
-    assert documented == [(key, default, allowed, meaning) for key, allowed, default, meaning in describe()]
 
 
 def test_stages_and_variables() -> None:
@@ -111,12 +61,6 @@ def test_shipped_figures() -> None:
             figures.things,
             figures.source,
         )
-
-
-def test_commands() -> None:
-    listed = re.search(r"`untold COMMAND`: ([^.]*)\.", DOCS["contract"])
-    assert listed is not None
-    assert re.split(r",\s+", listed[1]) == list(COMMANDS)
 
 
 def test_exit_codes() -> None:
