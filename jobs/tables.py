@@ -1,8 +1,8 @@
 """The schema of every table, in one place. Columns are only ever added, and are nullable.
 
-Each is described in docs/contract.md, "Tables"; here stands what a name does not say. Counts are of what their table's
-row is about, ids are texts, rates and scores lie between 0 and 1, and null means that a value does not exist or is
-unknown.
+The comments are the documentation of the columns: the site shows them (`docs/generate.py`), and docs/contract.md,
+"Tables", explains values. Counts are of what their table's row is about, ids are texts, rates and scores lie between 0
+and 1, and null means that a value does not exist or is unknown.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""The docs say what the code does: layout, tables, settings, stages and exit codes, and no section is cited in vain."""
+"""The site builds, the docs say what the code does, and no section is cited in vain."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
-import pyarrow as pa
-import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
+from untold.jobs.metrics import METRICS
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
 from untold.jobs.settings.loading import describe
+from untold.jobs.study.aggregate import COLUMN_OF_STATUS
 from untold.jobs.tables import TABLES
+from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.figures import Line
 
@@ -21,16 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TYPES = {
-    "": pa.string(),
-    "string": pa.string(),
-    "double": pa.float64(),
-    "float": pa.float32(),
-    "long": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
 
 
 def section(doc: str, heading: str) -> str:
@@ -42,45 +36,6 @@ def rows(text: str, first: str) -> list[list[str]]:
     """The rows of the Markdown table whose first heading is `first`."""
     table = text[text.index(f"| {first} |") :].split("\n\n", 1)[0].splitlines()[2:]
     return [[cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table]
-
-
-def split_columns(text: str) -> list[str]:
-    """Parts between commas that stand in no angle brackets."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign == "<") - (sign == ">")
-        if sign == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return [part.strip() for part in parts]
-
-
-def read_type(text: str) -> pa.DataType:
-    inner = re.fullmatch(r"(list|struct)<(.*)>", text)
-    if inner is None:
-        return TYPES[text]
-    if inner[1] == "list":
-        return pa.list_(read_type(inner[2]))
-    return pa.struct([read_field(part) for part in split_columns(inner[2])])
-
-
-def read_field(text: str) -> pa.Field:
-    name, _, kind = text.partition(" ")
-    return pa.field(name, read_type(kind))
-
-
-def test_tables_and_columns() -> None:
-    table = rows(section("contract", "Tables"), "table")
-    documented = {name: pa.schema(map(read_field, split_columns(columns))) for name, _, columns in table}
-    assert list(documented) == list(TABLES)
-    for name, schema in TABLES.items():
-        assert documented[name] == schema, name
-
-
-def test_settings_and_defaults() -> None:
-    documented = [tuple(row) for row in rows(section("contract", "Settings"), "setting")]
-    assert documented == [(key, default, allowed, meaning) for key, allowed, default, meaning in describe()]
 
 
 def test_stages_and_variables() -> None:
@@ -106,12 +61,6 @@ def test_shipped_figures() -> None:
             figures.things,
             figures.source,
         )
-
-
-def test_commands() -> None:
-    listed = re.search(r"`untold COMMAND`: ([^.]*)\.", DOCS["contract"])
-    assert listed is not None
-    assert re.split(r",\s+", listed[1]) == list(COMMANDS)
 
 
 def test_exit_codes() -> None:
@@ -141,7 +90,9 @@ def test_layout() -> None:
 
 
 def test_what_a_person_starts() -> None:
-    sentence = r"In `jobs/` itself lie (.*?) which are\s+started, and (\w+) and (\w+)"
+    sentence = (
+        r"A person starts these modules of `jobs/`: (.*?)\.\s+Every module may import the other two, (\w+) and (\w+)"
+    )
     listed = re.search(sentence, section("architecture", "Layout"), re.DOTALL)
     assert listed is not None
     started = set(re.findall(r"\w+", listed[1])) - {"and"}
@@ -159,8 +110,15 @@ def sources() -> Iterator[tuple[str, str]]:
             yield name, (ROOT / name).read_text(encoding="utf-8")
 
 
+def pages() -> Iterator[tuple[str, str]]:
+    """What is written for people: the README, how to contribute, and the files of the site."""
+    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
+
+
+PATH = re.compile(r"`((?:jobs|udfs|graph|conf|tests|docs|notebooks)/[\w/.]+)`")
 NUMBERED = re.compile(r"\b[Mm]ethods(?:\.md)?,?\s+(?:sections?\s+)?(\d+(?:(?:, | and |, and )\d+)*)")
-ELSEWHERE = re.compile(r"(?<!docs/)\b(?:contract|architecture|methods)\.md")
+ELSEWHERE = re.compile(r"(?<!docs/)(?<!\.\./)\b(?:contract|architecture|methods)\.md")
 NAMED = re.compile(r"docs/(contract|architecture|methods)\.md, \\?\"([^\"\\]+)")
 
 
@@ -181,12 +139,56 @@ def test_sections_that_are_cited_exist() -> None:
     assert cited > 30
 
 
-@pytest.mark.parametrize("file", [*(f"docs/{name}.md" for name in DOCS), "README.md", "CONTRIBUTING.md"])
-def test_files_that_the_docs_name_exist(file: str) -> None:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:jobs|udfs|graph|conf|tests|docs|notebooks)/[\w/.]+)`", text)
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
+def test_files_that_the_docs_name_exist() -> None:
+    named = {path for _, text in pages() for path in PATH.findall(text)}
+    assert len(named) > 50
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """A broken link, a missing anchor and a page outside of the navigation are errors."""
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
+    html = {file.stem: file.read_text(encoding="utf-8") for file in tmp_path.rglob("*.html")}
+    assert {key for key, *_ in describe()} <= {
+        unescape(code) for code in re.findall("<code>(.*?)</code>", html["settings"])
+    }
+    assert [name for name, text in html.items() if re.search(r'(?:src|<link[^>]+href)="(?:https?:)?//', text)] == []
+
+
+def glossary() -> list[list[str]]:
+    return rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "term")
+
+
+def test_words_of_the_glossary_that_name_code_are_there() -> None:
+    known = {
+        *COMMANDS,
+        *METRICS,
+        *STAGES,
+        *TABLES,
+        *COLUMN_OF_STATUS,
+        SUPPORTED,
+        CONTRADICTED,
+        NOT_SUPPORTED,
+        "manifest.json",
+        "--cluster",
+    }
+    known |= {column for schema in TABLES.values() for column in schema.names} | {key for key, *_ in describe()}
+    named = [name for _, meaning in glossary() for name in re.findall(r"`([^`]+)`", meaning)]
+    assert len(named) > 40
+    assert [name for name in named if name not in known] == []
+
+
+def test_a_term_is_told_in_one_sentence_and_is_used() -> None:
+    assert len(glossary()) >= 40
+    text = " ".join(text for file, text in pages() if file != "docs/glossary.md").lower()
+    assert [term for term, meaning in glossary() if ". " in meaning or term not in text] == []
+
+
+def test_words_to_avoid_are_avoided() -> None:
+    listed = rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "instead of")
+    avoided = re.compile(rf"\b(?:{'|'.join(', '.join(words for words, _ in listed).split(', '))})\b", re.IGNORECASE)
+    prose = {file: re.sub(r"`[^`]*`", "", text) for file, text in pages() if file != "docs/glossary.md"}
+    assert {file: avoided.findall(text) for file, text in prose.items() if avoided.search(text)} == {}
 
 
 def test_sections_of_the_tour_are_short() -> None:

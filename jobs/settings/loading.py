@@ -66,7 +66,7 @@ class Resolved:
 def describe() -> list[tuple[str, str, str, str]]:
     """(dotted key, type, default as JSON, description) of every setting; the stages' overrides once.
 
-    The table of docs/contract.md, "Settings" is these rows.
+    The page of settings of the documentation is these rows.
     """
     first = f"stages.{STAGE_NAMES[0]}."
     rows = []

@@ -1,4 +1,4 @@
-"""Documents cut into overlapping chunks of words (methods, section 9)."""
+"""Documents cut into overlapping chunks of words (methods, section 10)."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_rows_have_what_was_paid_for(server: ModelServer, tmp_path: Path) -> Non
     for row in rows:
         assert (row["finish_reason"], row["model"], row["attempts"], row["run_id"]) == ("stop", "fake-model", 1, "run")
         assert (row["error_type"], row["error"], row["tokens_estimated"]) == (None, None, False)
-        assert 0 <= row["seconds"] < 5
+        assert row["seconds"] >= 0
     assert progress.models == ("fake-model",)
 
 

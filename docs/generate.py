@@ -1,0 +1,157 @@
+"""Pages of the site that MkDocs makes while it builds: the reference from the code, and the files of the root."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+import pyarrow as pa
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from untold.jobs import tables
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.studies import COVERAGE_FORMATS, QUESTION_FORMATS
+from untold.jobs.metrics import METRICS
+from untold.jobs.settings.loading import describe, preset_names
+from untold.jobs.settings.model import Settings
+from untold.jobs.settings.templates import find_template
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.claims import CLAIM_FORMATS
+from untold.udfs.stages import STAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = re.compile(r"((?:^# [^\n]*\n)+)(\w+) = pa\.schema\(\n(.*?)^\)", re.MULTILINE | re.DOTALL)
+COLUMN = re.compile(r'^ +\("(\w+)", .*\),(?:  # (.*))?$', re.MULTILINE)
+TABLES_IN_GENERAL = """
+Columns are only added. Any column may be null, which means that a value does not exist or is unknown. Ids are texts.
+Scores and rates lie between 0 and 1. [Contract, Tables](../contract.md#tables) explains values.
+"""
+
+
+def on_files(site: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are not files of `docs/`."""
+    for place, page in PAGES.items():
+        site.append(File.generated(config, place, content=page()))
+    return site
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def root_file(name: str) -> str:
+    """A file of the root as a page: its links start in `docs/`, and other root files are pages too."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+    for file, place in {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}.items():
+        text = text.replace(f"]({file}", f"]({place}")
+    return text.replace("[Apache 2.0](LICENSE)", "Apache 2.0")
+
+
+def commands() -> str:
+    parts = ["# Commands\n\n`untold COMMAND --help` prints the same.\n"]
+    for name, command in COMMANDS.items():
+        context = click.Context(command, info_name=f"untold {name}")
+        usage = " ".join([f"untold {name}", *command.collect_usage_pieces(context)])
+        records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
+        options = table(("option", "meaning"), [(f"`{record[0]}`", record[1]) for record in records if record])
+        parts.append(f"## {name}\n\n{sentence(command.help or name)}\n\n    {usage}\n\n{options}")
+    return "\n".join(parts)
+
+
+def settings() -> str:
+    rows = [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe()]
+    parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
+    parts += [table(("setting", "default", "takes", "meaning"), rows), "## Presets\n"]
+    for name in preset_names():
+        text = (ROOT / "conf" / "endpoints" / f"{name}.yaml").read_text(encoding="utf-8")
+        parts.append(f"### {name}\n\n```yaml\n{text}```\n")
+    return "\n".join(parts)
+
+
+def schemas() -> dict[str, tuple[str, dict[str, str]]]:
+    """By the name of a schema in the code: what a row is, and what columns mean, as the comments there say."""
+    # The one schema whose columns are the fields of a class
+    found: dict[str, tuple[str, dict[str, str]]] = {
+        "COMPLETIONS": ("A request of a stage in a store, answered or failed", {})
+    }
+    for said, name, body in SCHEMA.findall(inspect.getsource(tables)):
+        meanings = dict(COLUMN.findall(body))
+        found[name] = (" ".join(line.removeprefix("# ") for line in said.splitlines()), meanings)
+    return found
+
+
+def described_tables() -> str:
+    described = schemas()
+    names = {id(value): name for name, value in vars(tables).items() if isinstance(value, pa.Schema)}
+    parts = ["# Tables\n", "Below each name: what one row is.", TABLES_IN_GENERAL]
+    for name, schema in tables.TABLES.items():
+        row, meanings = described[names[id(schema)]]
+        rows = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in schema]
+        parts.append(f"## {name}\n\n{sentence(row)}\n")
+        parts.append(table(("column", "type", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def metrics() -> str:
+    defaults = Settings()
+    parts = ["# Metrics\n", "Stages and columns under the default settings.\n"]
+    for name, metric in METRICS.items():
+        rows = [
+            ("columns that a sample needs", code(metric.columns(defaults))),
+            ("columns that it reads if present", code(metric.reads)),
+            ("stages", code(metric.asks(defaults))),
+            ("tables", code(metric.tables)),
+        ]
+        parts.append(f"## {name}\n\n" + table(("of the metric", "names"), rows))
+    return "\n".join(parts)
+
+
+def stages() -> str:
+    parts = ["# Stages\n", "Each stage with its variables, the columns that it gives, and its shipped template.\n"]
+    for name, stage in STAGES.items():
+        columns = code(f"{field.name}: {field.type}" for field in stage.output)
+        template = find_template(name, "chat", None)
+        parts.append(f"## {name}\n\nVariables: {code(stage.variables)}. Gives: {columns}.\n")
+        parts.append(f"````text\n{template.source.rstrip()}\n````\n")
+    return "\n".join(parts)
+
+
+def formats() -> str:
+    known = {
+        "Samples (`untold score --format`)": (FORMATS, FORMATS),
+        "Questions (`untold generate --format`)": (QUESTION_FORMATS, FORMATS),
+        "Labelled coverage (`--dataset coverage --format`)": (COVERAGE_FORMATS, FORMATS),
+        "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
+    }
+    parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]
+    for heading, (names, adapters) in known.items():
+        rows = [(f"`{name}`", code(adapters[name].required) if name in adapters else "") for name in names]
+        parts.append(f"## {heading}\n\n{table(('format', 'columns that a row needs'), rows)}")
+    return "\n".join(parts)
+
+
+PAGES = {
+    "index.md": lambda: root_file("README.md"),
+    "contributing.md": lambda: root_file("CONTRIBUTING.md"),
+    "changelog.md": lambda: root_file("CHANGELOG.md"),
+    "reference/commands.md": commands,
+    "reference/settings.md": settings,
+    "reference/tables.md": described_tables,
+    "reference/metrics.md": metrics,
+    "reference/stages.md": stages,
+    "reference/formats.md": formats,
+}

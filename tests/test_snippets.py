@@ -1,0 +1,236 @@
+"""Every snippet of the README and of the pages in `docs/` runs, on a model server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.jobs.metrics.test_toy_metric import ENTRY_POINTS, TEMPLATE, TOY
+from tests.runs.here import RunHere
+from tests.test_notebooks import execute
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.results import open_run
+from untold.jobs.settings.layers import read_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPTS = ROOT / "tests" / "fakes" / "prompts"
+# The README first, then in the order of the site: a page may read what an earlier one wrote
+PAGES = (
+    "README.md",
+    *(f"docs/{page}" for page in re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)),
+)
+FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja"}
+RUN_ELSEWHERE = {
+    "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py",
+    "pip install -e '.[test]' && pytest": ".ci/run",
+    "python -m untold.jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
+    "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
+}
+# The same jobs as others, under other settings
+SLOW = (
+    *("results-vllm", "results-config", "--annotation-sheet", "demo --metric icat"),
+    "plan --input answers.jsonl --metric e2e",
+)
+# A process of its own in the user's folder; the others run in this one
+AS_IT_STANDS = "untold score --input answers.jsonl --output results --metric e2e"
+INPUTS = ("--input", "--relations", "--nodes", "--queries")
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A fenced block of a page: its language, the file that it is written to if any, and its text."""
+
+    page: str
+    language: str
+    title: str
+    text: str
+
+
+SNIPPETS = [
+    Snippet(page, *found)
+    for page in PAGES
+    if (ROOT / page).exists()  # others are generated
+    for found in FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
+]
+COMMAND_LINES = list(
+    dict.fromkeys(line for one in SNIPPETS if one.language == "bash" for line in one.text.splitlines() if line)
+)
+PYTHON = {
+    page: [one.text for one in SNIPPETS if (one.page, one.language) == (page, "python")]
+    for page in PAGES
+    if any((one.page, one.language) == (page, "python") for one in SNIPPETS)
+}
+INCLUDED = f'--8<-- "{TOY.relative_to(ROOT)}"\n'
+
+CITIES = ("Lyon", "Lyon", "Turin", "Lyon", "Osaka")
+LABELLED = {
+    "question": "What is known of the home and the fleet of Ada Mill?",
+    "model": "model-a",
+    "context1_self_contained": "Ada Mill lives in Lyon.",
+    "context2_self_contained": "Ada Mill lives in Turin.",
+    **{f"answer{number}": f"Ada Mill lives in {city}." for number, city in enumerate(CITIES)},
+    **{f"label{number}": "Correct" for number in range(len(CITIES))},
+}
+VERDICTS = [
+    {"sample_id": "1", "metric": "icat", "reference_id": name, "covered": name == "honey"}
+    for name in ("honey", "crops")
+]
+UNSHOWN = {
+    "labelled.jsonl": json.dumps(LABELLED),
+    "filled.csv": "item,method,errors\n1,1,NONE\n1,2,DUP_ATOM\n",
+    "key.csv": "item,method,sample_id,metric,score,label\n1,1,a,e2e,1,Correct\n1,2,a,qa,0.5,Partially correct\n",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with ModelServer(answer="world") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: the files that pages show by their titles, and inputs that no page shows."""
+    folder = tmp_path_factory.mktemp("snippets")
+    shown = {one.title: one.text for one in SNIPPETS if one.title}
+    night = {"incoming/2026-11-20/answers.jsonl": shown["answers.jsonl"]}
+    for name, text in {**shown, **UNSHOWN, **night}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "verdicts").mkdir()
+    pq.write_table(pa.Table.from_pylist(VERDICTS), folder / "verdicts" / "part-0.parquet")
+    (folder / "conf" / "demo").mkdir(parents=True)
+    shutil.copy(ROOT / "conf" / "demo" / "corpus.jsonl", folder / "conf" / "demo")
+    return folder
+
+
+def absolute_inputs(words: Sequence[str], folder: Path) -> list[str]:
+    """The words with whole paths for what Spark reads: the JVM of the tests stays in the folder where it started."""
+    before = ["", *words]
+    return [str(folder / word) if flag in INPUTS else word for flag, word in zip(before, words, strict=False)]
+
+
+def parameters() -> list[Any]:
+    lines = [line for line in COMMAND_LINES if line not in RUN_ELSEWHERE]
+    marks = {
+        line: [pytest.mark.slow] for line in lines if line == "untold doctor" or any(part in line for part in SLOW)
+    }
+    return [pytest.param(line, marks=marks.get(line, []), id=line) for line in lines]
+
+
+def test_every_snippet_has_a_language_that_is_tested() -> None:
+    assert {one.language for one in SNIPPETS} <= LANGUAGES
+    fences = sum(
+        len(re.findall(r"^ *```", (ROOT / page).read_text(), re.M)) for page in PAGES if (ROOT / page).exists()
+    )
+    assert fences == 2 * len(SNIPPETS)
+
+
+def test_a_file_has_one_text_on_all_pages() -> None:
+    texts = {(one.title, one.text) for one in SNIPPETS if one.title}
+    assert len(texts) == len({title for title, _ in texts})
+
+
+def test_commands_that_run_elsewhere_are_on_a_page() -> None:
+    assert set(RUN_ELSEWHERE) <= set(COMMAND_LINES)
+    assert [place for place in RUN_ELSEWHERE.values() if not (ROOT / place).exists()] == []
+    assert AS_IT_STANDS in COMMAND_LINES
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in SNIPPETS if one.language in ("json", "jsonl")], ids=lambda one: one.title
+)
+def test_json_is_json(one: Snippet) -> None:
+    assert all(isinstance(json.loads(line), dict) for line in one.text.splitlines())
+
+
+@pytest.mark.parametrize("one", [one for one in SNIPPETS if one.language == "yaml"], ids=lambda one: one.page)
+def test_yaml_holds_settings(one: Snippet) -> None:
+    """Those of systems are read by their command."""
+    assert one.title == "systems.yaml" or read_yaml(one.text, one.page).problems == []
+
+
+def test_the_package_that_adds_a_metric_is_the_one_that_is_tested() -> None:
+    (toml,) = [one for one in SNIPPETS if one.language == "toml"]
+    groups = tomllib.loads(toml.text)["project"]["entry-points"]
+    told = "\n\n".join(f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in of.items()) for group, of in groups.items())
+    assert told == ENTRY_POINTS.strip()
+    assert TEMPLATE in {one.text for one in SNIPPETS if one.language == "jinja"}
+    assert INCLUDED in PYTHON["docs/howto/extend.md"]
+
+
+def test_a_line_of_cron_starts_a_command_that_is_one(folder: Path) -> None:
+    (cron,) = [one.text for one in SNIPPETS if one.language == "cron"]
+    command = cron.split(maxsplit=5)[5].replace("\\%", "%").replace("/data", str(folder))
+    shim = folder / "bin" / "untold"
+    shim.parent.mkdir()
+    shim.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    shim.chmod(0o755)
+    path = os.pathsep.join([str(shim.parent), os.environ["PATH"]])
+    subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, check=True)
+    name, *words = (folder / "nightly.log").read_text(encoding="utf-8").splitlines()
+    options = COMMANDS[name].make_context(name, words).params
+    assert re.fullmatch(r"nightly/\d{4}-\d\d-\d\d", options["output"])
+
+
+@pytest.mark.parametrize("command", parameters())
+def test_a_command_works(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, command: str, folder: Path, server: ModelServer
+) -> None:
+    words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
+    assert words[0] == "untold"
+    environment = {"UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
+    if server.base_url not in command:
+        environment["UNTOLD_LLM__BASE_URL"] = server.base_url
+        environment["UNTOLD_LLM__MODEL"] = "fake-model"
+    if words[1] in ("schema", "prompts"):
+        environment.pop("UNTOLD_PROMPTS_DIR")
+    monkeypatch.chdir(folder)
+    if command == AS_IT_STANDS:
+        line = [sys.executable, "-P", "-m", "untold.jobs.cli", *words[1:]]
+        run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        code, out, err = run.returncode, run.stdout, run.stderr
+    else:
+        ended = run_here.command(absolute_inputs(words[1:], folder), environment)
+        code, out, err = ended.code, ended.out, ended.err
+    assert code == 0, err
+    assert out.strip()
+
+
+@pytest.mark.parametrize("page", PYTHON)
+@pytest.mark.usefixtures("spark")
+def test_the_python_of_a_page_reads_what_the_commands_wrote(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    for text in PYTHON[page]:
+        if text != INCLUDED:
+            exec(compile(text, page, "exec"), names)
+            assert capsys.readouterr().out.strip()
+
+
+def test_the_notebook_shows_what_the_commands_wrote(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "finished" in execute(folder / "results", monkeypatch)["open"]
+
+
+def test_the_nightly_run_has_a_store_of_its_own(folder: Path) -> None:
+    scores = open_run(str(folder / "nightly" / "2026-11-20")).table("scores").to_pylist()
+    assert [row["status"] for row in scores] == ["ok"]
+    assert list((folder / "nightly" / "completions" / "v1").glob("evaluate_coverage-*/*.parquet"))
