@@ -18,10 +18,10 @@ from jobs.asking.prompts import bind_stage
 from jobs.asking.store import stage_folder
 from jobs.results import UnreadableRunError, open_run
 from jobs.settings.model import Settings
-from udfs.files import read_lines
 from udfs.llm.keys import Stage
 from udfs.stages import STAGES
 from udfs.stages.definitions import Unparsable
+from udfs.storage import read_lines
 
 STAGE = "evaluate_coverage"
 # Half of the second within which a result is to be seen; the store has a new file a second

@@ -13,7 +13,7 @@ from jobs.results import Run, UnreadableRunError, open_run
 from jobs.settings.model import Settings
 from udfs.facts.claims import SUPPORTED
 from udfs.facts.coverage import FACT, ICAT
-from udfs.files import read_lines
+from udfs.storage import read_lines
 
 METRIC = "icat"
 # A claim is held against so many chunks: of fifteen documents, each a chunk, one is about what it says

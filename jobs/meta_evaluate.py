@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.inputs.drawing import shown_draw
@@ -55,8 +54,8 @@ from jobs.study.verifying import Verdicts as ClaimVerdicts
 from jobs.study.verifying_report import render as render_claims
 from jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from jobs.tables import COVERAGE as COVERAGE_TABLE
-from udfs.files import open_filesystem, write_bytes
 from udfs.samples.conversion import REQUIRED
+from udfs.storage import Place
 
 REPORT = "meta_evaluation"
 TABLES = {
@@ -263,7 +262,7 @@ def _evaluate(
         interrupts.install()  # over those of the runs, which no longer end anything
     with interrupts.waiting():
         report, found = study.write(given or study.read())
-        write_bytes(f"{request.output}/{REPORT}.md", report.encode())
+        (Place(request.output) / f"{REPORT}.md").write_bytes(report.encode())
     if request.sheet is not None:
         _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
@@ -338,7 +337,7 @@ def _write_report(
     output.write_rows("match_counts", counts, MATCH_COUNTS)
     output.write_rows("comparisons", comparisons, COMPARISONS)
     for form in FIGURES:
-        write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
+        (Place(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
     return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
 
 
@@ -379,7 +378,5 @@ def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
 def _remove_report(output: Output) -> None:
     """Removes tables, report and figures of an earlier start: half of them beside new scores would be believed."""
     output.remove(TABLES)
-    system, root = open_filesystem(output.place)
     for form in ("md", *FIGURES):
-        if system.get_file_info(f"{root}/{REPORT}.{form}").type == fs.FileType.File:
-            system.delete_file(f"{root}/{REPORT}.{form}")
+        (Place(output.place) / f"{REPORT}.{form}").remove()

@@ -5,16 +5,13 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import cast
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
@@ -22,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from udfs.errors import UserError
 from udfs.hints import aside, near_misses
 from udfs.samples.conversion import KNOWN, REQUIRED
-from udfs.samples.files import is_gzip, is_remote, split_uri
+from udfs.samples.files import is_gzip, is_remote
 from udfs.samples.records import (
     MAX_COLUMNS,
     READ_ERRORS,
@@ -35,6 +32,7 @@ from udfs.samples.records import (
     open_parquet,
 )
 from udfs.samples.shapes import Shape, merge_columns
+from udfs.storage import Place, local_path
 
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
@@ -140,14 +138,6 @@ def is_compressed(path: str) -> bool:
     return is_gzip(path) or path.lower().endswith(".parquet")
 
 
-def local_path(path: str) -> str:
-    """A path without its `file:` scheme, percent signs decoded where there is no such file otherwise."""
-    if not path.startswith("file:/"):
-        return path
-    bare = re.sub("^file:(//)?(?=/)", "", path)
-    return bare if os.path.exists(bare) else unquote(bare)
-
-
 def _find_local(path: str) -> list[InputFile]:
     """The files of a path or glob with their sizes, in no order; hidden ones below a folder are left out."""
     if os.path.exists(path):
@@ -172,19 +162,16 @@ def _is_shown(name: str) -> bool:
 
 def _find_remote(uri: str) -> list[InputFile]:
     """The files of a URI or a glob in it, as URIs of the same scheme; what it names literally wins here too."""
-    system, inner = split_uri(uri)
-    prefix = uri[: len(uri.rstrip("/")) - len(inner.rstrip("/"))]
-    info = system.get_file_info(inner)
-    if info.type == pafs.FileType.File:
-        return [InputFile(prefix + info.path, info.size)]
-    base = inner if info.type == pafs.FileType.Directory else _before_wildcard(inner)
-    listed = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    found = Place(uri).entry()
+    if found.kind == "file":
+        return [InputFile(uri, found.size)]
+    base = uri if found.kind == "folder" else _before_wildcard(uri)
     return [
-        InputFile(prefix + item.path, item.size)
-        for item in listed
-        if item.type == pafs.FileType.File
-        and all(_is_shown(part) for part in PurePosixPath(item.path).relative_to(base).parts)
-        and (base == inner or _matches(item.path, inner))
+        InputFile(str(item.place), item.size)
+        for item in Place(base).entries(recursive=True)
+        if item.kind == "file"
+        and all(_is_shown(part) for part in PurePosixPath(str(item.place)).relative_to(base).parts)
+        and (base == uri or _matches(str(item.place), uri))
     ]
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from udfs.files import open_filesystem
 from udfs.retrieval import dense
 from udfs.retrieval.dense import Integers, Probing
 from udfs.retrieval.places import open_shard
@@ -18,6 +17,7 @@ from udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, ra
 from udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
 from udfs.retrieval.terms import Bm25, Statistics
 from udfs.retrieval.tokens import tokenise
+from udfs.storage import Place
 
 RETRIEVERS = ("dense", "bm25", "both")
 # So many queries are held by a task at once
@@ -217,7 +217,7 @@ def _names(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
 
 def _read(path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a folder of Parquet, a bounded number at a time; batches without a row are left out."""
-    system, inner = open_filesystem(path)
+    system, inner = Place(path).arrow
     rows = ds.dataset(inner, filesystem=system, format="parquet")
     # Of no rows Spark may write no file, and then there is no column to read
     if not rows.files:
