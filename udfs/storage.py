@@ -295,7 +295,7 @@ def _open(scheme: str, authority: str, options: str) -> tuple[fs.FileSystem, str
         return (fs.S3FileSystem if scheme == "s3" else fs.GcsFileSystem)(**given), host
     except (pa.ArrowInvalid, TypeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), "")
-        text = f"{scheme}://{authority}: cannot be opened ({reason}); check the address and storage.options.{scheme}"
+        text = f"{scheme}://{authority}: cannot be opened ({reason}); check the address and storage.options"
         raise PlaceError(redact(text)) from error
 
 
