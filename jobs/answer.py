@@ -24,12 +24,12 @@ from untold.jobs.asking.job import Job, job_from_json
 from untold.jobs.asking.local_ray import start_ray
 from untold.jobs.asking.settled import hold_folder, settled_ids
 from untold.jobs.run.locks import LockedError
-from untold.udfs.files import make_folder
 from untold.udfs.llm.calls import Tally
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from untold.udfs.redaction import redact
+from untold.udfs.storage import Place
 
 # At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
 LOOK_SECONDS = 0.2
@@ -247,7 +247,7 @@ def _tell(event: Mapping[str, Any]) -> None:
 
 def _answer(job: Job, stopped: Callable[[], str | None], confirmed: Callable[[], bool], **options: Any) -> Outcome:
     try:
-        make_folder(job.directory)
+        Place(job.directory).make_folder()
         outcome = Answering(job, stopped, _tell, confirmed, **options).run()
     except (RayError, RuntimeError, OSError) as error:
         _tell({"event": "broken", "error": redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")})

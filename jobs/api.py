@@ -84,7 +84,7 @@ class Run(results.Run):
         """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
         # Says what is wrong with the name
         self.dataset(name)
-        return active_session().read.option("mergeSchema", "true").parquet(f"{self.directory}/{name}")
+        return active_session().read.option("mergeSchema", "true").parquet((self.place / name).spark)
 
     def compare(self, *others: results.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> dict[str, pa.Table]:
         """Systems ranked and tested against each other, over this run and others, by Spark as `spark` uses it.
@@ -110,7 +110,7 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
         UntoldError: There is no manifest.json that can be read, or the run has not ended and `allow_running` is False.
     """
     found = results.open_run(directory, allow_running=allow_running)
-    return Run(found.directory, found.manifest, found.filesystem)
+    return Run(found.directory, found.manifest)
 
 
 class Session:

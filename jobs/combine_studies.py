@@ -14,7 +14,7 @@ from untold.jobs.study.averages import average_rows, missing_averages
 from untold.jobs.study.report import AVERAGE, render_averages
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import UserError
-from untold.udfs.files import write_bytes
+from untold.udfs.storage import Place
 
 TABLE = "meta_evaluation"
 REPORT = f"{TABLE}.md"
@@ -56,7 +56,7 @@ def combine_studies(
         target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
         target.begin({}, counts={"studies": len(runs)})
         target.write_rows(TABLE, rows, META_EVALUATION)
-        write_bytes(f"{output}/{REPORT}", report.encode())
+        (Place(output) / REPORT).write_bytes(report.encode())
         target.end(Ending())
     return report
 

@@ -13,7 +13,7 @@ from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claims import SUPPORTED
 from untold.udfs.facts.coverage import FACT, ICAT
-from untold.udfs.files import read_lines
+from untold.udfs.storage import read_lines
 
 METRIC = "icat"
 # A claim is held against so many chunks: of fifteen documents, each a chunk, one is about what it says

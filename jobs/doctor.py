@@ -20,7 +20,6 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
-from pyarrow import fs
 
 from untold.jobs.asking import local_model
 from untold.jobs.asking.endpoint import clear_text_warning
@@ -31,9 +30,9 @@ from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import Endpoint, request_body
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import open_filesystem
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.python_path import python_environment
+from untold.udfs.storage import Place
 
 # python_requires of setup.py
 OLDEST_PYTHON = (3, 11)
@@ -345,9 +344,8 @@ def check_store(store: str | None) -> Finding:
         return Finding(OK, "store", "none is set: each output keeps its own completions")
     where = plain_url(store)
     try:
-        system, path = open_filesystem(store)
-        local = isinstance(system, fs.LocalFileSystem)
-        _try_file(system, str(_existing(Path(path))) if local else path.rstrip("/"), renames=local)
+        place = Place(store)
+        _try_file(place if place.local is None else Place(str(_existing(Path(place.local)))))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         remedy = "check the path, its rights and credentials, or set store to another"
@@ -355,24 +353,19 @@ def check_store(store: str | None) -> Finding:
     return Finding(OK, "store", where)
 
 
-def _try_file(system: fs.FileSystem, folder: str, *, renames: bool) -> None:
-    """Writes, renames where wanted, reads and deletes a file. Raises OSError where one of these fails.
+def _try_file(folder: Place) -> None:
+    """Writes, renames on a local disk, reads and deletes a file. Raises OSError where one of these fails.
 
     A content that comes back changed is such a failure.
     """
-    path, content = f"{folder}/.untold-doctor-{uuid4().hex}", b"untold"
+    place, content = folder / f".untold-doctor-{uuid4().hex}", b"untold"
     try:
-        with system.open_output_stream(path) as stream:
-            stream.write(content)
-        if renames:
-            system.move(path, f"{path}.moved")
-            path = f"{path}.moved"
-        with system.open_input_stream(path) as stream:
-            if stream.read() != content:
-                raise OSError("another content was read than was written")
+        place.write_bytes(content)
+        if place.read_bytes() != content:
+            raise OSError("another content was read than was written")
     finally:
         with suppress(OSError):
-            system.delete_file(path)
+            place.remove()
 
 
 def _existing(path: Path) -> Path:
@@ -386,8 +379,8 @@ def check_disk(store: str | None) -> Iterator[Finding]:
     places = {"temporary folder": Path(tempfile.gettempdir())}
     if store is None:
         places["current folder"] = Path.cwd()
-    elif "://" not in store:
-        places["store"] = _existing(Path(store))
+    elif (local := Place(store).local) is not None:
+        places["store"] = _existing(Path(local))
     for name, path in places.items():
         free = shutil.disk_usage(path).free
         text = f"{free / 1e9:,.1f} GB free in the {name} {path}"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -27,12 +26,12 @@ from untold.jobs.run.session import SMALL_BYTES, spark_schema
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import FAILURES, ORDER, USAGE
-from untold.udfs.files import open_filesystem
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.building import is_begun
 from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
 from untold.udfs.retrieval.places import shard_folder
 from untold.udfs.retrieval.shards import is_whole
+from untold.udfs.storage import Place
 
 TABLES = ("failures", "usage")
 COMMAND = "index"
@@ -128,16 +127,11 @@ def _is_unchanged(request: IndexRequest, output: Output, corpus: Texts, before: 
 
 def _is_whole(place: str, catalog: Catalog) -> bool:
     """Whether what every shard begins as, the shards and their tombstones are there."""
-    dead = [f"{place}/{DEAD}/{shard.tombstones}" for shard in catalog.shards if shard.tombstones]
-    files = [f"{place}/{COARSE}", *dead]
-    if not is_begun(place, catalog.making) or not all(map(_is_file, files)):
+    dead = [Place(place) / DEAD / shard.tombstones for shard in catalog.shards if shard.tombstones]
+    files = [Place(place) / COARSE, *dead]
+    if not is_begun(place, catalog.making) or not all(file.entry().kind == "file" for file in files):
         return False
     return all(is_whole(shard_folder(place, shard.name)) for shard in catalog.shards)
-
-
-def _is_file(uri: str) -> bool:
-    system, path = open_filesystem(uri)
-    return bool(system.get_file_info(path).type == fs.FileType.File)
 
 
 def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | None) -> Made:
@@ -205,10 +199,9 @@ def remove_unnamed(place: str, catalog: Catalog) -> None:
         DEAD: {shard.tombstones for shard in catalog.shards},
     }
     for folder, names in named.items():
-        system, path = open_filesystem(f"{place}/{folder}")
-        for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-            if info.base_name not in names:
-                (system.delete_dir if info.type == fs.FileType.Directory else system.delete_file)(info.path)
+        for entry in (Place(place) / folder).entries():
+            if entry.name not in names:
+                entry.place.remove()
 
 
 def show_index(outcome: IndexOutcome, output: str) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from untold.jobs.inputs.drawing import shown_draw
@@ -54,8 +53,8 @@ from untold.jobs.study.verifying import Verdicts as ClaimVerdicts
 from untold.jobs.study.verifying_report import render as render_claims
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
-from untold.udfs.files import open_filesystem, write_bytes
 from untold.udfs.samples.conversion import REQUIRED
+from untold.udfs.storage import Place
 
 REPORT = "meta_evaluation"
 TABLES = {
@@ -258,7 +257,7 @@ def _evaluate(
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
     report, found = study.write(given or study.read())
-    write_bytes(f"{request.output}/{REPORT}.md", report.encode())
+    (Place(request.output) / f"{REPORT}.md").write_bytes(report.encode())
     if request.sheet is not None:
         _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
@@ -333,7 +332,7 @@ def _write_report(
     output.write_rows("match_counts", counts, MATCH_COUNTS)
     output.write_rows("comparisons", comparisons, COMPARISONS)
     for form in FIGURES:
-        write_bytes(f"{request.output}/{REPORT}.{form}", draw(rows, form=form))
+        (Place(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
     return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
 
 
@@ -374,7 +373,5 @@ def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
 def _remove_report(output: Output) -> None:
     """Removes tables, report and figures of an earlier start: half of them beside new scores would be believed."""
     output.remove(TABLES)
-    system, root = open_filesystem(output.place)
     for form in ("md", *FIGURES):
-        if system.get_file_info(f"{root}/{REPORT}.{form}").type == fs.FileType.File:
-            system.delete_file(f"{root}/{REPORT}.{form}")
+        (Place(output.place) / f"{REPORT}.{form}").remove()

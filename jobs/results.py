@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyarrow import fs
 
 from untold.udfs.errors import UserError
-from untold.udfs.files import open_filesystem
 from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.storage import Place, PlaceError
 
 if TYPE_CHECKING:
     import duckdb
@@ -42,7 +41,11 @@ class Run:
 
     directory: str
     manifest: Mapping[str, Any]
-    filesystem: fs.FileSystem
+
+    @property
+    def place(self) -> Place:
+        """Its directory, the same in every process."""
+        return Place(Place(self.directory).spark)
 
     @property
     def status(self) -> str:
@@ -57,8 +60,7 @@ class Run:
     @cached_property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables present, sorted."""
-        entries = self.filesystem.get_file_info(fs.FileSelector(""))
-        folders = [entry.path for entry in entries if entry.type == fs.FileType.Directory]
+        folders = [entry.name for entry in self.place.entries() if entry.kind == "folder"]
         return tuple(sorted(name for name in folders if not _hidden(name) and self._files(name)))
 
     def dataset(self, name: str) -> ds.Dataset:
@@ -70,7 +72,7 @@ class Run:
             near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
             hint = near or f"it has {', '.join(self.tables) or 'none'}"
             raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
-        factory = ds.FileSystemDatasetFactory(self.filesystem, self._files(name), ds.ParquetFileFormat())
+        factory = ds.FileSystemDatasetFactory(self.place.arrow[0], self._files(name), ds.ParquetFileFormat())
         return factory.finish(factory.inspect())
 
     def table(self, name: str) -> pa.Table:
@@ -144,47 +146,35 @@ class Run:
         return database
 
     def _files(self, name: str) -> list[str]:
-        """The Parquet files of a table, sorted, so that its rows have one order."""
-        entries = self.filesystem.get_file_info(fs.FileSelector(name))
+        """The Parquet files of a table for Arrow, sorted, so that its rows have one order."""
+        files = [entry.place for entry in (self.place / name).entries() if entry.kind == "file"]
         # Spark leaves _SUCCESS and checksums beside its files
-        files = [entry.path for entry in entries if entry.type == fs.FileType.File and entry.extension == "parquet"]
-        return sorted(path for path in files if not _hidden(path))
+        return sorted(file.arrow[1] for file in files if file.name.endswith(".parquet") and not _hidden(file.name))
 
 
 def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
-    """The run whose output is `directory`: a local path or a URI that `pyarrow.fs` knows.
+    """The run whose output is `directory`: a local path or a URI, as `untold.udfs.storage.Place` knows them.
 
     Raises `UnreadableRunError` where there is no readable manifest.json, and where its status is `running` unless
     `allow_running`: the tables beside such a manifest may be missing, half written or those of an earlier start.
     """
     place = os.fspath(directory)
-    filesystem = _filesystem(place)
-    manifest = _read_manifest(place, filesystem)
+    run = Run(place, _read_manifest(place))
     # A killed run leaves this status too: it could not write another
-    if manifest.get("status") == "running" and not allow_running:
+    if run.manifest.get("status") == "running" and not allow_running:
         raise UnreadableRunError(
             f"{place}: the run has not ended, or was killed; wait for it or start it again, "
             "or read what is there with allow_running=True"
         )
-    return Run(place, manifest, filesystem)
+    return run
 
 
-def _filesystem(place: str) -> fs.FileSystem:
-    """A file system whose root is the run's directory."""
-    if "://" not in place:
-        return fs.SubTreeFileSystem(os.path.abspath(os.path.expanduser(place)), fs.LocalFileSystem())
-    try:
-        base, path = open_filesystem(place)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UnreadableRunError(f"{place}: {error}") from error
-    return fs.SubTreeFileSystem(path, base)
-
-
-def _read_manifest(place: str, filesystem: fs.FileSystem) -> dict[str, Any]:
+def _read_manifest(place: str) -> dict[str, Any]:
     """The manifest. Raises UnreadableRunError where there is none, or nothing that can be read as one."""
     try:
-        with filesystem.open_input_file(MANIFEST) as stream:
-            manifest = json.loads(stream.read())
+        manifest = json.loads((Place(Place(place).spark) / MANIFEST).read_bytes())
+    except PlaceError as error:
+        raise UnreadableRunError(str(error)) from error
     except FileNotFoundError as error:
         raise UnreadableRunError(
             f"{place}: no {MANIFEST}, so this is not the output of a run; give the directory that --output named"
@@ -203,6 +193,6 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return str(pandas.DataFrame(list(rows)).to_html(index=False, na_rep="", float_format="{:.3f}".format, border=0))
 
 
-def _hidden(path: str) -> bool:
+def _hidden(name: str) -> bool:
     """Whether readers pass over it: Spark's own files, working folders, and what is not yet whole."""
-    return path.rsplit("/", 1)[-1].startswith(("_", "."))
+    return name.startswith(("_", "."))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -34,8 +34,8 @@ from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.study.candidates import Candidates
 from untold.jobs.study.claims import Claims, Line
 from untold.jobs.study.facts import Facts, are_ranked, wanted
-from untold.udfs.files import open_filesystem
 from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.storage import Place
 
 PICTURES = "pictures"
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
@@ -375,11 +375,12 @@ def _write(run: Run, shown: Shown, raw: bool, place: str | None, picture: bytes)
     name = f"{PICTURES}/{picture_name(shown.score['sample_id'], shown.score['metric'], raw=raw)}"
     path = place or f"{run.directory.rstrip('/')}/{name}"
     try:
-        if place is None:
-            run.filesystem.create_dir(PICTURES)
-        filesystem, target = (run.filesystem, name) if place is None else open_filesystem(place)
-        with filesystem.open_output_stream(target) as stream:
-            stream.write(picture)
+        target = run.place / name if place is None else Place(place)
+        if place is None or target.local is None:
+            target.write_bytes(picture)
+        else:
+            # It may be a pipe or a device, which no rename may replace
+            Path(target.local).write_bytes(picture)
     except (OSError, pa.ArrowException) as error:
         hint = "give another --picture" if place else "name a file with --picture"
         raise ShowError(f"{path}: cannot be written ({type(error).__name__}); {hint}") from error

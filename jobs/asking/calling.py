@@ -8,7 +8,7 @@ from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.segments import is_local
+from untold.udfs.storage import Place
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
@@ -36,7 +36,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
     """
     llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
     # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
-    flush = llm.flush_seconds or (1.0 if is_local(store_path) else 10.0)
+    flush = llm.flush_seconds or (10.0 if Place(store_path).local is None else 1.0)
     return CallSettings(
         base_url=base_url,
         api_key_env=getattr(settings, section).api_key_env,

@@ -13,8 +13,6 @@ from pathlib import PurePosixPath
 from time import time
 from uuid import uuid4
 
-from pyarrow import fs
-
 from untold.jobs.asking.snapshots import (
     MERGED,
     Listing,
@@ -26,9 +24,8 @@ from untold.jobs.asking.snapshots import (
     write_snapshot,
 )
 from untold.jobs.tables import COMPLETIONS
-from untold.udfs.files import is_local
-from untold.udfs.llm.segments import open_filesystem
 from untold.udfs.llm.store_files import Described, Merge, count_rows, digest_of, merge_files
+from untold.udfs.storage import Entry, Place
 
 # A file costs a scan about a millisecond (20,000: 25 s): a few are cheaper read than rewritten.
 COMPACT_FROM_FILES = 8
@@ -64,10 +61,8 @@ def compact_folder(
     file is not whole; the store is then as it was. See docs/architecture.md, "The store".
     """
     listing = list_folder(folder)
-    for info in _leftovers(folder, listing, clock()):
-        with suppress(FileNotFoundError):
-            system = open_filesystem(folder)[0]
-            system.delete_file(info.path) if info.is_file else system.delete_dir(info.path)
+    for entry in _leftovers(folder, listing, clock()):
+        entry.place.remove()
     noted, notes = _read_notes(folder, listing)
     live = sorted(set(listing.live()) - {file.name for file in noted})
     small = _small(listing, live, file_bytes)
@@ -85,7 +80,8 @@ def compact_folder(
         # The merged files are whole by now: only from this line on do they count, and what they replace does not
         write_snapshot(folder, Snapshot(number=before.number + 1, files=tuple(files), replaced=(*still, *replaced)))
         # After the snapshot, which says the same: killed between the two lines, the next compaction reads them again
-        _delete(folder, notes)
+        for name in notes:
+            (Place(folder) / name).remove()
     _remove_replaced(folder, clock())
 
 
@@ -139,12 +135,11 @@ def _describe(folder: str, listing: Listing, name: str) -> LiveFile:
     """
     if name in listing.named:
         return listing.named[name]
-    system, path = open_filesystem(folder)
-    (rows,) = count_rows(system, [f"{path}/{name}"])
+    place = Place(folder) / name
+    (rows,) = count_rows([place])
     if rows is None:
         raise ValueError(f"{name} of {folder} is damaged")
-    digest = digest_of(system, f"{path}/{name}")
-    return LiveFile(name=name, rows=rows, size=listing.files[name].size, digest=digest)
+    return LiveFile(name=name, rows=rows, size=listing.files[name].size, digest=digest_of(place))
 
 
 def _remove_replaced(folder: str, now: float) -> None:
@@ -152,7 +147,7 @@ def _remove_replaced(folder: str, now: float) -> None:
     listing = list_folder(folder)
     for file in sorted(listing.replaced, key=lambda file: file.at):
         if now - file.at > KEEP_SECONDS and file.name in listing.files and _are_whole(folder, listing, file.into):
-            _delete(folder, [file.name])
+            (Place(folder) / file.name).remove()
 
 
 def _are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
@@ -160,26 +155,25 @@ def _are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
     known = set(names)
     if not known or not known <= set(listing.files):
         return False
-    system, path = open_filesystem(folder)
     sizes_agree = all(listing.files[name].size == listing.named[name].size for name in known & set(listing.named))
-    return sizes_agree and None not in count_rows(system, [f"{path}/{name}" for name in sorted(known)])
+    return sizes_agree and None not in count_rows(Place(folder) / name for name in sorted(known))
 
 
-def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[fs.FileInfo]:
+def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[Entry]:
     """What killed compactions and killed writers left: merged files without a name, files aside.
 
     Where there is no lock (object stores) another compaction may be at work, and its files have a week.
     """
     known = {*listing.named, *(file.name for file in listing.replaced)}
     merging = (MERGED, f".{MERGED}")
-    young = 0 if is_local(folder) else KEEP_SECONDS
-    system, path = open_filesystem(folder)
-    for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-        name, age = info.base_name, now - (info.mtime_ns or 0) / 1e9
+    place = Place(folder)
+    young = KEEP_SECONDS if place.local is None else 0
+    for entry in place.entries():
+        name, age = entry.name, now - entry.modified
         is_merged = listing.snapshot is not None and name.startswith(MERGED) and name not in known
         is_aside = name.startswith((".", "_probe-", "_compact-")) and age > LEFTOVER_SECONDS
         if ((is_merged or name.startswith(merging[1])) and age >= young) or is_aside:
-            yield info
+            yield entry
 
 
 def _read_notes(folder: str, listing: Listing) -> tuple[list[ReplacedFile], list[str]]:
@@ -187,52 +181,40 @@ def _read_notes(folder: str, listing: Listing) -> tuple[list[ReplacedFile], list
 
     A note counts where it speaks of files of this folder alone, and what it calls merged is there and has all the rows.
     """
-    system, path = open_filesystem(folder)
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     replaced: dict[str, ReplacedFile] = {}
     notes = []
-    for info in found:
-        if info.base_name.startswith(NOTE):
+    for entry in Place(folder).entries():
+        if entry.name.startswith(NOTE):
             # Whatever else lies there under that name is no reason to end a run
             with suppress(OSError, ValueError, KeyError, TypeError):
-                replaced |= {file.name: file for file in _read_note(folder, listing, info.path)}
-                notes.append(info.base_name)
+                replaced |= {file.name: file for file in _read_note(folder, listing, entry.place)}
+                notes.append(entry.name)
     return list(replaced.values()), notes
 
 
-def _read_note(folder: str, listing: Listing, note_path: str) -> list[ReplacedFile]:
+def _read_note(folder: str, listing: Listing, place: Place) -> list[ReplacedFile]:
     """What one note says was replaced and is still there; nothing where all of that is gone.
 
     Raises ValueError where its merged files are not there or hold fewer rows than what they are said to replace,
     KeyError or TypeError where it is no note of ours.
     """
-    system, path = open_filesystem(folder)
-    with system.open_input_stream(note_path) as stream:
-        note = json.loads(stream.read())
-    into = tuple(_bare_name(path, name) for name in note["files"])
-    segments = [_bare_name(path, name) for name in note["segments"]]
+    note = json.loads(place.read_bytes())
+    into = tuple(_bare_name(folder, name) for name in note["files"])
+    segments = [_bare_name(folder, name) for name in note["segments"]]
     left = [name for name in segments if name in listing.files]
     if not left:
         return []
     if not set(into) <= set(listing.files) or set(into) & set(segments):
-        raise ValueError(f"{note_path} names files that are not there")
-    rows_into, rows_left = (count_rows(system, [f"{path}/{name}" for name in names]) for names in (into, left))
+        raise ValueError(f"{place} names files that are not there")
+    rows_into, rows_left = (count_rows(Place(folder) / name for name in names) for names in (into, left))
     if None in rows_into or sum(filter(None, rows_into)) < sum(filter(None, rows_left)):
-        raise ValueError(f"{note_path} names files that do not hold all rows")
+        raise ValueError(f"{place} names files that do not hold all rows")
     return [ReplacedFile(name=name, at=float(note["at"]), into=into) for name in left]
 
 
-def _bare_name(folder_path: str, path: str) -> str:
+def _bare_name(folder: str, path: str) -> str:
     """The name of a file that an old note names by its path. Raises ValueError for one of another folder."""
     parts = PurePosixPath(path)
-    if parts.parent.name != PurePosixPath(folder_path).name or ".." in parts.parts or not is_segment(parts.name):
-        raise ValueError(f"{path} is no file of {folder_path}")
+    if parts.parent.name != Place(folder).name or ".." in parts.parts or not is_segment(parts.name):
+        raise ValueError(f"{path} is no file of {folder}")
     return parts.name
-
-
-def _delete(folder: str, names: Iterable[str]) -> None:
-    """Removes files of a folder by their names. One that is gone already was removed by another run."""
-    system, path = open_filesystem(folder)
-    for name in names:
-        with suppress(FileNotFoundError):
-            system.delete_file(f"{path}/{name}")

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 
-from pyarrow import fs
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.asking import store
-from untold.udfs.files import open_filesystem
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import read_things
 from untold.udfs.stages.figures import RATINGS, Figures, Line
+from untold.udfs.storage import Place
 
 # Means are good to a few percent from so many, and reading them takes seconds whatever a store holds
 MOST_COMPLETIONS = 2_000
@@ -61,11 +60,10 @@ def _some_completions(spark: SparkSession, place: str, stage: Stage) -> Iterator
 
 def _folders_of(place: str, stage: str) -> list[str]:
     """The newest folders of a stage in the store, whatever their digests."""
-    system, path = open_filesystem(f"{place.rstrip('/')}/{store.VERSION}")
-    folders = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    named = [info for info in folders if re.fullmatch(rf"{re.escape(stage)}-[0-9a-f]{{32}}", info.base_name)]
-    newest = sorted(named, key=lambda info: (info.mtime_ns or 0, info.base_name), reverse=True)[:MOST_FOLDERS]
-    return [f"{place.rstrip('/')}/{store.VERSION}/{info.base_name}" for info in newest]
+    folders = (Place(place) / store.VERSION).entries()
+    named = [entry for entry in folders if re.fullmatch(rf"{re.escape(stage)}-[0-9a-f]{{32}}", entry.name)]
+    newest = sorted(named, key=lambda entry: (entry.modified, entry.name), reverse=True)
+    return [str(entry.place) for entry in newest[:MOST_FOLDERS]]
 
 
 def _rated(rating: float) -> Column:

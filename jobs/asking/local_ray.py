@@ -9,6 +9,7 @@ import ray
 from ray._private import ray_constants
 
 from untold.udfs.llm.actors import NAMESPACE
+from untold.udfs.storage import VARIABLE
 
 # Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -29,7 +30,9 @@ def start_ray(address: str | None) -> None:
     common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
         try:
-            ray.init(address=address, **common)
+            # On other machines nothing is inherited; what our own Ray starts has this process's variables
+            own = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+            ray.init(address=address, runtime_env={"env_vars": own} if own else None, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(
                 f"no connection to the Ray cluster at {address} ({type(error).__name__}): see that it runs, that "

@@ -34,9 +34,9 @@ from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.calls import CallSettings, Tally
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Spent
-from untold.udfs.llm.segments import is_local, open_filesystem
 from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from untold.udfs.stages.arrow import UNASKED, reading_of
+from untold.udfs.storage import Place
 
 # So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
 UNITS_OF_AN_ACTOR = 4
@@ -217,16 +217,17 @@ class StageRunner:
 
         Who holds the folder compacts it anyway, and a store that may only be read stays as it is.
         """
-        if is_local(folder) and compaction.is_due(folder):
-            with suppress(LockedError, OSError), FolderLock(open_filesystem(folder)[1], self.engines.run, wait=False):
+        place = Place(folder).local
+        if place is not None and compaction.is_due(folder):
+            with suppress(LockedError, OSError), FolderLock(place, self.engines.run, wait=False):
                 self._compact(folder)
 
     def _lock(self, folder: str) -> FolderLock | None:
         """The lock of a folder; None on an object store, where the system has none, after a line that says so."""
-        if not is_local(folder):
+        place = Place(folder).local
+        if place is None:
             self._note("the store is no local disk, where runs do not see each other: start one at a time on it")
             return None
-        place = open_filesystem(folder)[1]
         return FolderLock(place, self.engines.run, wait=self.engines.wait, notify=self._note)
 
     def _note(self, line: str) -> None:

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 
 from untold.jobs.asking.snapshots import find_damaged, find_whole, set_aside
 from untold.jobs.run.locks import FolderLock
-from untold.udfs.files import is_local, make_folder
 from untold.udfs.llm.retrying import is_passing
-from untold.udfs.llm.segments import open_filesystem
 from untold.udfs.llm.units import list_units, read_request_ids
+from untold.udfs.storage import Place
 
 COLUMNS = ["request_id", "error_type"]
 
@@ -22,9 +21,9 @@ COLUMNS = ["request_id", "error_type"]
 @contextmanager
 def hold_folder(folder: str, run: str, *, wait: bool) -> Iterator[Callable[[], bool]]:
     """Makes a stage's folder and is its one spender; gives whether that was lost. Raises LockedError without `wait`."""
-    make_folder(folder)
-    path = open_filesystem(folder)[1]
-    lock = FolderLock(path, run, wait=wait, notify=_say) if is_local(folder) else None
+    place = Place(folder)
+    place.make_folder()
+    lock = None if place.local is None else FolderLock(place.local, run, wait=wait, notify=_say)
     if lock is None:
         _say("the store is no local disk, where runs do not see each other: start one at a time on it")
     with lock or nullcontext():
@@ -50,10 +49,9 @@ def settled_ids(requests: str, folder: str, *, retry_failed: bool = False) -> fr
 
 def _add_settled(folder: str, name: str, wanted: set[str], settled: set[str], retry_failed: bool) -> bool:
     """Adds what a file has of the wanted requests; False where the file is damaged."""
-    system, path = open_filesystem(folder)
     found: set[str] = set()
     try:
-        with system.open_input_file(f"{path}/{name}") as file:
+        with (Place(folder) / name).open() as file:
             for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(columns=COLUMNS):
                 rows = zip(*(_column(batch, column) for column in COLUMNS), strict=True)
                 found.update(one for one, error in rows if one in wanted and not _is_asked(error, retry_failed))

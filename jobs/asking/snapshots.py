@@ -14,12 +14,10 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from pyarrow import fs
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from untold.udfs.files import make_folder, write_bytes
-from untold.udfs.llm.segments import open_filesystem
 from untold.udfs.llm.store_files import count_rows, is_damaged
+from untold.udfs.storage import Entry, Place
 
 SNAPSHOT = "_snapshot-"
 MERGED = "base-"
@@ -63,7 +61,7 @@ class Listing:
     the live files `b` and `base-1`: `b` came later, and `base-2` is what a killed compaction left.
     """
 
-    files: Mapping[str, fs.FileInfo]
+    files: Mapping[str, Entry]
     snapshot: Snapshot | None = None
     refused: tuple[str, ...] = ()
 
@@ -137,9 +135,9 @@ def find_whole(folder: str, *, move: bool) -> Whole:
         if move and listing.refused:
             damaged.update(dict.fromkeys(set_aside(folder, listing.refused)))
         names = listing.live(without=() if move else damaged)
-        system, path = open_filesystem(folder)
+        places = [Place(folder) / name for name in names]
         try:
-            rows = count_rows(system, [f"{path}/{name}" for name in names])
+            rows = count_rows(places)
         except FileNotFoundError:
             # Another run removed or moved it after the listing
             vanished += 1
@@ -149,32 +147,30 @@ def find_whole(folder: str, *, move: bool) -> Whole:
         broken = [name for name, count in zip(names, rows, strict=True) if count is None]
         if not broken:
             missing = _missing(folder, listing, damaged)
-            uris = tuple(f"{folder}/{name}" for name in names)
+            uris = tuple(place.spark for place in places)
             return Whole(tuple(names), uris, sum(filter(None, rows)), tuple(damaged), missing)
         damaged.update(dict.fromkeys(set_aside(folder, broken) if move else broken))
 
 
 def find_damaged(folder: str, names: Iterable[str]) -> list[str]:
     """Those of the files that cannot be read through although their bytes are there. It reads all of each."""
-    system, path = open_filesystem(folder)
     known = list_folder(folder).named
     found = []
     for name in names:
         with suppress(FileNotFoundError):
-            if is_damaged(system, f"{path}/{name}", known[name].digest if name in known else None):
+            if is_damaged(Place(folder) / name, known[name].digest if name in known else None):
                 found.append(name)
     return found
 
 
 def set_aside(folder: str, names: Iterable[str]) -> list[str]:
     """Moves files of a folder to its folder `damaged/`; gives those that no other run had moved before."""
-    system, path = open_filesystem(folder)
-    moved: list[str] = []
+    place, moved = Place(folder), list[str]()
     for name in names:
         if not moved:
-            make_folder(f"{folder}/{DAMAGED}")
+            (place / DAMAGED).make_folder()
         with suppress(FileNotFoundError):
-            system.move(f"{path}/{name}", f"{path}/{DAMAGED}/{name}")
+            (place / name).move(place / DAMAGED / name)
             moved.append(name)
     return moved
 
@@ -186,25 +182,22 @@ def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     stays: what the other merged is then still there as the files that it was merged from. Raises OSError where it
     cannot be written; the one before then counts.
     """
-    write_bytes(f"{folder}/{_file_of(snapshot.number)}", snapshot.model_dump_json().encode())
-    system, path = open_filesystem(folder)
-    for number in _numbers(system, path):
+    place = Place(folder)
+    (place / _file_of(snapshot.number)).write_bytes(snapshot.model_dump_json().encode())
+    for number in _numbers(place.entries()):
         if number < snapshot.number:
-            with suppress(FileNotFoundError):
-                system.delete_file(f"{path}/{_file_of(number)}")
+            (place / _file_of(number)).remove()
 
 
 def _list_once(folder: str) -> Listing | None:
     """None where the newest snapshot was gone before it was read: a newer one is there then."""
-    system, path = open_filesystem(folder)
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    files = {info.base_name: info for info in found if info.is_file and is_segment(info.base_name)}
-    numbers = sorted(filter(None, (_number_of(info.base_name) for info in found)))
+    found = Place(folder).entries()
+    files = {entry.name: entry for entry in found if entry.kind == "file" and is_segment(entry.name)}
+    numbers = _numbers(found)
     if not numbers:
         return Listing(files)
     try:
-        with system.open_input_stream(f"{path}/{_file_of(numbers[-1])}") as stream:
-            snapshot = Snapshot.model_validate_json(stream.read())
+        snapshot = Snapshot.model_validate_json((Place(folder) / _file_of(numbers[-1])).read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError:
@@ -215,12 +208,10 @@ def _list_once(folder: str) -> Listing | None:
 
 def _missing(folder: str, listing: Listing, damaged: Collection[str]) -> tuple[str, ...]:
     """What the newest snapshot names and is neither here nor in `damaged/`: files that somebody removed."""
-    system, path = open_filesystem(folder)
     gone = set(listing.named) - set(listing.files) - set(damaged)
     if not gone:
         return ()
-    aside = system.get_file_info(fs.FileSelector(f"{path}/{DAMAGED}", allow_not_found=True))
-    return tuple(sorted(gone - {info.base_name for info in aside}))
+    return tuple(sorted(gone - {entry.name for entry in (Place(folder) / DAMAGED).entries()}))
 
 
 def is_segment(name: str) -> bool:
@@ -228,10 +219,9 @@ def is_segment(name: str) -> bool:
     return name.endswith(".parquet") and name[0] not in "._"
 
 
-def _numbers(system: fs.FileSystem, path: str) -> list[int]:
-    """The numbers of the snapshots that are there, ascending."""
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return sorted(filter(None, (_number_of(info.base_name) for info in found)))
+def _numbers(found: Iterable[Entry]) -> list[int]:
+    """The numbers of the snapshots of a listing, ascending."""
+    return sorted(filter(None, (_number_of(entry.name) for entry in found)))
 
 
 def _number_of(name: str) -> int | None:

@@ -22,6 +22,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
 from untold.udfs.llm.store_files import Described, Merge, merge_files
+from untold.udfs.storage import Place
 
 VERSION = "v1"
 # Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.
@@ -43,7 +44,7 @@ class ShortReadError(StoreError):
 
 def stage_folder(store: str, stage: Stage) -> str:
     """Where the completions of a stage are: `STORE/v1/<stage>-<digest>` (docs/architecture.md, "The store")."""
-    return f"{store.rstrip('/')}/{VERSION}/{stage.name}-{stage.digest}"
+    return str(Place(store) / VERSION / f"{stage.name}-{stage.digest}")
 
 
 def is_transient(error_type: str = "error_type") -> Column:

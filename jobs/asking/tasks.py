@@ -11,17 +11,16 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow.parquet as pq
-from pyarrow import fs
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.run.session import spark_schema
-from untold.udfs.files import make_folder, open_filesystem
 from untold.udfs.llm.calls import Tally
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.tasks import COUNTS, answer_in_task
+from untold.udfs.storage import Place
 
 # Rows of a task: half a minute to a few minutes of work, so that the last ones do not run alone for long
 TASK_ROWS = 2000
@@ -51,7 +50,7 @@ class TaskRun:
 
         Raises AnsweringError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
         """
-        make_folder(self._folder)
+        Place(self._folder).make_folder()
         self._earlier = self._rows_written()
         began = told = monotonic()
         thread = InheritableThread(target=self._work, args=(total,))
@@ -95,12 +94,12 @@ class TaskRun:
 
     def _rows_written(self) -> int:
         """The rows in this run's files; the footer of each is read once."""
-        system, path = open_filesystem(self._folder)
         prefix = f"{self._run}-{self._stage.name}-task-"
-        for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-            name = info.base_name
+        for entry in Place(self._folder).entries():
+            name = entry.name
             if name.startswith(prefix) and name.endswith(".parquet") and name not in self._counted:
-                self._counted[name] = pq.read_metadata(info.path, filesystem=system).num_rows
+                with entry.place.open() as file:
+                    self._counted[name] = pq.read_metadata(file).num_rows
         return sum(self._counted.values())
 
     def _explain(self, error: BaseException) -> str:

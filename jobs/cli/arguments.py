@@ -322,8 +322,9 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
     """
     from untold.jobs.asking import local_model
     from untold.jobs.settings.loading import load_settings
+    from untold.udfs.storage import environment_of
 
-    return load_settings(
+    resolved = load_settings(
         options.config,
         options.overrides,
         options.endpoint,
@@ -333,6 +334,9 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
         asks=asks,
         local_installed=local_model.installed,
     )
+    # A command looks at its paths before all else, and starts processes that do
+    os.environ.update(environment_of(resolved.settings.storage.options))
+    return resolved
 
 
 def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
@@ -350,12 +354,10 @@ def settings_without_endpoint(options: Options) -> Settings:
 
     Where none is set a place that nobody calls stands for it: settings are checked as a whole, endpoint and all.
     """
-    from untold.jobs.settings.loading import load_settings
-
     resolved = load_or_none(options, asks=False)
     if resolved is None:
         overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
-        resolved = load_settings(options.config, overrides, None, os.environ, local_installed=lambda: False)
+        resolved = load(Options(**{**vars(options), "overrides": overrides}), asks=False)
     return resolved.settings
 
 

@@ -12,7 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inputs.files import absolute_path, find_files, inspect_files
+from untold.jobs.inputs.files import find_files, inspect_files
+from untold.udfs.storage import Place
 
 
 class UnreadableTableError(ValueError):
@@ -27,7 +28,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
     """
     by_kind: dict[str, list[str]] = {}
     for file in inspect_files(find_files(path)):
-        by_kind.setdefault(file.kind, []).append(absolute_path(file.path))
+        by_kind.setdefault(file.kind, []).append(Place(file.path).spark)
     try:
         frames = [_read_kind(spark, kind, files) for kind, files in sorted(by_kind.items())]
     except PySparkException as error:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import cast
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
@@ -22,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.conversion import KNOWN, REQUIRED
-from untold.udfs.samples.files import is_gzip, is_remote, split_uri
+from untold.udfs.samples.files import is_gzip, is_remote
 from untold.udfs.samples.records import (
     MAX_COLUMNS,
     READ_ERRORS,
@@ -35,6 +32,7 @@ from untold.udfs.samples.records import (
     open_parquet,
 )
 from untold.udfs.samples.shapes import Shape, merge_columns
+from untold.udfs.storage import Place, local_path
 
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
@@ -140,19 +138,6 @@ def is_compressed(path: str) -> bool:
     return is_gzip(path) or path.lower().endswith(".parquet")
 
 
-def local_path(path: str) -> str:
-    """A path without its `file:` scheme, percent signs decoded where there is no such file otherwise."""
-    if not path.startswith("file:/"):
-        return path
-    bare = re.sub("^file:(//)?(?=/)", "", path)
-    return bare if os.path.exists(bare) else unquote(bare)
-
-
-def absolute_path(path: str) -> str:
-    """The path from the root of the file system; a URI as it is."""
-    return path if is_remote(path) else os.path.abspath(local_path(path))
-
-
 def _find_local(path: str) -> list[InputFile]:
     """The files of a path or glob with their sizes, in no order; hidden ones below a folder are left out."""
     if os.path.exists(path):
@@ -177,19 +162,16 @@ def _is_shown(name: str) -> bool:
 
 def _find_remote(uri: str) -> list[InputFile]:
     """The files of a URI or a glob in it, as URIs of the same scheme; what it names literally wins here too."""
-    system, inner = split_uri(uri)
-    prefix = uri[: len(uri.rstrip("/")) - len(inner.rstrip("/"))]
-    info = system.get_file_info(inner)
-    if info.type == pafs.FileType.File:
-        return [InputFile(prefix + info.path, info.size)]
-    base = inner if info.type == pafs.FileType.Directory else _before_wildcard(inner)
-    listed = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    found = Place(uri).entry()
+    if found.kind == "file":
+        return [InputFile(uri, found.size)]
+    base = uri if found.kind == "folder" else _before_wildcard(uri)
     return [
-        InputFile(prefix + item.path, item.size)
-        for item in listed
-        if item.type == pafs.FileType.File
-        and all(_is_shown(part) for part in PurePosixPath(item.path).relative_to(base).parts)
-        and (base == inner or _matches(item.path, inner))
+        InputFile(str(item.place), item.size)
+        for item in Place(base).entries(recursive=True)
+        if item.kind == "file"
+        and all(_is_shown(part) for part in PurePosixPath(str(item.place)).relative_to(base).parts)
+        and (base == uri or _matches(str(item.place), uri))
     ]
 
 
@@ -285,7 +267,7 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     """
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     # Tasks run in another folder than the command
-    placed = [replace(file, path=absolute_path(file.path)) for file in files]
+    placed = [replace(file, path=Place(file.path).spark) for file in files]
     units = [
         astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)
     ]

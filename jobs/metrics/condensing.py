@@ -19,6 +19,7 @@ from untold.jobs.run.session import graphframes_jar, nullable
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
+from untold.udfs.storage import Place
 
 # The newest build for Spark 4 and Scala 2.13 that is known; the session asks Maven for it only where settings say so
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
@@ -123,7 +124,7 @@ def _remedy() -> str:
 def _describe_missing(settings: Settings) -> str:
     """Why GraphFrames is needed and that its jar is missing: also where a setting names a file that is not there."""
     jar = graphframes_jar(settings)
-    gone = f" ({jar} is no file)" if jar and "://" not in jar and not os.path.isfile(jar) else ""
+    gone = f" ({jar} is no file)" if jar and (path := Place(jar).local) and not os.path.isfile(path) else ""
     return (
         f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
         f"{settings.graph.max_edges_in_task}) and its jar is not on Spark's class path{gone}; {_remedy()}"

@@ -12,13 +12,11 @@ from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
-from untold.jobs.inputs.files import local_path
 from untold.jobs.run.manifest import NAME, OutputError
 from untold.jobs.tables import TABLES
-from untold.udfs.files import open_filesystem
 from untold.udfs.samples.files import is_remote
+from untold.udfs.storage import Entry, Place, local_path
 
 # What our commands write beside tables, where nobody else would; none of it is removed for its name alone
 _WORK = "_work"
@@ -78,7 +76,7 @@ def _places_of(path: str) -> Iterator[str]:
 def _real(path: str) -> str:
     """A path without links, or a URI without the differences between Spark's schemes and Arrow's."""
     if is_remote(path):
-        return re.sub("^s3[an]://", "s3://", path).rstrip("/")
+        return Place(path).spark.rstrip("/")
     return os.path.realpath(os.path.expanduser(local_path(path)))
 
 
@@ -99,48 +97,42 @@ def _is_matched(place: str, path: str) -> bool:
 
 def _find_foreign(output: str, store: str | None) -> str | None:
     """The name of something in the output that is not ours; None in an output, and where there is nothing such."""
-    system, path = open_filesystem(output)
-    kind = system.get_file_info(path).type
-    if kind == fs.FileType.File:
+    place = Place(output)
+    if place.entry().kind == "file":
         return "the content of a file"
-    found = [] if kind == fs.FileType.NotFound else sorted(_entries(system, path), key=lambda info: info.base_name)
-    if any(info.base_name == NAME and _is_manifest(system, info.path) for info in found):
+    found = sorted(place.entries(), key=lambda entry: entry.name)
+    if any(entry.name == NAME and _is_manifest(entry.place) for entry in found):
         return None
     kept = _real(store) if store else None
-    return next((info.base_name for info in found if not _is_ours(system, info, output, kept)), None)
+    return next((entry.name for entry in found if not _is_ours(entry, output, kept)), None)
 
 
-def _entries(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """What lies in a folder itself; nothing where it is not there."""
-    return list(system.get_file_info(fs.FileSelector(path, allow_not_found=True)))
-
-
-def _is_manifest(system: fs.FileSystem, path: str) -> bool:
+def _is_manifest(place: Place) -> bool:
     """Whether a file is the manifest of a run; browsers, packages and backups have files of this name as well."""
-    with suppress(OSError, ValueError), system.open_input_stream(path) as stream:
-        manifest = json.loads(stream.read())
+    with suppress(OSError, ValueError):
+        manifest = json.loads(place.read_bytes())
         return isinstance(manifest, dict) and {"format", "status"} <= manifest.keys()
     return False
 
 
-def _is_ours(system: fs.FileSystem, info: fs.FileInfo, output: str, store: str | None) -> bool:
+def _is_ours(entry: Entry, output: str, store: str | None) -> bool:
     """Whether something in a folder without a manifest is what our commands write there, by its content and not its
     name.
 
     `store` is where completions are kept, which may be the folder itself or lie anywhere below it.
     """
-    name = str(info.base_name)
-    if info.type == fs.FileType.File:
-        return bool(_FILES.fullmatch(name)) and (name != NAME or _is_damaged(system, info.path))
+    name = entry.name
+    if entry.kind == "file":
+        return bool(_FILES.fullmatch(name)) and (name != NAME or _is_damaged(entry.place))
     place = f"{_real(output)}/{name}"
     if store is not None and (_is_within(store, place) or _is_version(place, store)):
         return True
-    below = [f"{output}/{name}/{entry.base_name}" for entry in _entries(system, info.path)] if name in _NESTS else []
+    below = [str(each.place) for each in entry.place.entries()] if name in _NESTS else []
     if name == _STORE:
-        return all(_is_version(entry, f"{output}/{name}") for entry in below)
+        return all(_is_version(each, str(entry.place)) for each in below)
     if name == _RUNS:
-        return all(_find_foreign(entry, None) is None for entry in below)
-    return (name in TABLES or name == _WORK) and _holds_tables(system, info.path, name)
+        return all(_find_foreign(each, None) is None for each in below)
+    return (name in TABLES or name == _WORK) and _holds_tables(entry.place, name)
 
 
 def _is_version(path: str, store: str) -> bool:
@@ -149,29 +141,29 @@ def _is_version(path: str, store: str) -> bool:
     return parent == store and _STORE_VERSION.fullmatch(name) is not None
 
 
-def _is_damaged(system: fs.FileSystem, path: str) -> bool:
+def _is_damaged(place: Place) -> bool:
     """Whether a file is no JSON, as a manifest is that a full disk cut short."""
     try:
-        with system.open_input_stream(path) as stream:
-            json.loads(stream.read())
+        json.loads(place.read_bytes())
     except ValueError:
         return True
     return False
 
 
-def _holds_tables(system: fs.FileSystem, path: str, name: str) -> bool:
+def _holds_tables(place: Place, name: str) -> bool:
     """Whether a folder holds Parquet alone, with the table's leading column where it has the name of a table.
 
     What has a leading `_` or `.` is Spark's own.
     """
-    found = system.get_file_info(fs.FileSelector(path, recursive=True))
-    files = [info for info in found if info.is_file and not _SPARKS_OWN.search(info.path.removeprefix(path))]
-    if any(info.extension != "parquet" for info in files):
+    files = [entry.place for entry in place.entries(recursive=True) if entry.kind == "file"]
+    files = [file for file in files if not _SPARKS_OWN.search(file.uri.removeprefix(place.uri))]
+    if not all(file.name.endswith(".parquet") for file in files):
         return False
     if not files or name == _WORK:
         return True
     try:
-        columns = pq.read_schema(files[0].path, filesystem=system).names
+        with files[0].open() as file:
+            columns = pq.read_schema(file).names
     except (OSError, pa.ArrowException):
         return False
     return TABLES[name].names[0] in columns

@@ -9,14 +9,12 @@ from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
 
-from pyarrow import fs
-
 from untold.jobs.settings.model import Settings, result_settings
 from untold.udfs.errors import UserError
-from untold.udfs.files import open_filesystem, write_bytes
 from untold.udfs.llm.keys import Stage, canonical_json
 from untold.udfs.redaction import without_secrets
 from untold.udfs.stages import LOOKUPS
+from untold.udfs.storage import Place
 
 NAME = "manifest.json"
 # Raised where readers of the one before would misread the manifest; keys are only ever added
@@ -102,12 +100,10 @@ def versions() -> dict[str, str]:
 
 def read_manifest(output: str) -> dict[str, Any] | None:
     """The manifest of an output; None where there is none. Raises OutputError for one that cannot be read."""
-    system, path = open_filesystem(f"{output}/{NAME}")
-    if system.get_file_info(path).type == fs.FileType.NotFound:
-        return None
     try:
-        with system.open_input_stream(path) as stream:
-            manifest = json.loads(stream.read())
+        manifest = json.loads((Place(output) / NAME).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError) as error:
         raise OutputError(f"{output}/{NAME} cannot be read; give another --output, or --overwrite") from error
     return dict(manifest)
@@ -116,7 +112,7 @@ def read_manifest(output: str) -> dict[str, Any] | None:
 def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest without secrets, so that readers see the old one or the new one."""
     content = json.dumps(without_secrets(manifest), indent=2, ensure_ascii=False).encode("utf-8")
-    write_bytes(f"{output}/{NAME}", content + b"\n")
+    (Place(output) / NAME).write_bytes(content + b"\n")
 
 
 def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -25,8 +23,8 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, TABLES
-from untold.udfs.files import is_local, open_filesystem
 from untold.udfs.redaction import without_secrets
+from untold.udfs.storage import Place
 
 WORK = "_work"
 # Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
@@ -34,8 +32,8 @@ SUMMED = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "comp
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in every process; URIs stay as they are, and `~` is the user's home."""
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    """A path that means the same in every process, to Spark and to Arrow; `~` is the user's home."""
+    return Place(path).spark
 
 
 def store_of(settings: Settings, output: str) -> str:
@@ -76,10 +74,10 @@ class Output:
 
     def __enter__(self) -> Output:
         check_folders(self.inputs, self.place, self.store)
-        if is_local(self.place):
-            path = open_filesystem(self.place)[1]
+        place = Place(self.place).local
+        if place is not None:
             # Never waits: what another run writes here is what this one would write over
-            self._lock = self._stack.enter_context(FolderLock(path, self.run, wait=False))
+            self._lock = self._stack.enter_context(FolderLock(place, self.run, wait=False))
         return self
 
     def check_lock(self) -> None:
@@ -131,8 +129,7 @@ class Output:
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did."""
         self.check_lock()
-        system, path = open_filesystem(self.place)
-        system.create_dir(path, recursive=True)
+        Place(self.place).make_folder()
         earlier = self.earlier or {}
         past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
         self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}
@@ -207,24 +204,22 @@ class Output:
         """Writes a small table as one file of one name, so that the same rows are the same bytes."""
         # Spark's files would stay beside it, whose names are new each time
         self.remove([name])
-        system, path = open_filesystem(f"{self.place}/{name}")
-        system.create_dir(path, recursive=True)
         values = [{column: row.get(column) for column in schema.names} for row in rows]
-        with system.open_output_stream(f"{path}/part-0.parquet") as stream:
-            pq.write_table(pa.Table.from_pylist(values, schema=schema), stream)
+        place = Place(self.place) / name
+        place.make_folder()
+        table = pa.Table.from_pylist(values, schema=schema)
+        (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
 
     def has(self, name: str) -> bool:
         """Whether there is a folder of that name in the output."""
-        system, path = open_filesystem(f"{self.place}/{name}")
-        return bool(system.get_file_info(path).type == fs.FileType.Directory)
+        return (Place(self.place) / name).entry().kind == "folder"
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes those folders of the output that are there."""
         self.check_lock()
         for name in names:
             if self.has(name):
-                system, path = open_filesystem(f"{self.place}/{name}")
-                system.delete_dir(path)
+                (Place(self.place) / name).remove()
 
 
 def with_added(name: str, frame: DataFrame) -> DataFrame:

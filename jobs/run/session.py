@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
+from untold.udfs.storage import environment_of
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
@@ -140,7 +141,8 @@ def _take(options: dict[str, str]) -> _Jvm:
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:
     """What Spark is told: our defaults, what suits the size on one machine, then what the user says, which wins."""
-    options = spark_defaults()
+    environment = environment_of(settings.storage.options)
+    options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
     if small and _is_local(settings):
         options |= {**SMALL, "spark.sql.shuffle.partitions": str(min(_cores(), MOST_SMALL_TASKS))}
     options |= {**settings.spark.conf, **_extra_jars(settings)}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from pyarrow import fs
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from untold.udfs.files import open_filesystem
+from untold.udfs.storage import Place
 
 
 @dataclass
@@ -78,6 +77,4 @@ class Workspace:
 
     def remove(self) -> None:
         """Deletes what was kept."""
-        system, path = open_filesystem(self.folder)
-        if system.get_file_info(path).type == fs.FileType.Directory:
-            system.delete_dir(path)
+        Place(self.folder).remove()

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from untold.udfs.redaction import is_secret_name
+from untold.udfs.storage import SCHEMES
+
 # Sent from settings and templates: a second value in extra_body would change completions behind a request's key
 _OWN_REQUEST_FIELDS = frozenset(
     ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
@@ -61,6 +64,18 @@ def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _storage_options(value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Options by scheme. Raises ValueError for a scheme that has none, and for a secret itself."""
+    if not value.keys() <= set(SCHEMES):
+        raise ValueError(f"a mapping by {', '.join(SCHEMES)}")
+    for name, given in (option for options in value.values() for option in options.items()):
+        if is_secret_name(name):
+            raise ValueError(f"without {name}: give {name}_env, the name of an environment variable")
+        if name.endswith("_env"):
+            _variable_name(str(given))
+    return value
+
+
 def _asks_for_none(name: str, value: object) -> bool:
     """Whether a field only says that no log-probabilities are wanted, which some models refuse to give."""
     return name == "logprobs" and value is False
@@ -83,6 +98,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Rating = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
 ExtraBody = Annotated[dict[str, Any], AfterValidator(_request_fields)]
+StorageOptions = Annotated[dict[str, dict[str, bool | int | float | str]], AfterValidator(_storage_options)]
 Address = Annotated[str, AfterValidator(_http_url)]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 # What a message says of these, whose own check has no words in a JSON schema

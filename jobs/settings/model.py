@@ -29,6 +29,7 @@ from untold.jobs.settings.fields import (
     Rating,
     Section,
     Share,
+    StorageOptions,
     Text,
     VariableName,
 )
@@ -47,7 +48,7 @@ from untold.udfs.stages import LOOKUPS, STAGES
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
-NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "fail_on_error"})
+NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error"})
 # And of sections that have both: where and how fast is asked, not what
 NO_RESULT_WITHIN = {
     "embeddings": EmbeddingSettings.NO_RESULT,
@@ -192,6 +193,15 @@ class RaySettings(Section):
     address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
 
 
+class StorageSettings(Section):
+    """How file systems are opened. None of it changes a result, so that it may differ from start to start."""
+
+    options: StorageOptions = Field(
+        default_factory=dict,
+        description="pyarrow's options of s3, gs and abfss; NAME_env names the variable that holds NAME",
+    )
+
+
 class ThresholdSettings(Section):
     """What is kept is rated at or above these.
 
@@ -284,6 +294,7 @@ class Settings(Section):
     budget: BudgetSettings = BudgetSettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()
+    storage: StorageSettings = StorageSettings()
     thresholds: ThresholdSettings = ThresholdSettings()
     statistics: StatisticsSettings = StatisticsSettings()
     nli: NliSettings = NliSettings()

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -21,7 +20,6 @@ from untold.jobs.results import Run, open_run
 from untold.jobs.run import manifest
 from untold.jobs.tables import HUMAN_STUDY
 from untold.udfs.facts.nodes import ANSWER_FORM
-from untold.udfs.files import open_filesystem, write_bytes
 from untold.udfs.llm.segments import write_file
 from untold.udfs.sheets.blinding import (
     ERROR_TYPES,
@@ -36,6 +34,7 @@ from untold.udfs.sheets.blinding import (
 )
 from untold.udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
 from untold.udfs.statistics.confusion import LABELS
+from untold.udfs.storage import Place, PlaceError
 
 KEY = "annotation_key.csv"
 SHEET = "annotation_sheet"
@@ -70,10 +69,10 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
     rows = summarise_study(judgements, seed=seed)
     items = len({judgement.item for judgement in judgements})
     report = f"# Human study\n\n{items} samples, shares with 95 % intervals.\n\n{describe_study(rows)}\n"
-    write_bytes(f"{output}/{REPORT}", report.encode())
-    system, path = open_filesystem(f"{output}/{TABLE}")
-    system.create_dir(path, recursive=True)
-    write_file(f"{output}/{TABLE}/part-0.parquet", pa.Table.from_pylist(rows, HUMAN_STUDY))
+    (Place(output) / REPORT).write_bytes(report.encode())
+    table = Place(output) / TABLE
+    table.make_folder()
+    write_file(str(table / "part-0.parquet"), pa.Table.from_pylist(rows, HUMAN_STUDY))
     if manifest.read_manifest(output) is None:
         manifest.write_manifest(
             output, {"format": manifest.FORMAT, "status": "finished", "versions": manifest.versions()}
@@ -84,10 +83,8 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
 def _read(place: str) -> bytes:
     """The bytes of a file. Raises AnnotationError, without the error's text, where there is none that can be read."""
     try:
-        system, path = open_filesystem(place)
-        with system.open_input_file(path) as stream:
-            return bytes(stream.read())
-    except (OSError, pa.ArrowInvalid) as error:
+        return Place(place).read_bytes()
+    except (OSError, PlaceError) as error:
         raise AnnotationError(f"{place}: cannot be read ({type(error).__name__}); give a file that is there") from error
 
 
@@ -269,17 +266,10 @@ def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
     The key goes first because it says whose draw the others are: after a kill between two files, a second start finds
     it and completes the draw. A sheet may hold days of work. Raises AnnotationError where another draw's is in the way.
     """
-    present = [name for name in files if _is_there(f"{output}/{name}")]
+    present = [name for name in files if (Place(output) / name).entry().kind]
     if present and (KEY not in present or _read(f"{output}/{KEY}") != files[KEY]):
         raise AnnotationError(
             f"{output} holds {', '.join(present)} of another draw; move them away, or give another --output"
         )
     for name, content in files.items():
-        if name not in present:
-            write_bytes(f"{output}/{name}", content)
-
-
-def _is_there(place: str) -> bool:
-    """Whether there is a file or a folder of that name."""
-    system, path = open_filesystem(place)
-    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+        (Place(output) / name).put_if_absent(content)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from pyarrow import fs
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,10 +18,10 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.study.aggregate import COLUMN_OF_STATUS
 from untold.jobs.tables import ATOMS, STATEMENTS
 from untold.udfs.errors import UserError
-from untold.udfs.files import open_filesystem
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from untold.udfs.statistics.confusion import LABELS
+from untold.udfs.storage import Place
 
 # Columns that scores from anywhere must have; `status` is read where there is one
 REQUIRED = ("sample_id", "metric", "score")
@@ -216,8 +215,7 @@ def _read_shares(spark: SparkSession, place: str) -> DataFrame:
 
 def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
     """The table of a run with the columns of the contract. Raises MetaEvaluationError where the folder has none."""
-    system, path = open_filesystem(f"{place}/{name}")
-    if system.get_file_info(path).type != fs.FileType.Directory:
+    if (Place(place) / name).entry().kind != "folder":
         raise MetaEvaluationError(
             f"{place}: no table {name}, and the shares of each source are counted from it; give an output of untold "
             "score, or --conflictbank alone with scores of each context by itself"
@@ -231,14 +229,13 @@ def table_files(place: str, name: str) -> list[str]:
 
     An output whose run has not ended is refused by `open_run`: its tables may be of an earlier start.
     """
-    table = f"{place}/{name}"
-    system, path = open_filesystem(table)
+    table = Place(place) / name
     # A folder of that name without a manifest is somebody's own, and has no run to ask
-    is_output = system.get_file_info(path).type == fs.FileType.Directory
-    if is_output and system.get_file_info(f"{path.removesuffix(name)}{NAME}").type == fs.FileType.File:
+    is_output = table.entry().kind == "folder"
+    if is_output and (Place(place) / NAME).entry().kind == "file":
         open_run(place)
-    files = inspect_files(find_files(table if is_output else place))
-    found = [file.path for file in files if file.kind == "parquet"]
+    files = inspect_files(find_files(str(table) if is_output else place))
+    found = [Place(file.path).spark for file in files if file.kind == "parquet"]
     if not found:
         raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")
     return found

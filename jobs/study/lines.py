@@ -19,7 +19,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.study.aggregate import collect_counts
 from untold.jobs.tables import MEASURES, SCORES
 from untold.udfs.errors import UserError
-from untold.udfs.files import write_bytes
+from untold.udfs.storage import Place
 
 # Lines that are told apart by colour; of more systems the first are drawn, and the table has all
 MOST_LINES = 12
@@ -69,17 +69,17 @@ def write_lines(
     with Output(output, (table,)) as place:
         place.write_rows(table, rows, schema)
         for form in FORMATS:
-            write_bytes(_picture_place(output, table, form), draw(rows, form))
+            _picture_place(output, table, form).write_bytes(draw(rows, form))
 
 
 def places_of(output: str, table: str) -> str:
     """A line that says where the table and its pictures are."""
-    pictures = ", ".join(_picture_place(output, table, form) for form in FORMATS)
+    pictures = ", ".join(str(_picture_place(output, table, form)) for form in FORMATS)
     return f"table: {output}/{table}; pictures: {pictures}"
 
 
-def _picture_place(output: str, table: str, form: str) -> str:
-    return f"{output.rstrip('/')}/pictures/{table}.{form}"
+def _picture_place(output: str, table: str, form: str) -> Place:
+    return Place(output) / "pictures" / f"{table}.{form}"
 
 
 def draw_band(axes: Axes, rows: Rows, over: str) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.run.session import spark_schema
 from untold.jobs.tables import MEASURES_SUMMARY
-from untold.udfs.files import open_filesystem
+from untold.udfs.storage import Place
 
 
 def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:
@@ -20,8 +19,7 @@ def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | N
 
     schema: that of the table, None for that of its files. Whoever reads it has opened the output before.
     """
-    system, path = open_filesystem(f"{place}/{name}")
-    if system.get_file_info(path).type != fs.FileType.Directory:
+    if (Place(place) / name).entry().kind != "folder":
         return None
     reader = spark.read if schema is None else spark.read.schema(spark_schema(schema))
     return reader.parquet(f"{place}/{name}")

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -19,6 +20,7 @@ import ray
 
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
+from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
 from untold.jobs.answer import Answering, Outcome
 from untold.jobs.asking import crew
@@ -27,16 +29,18 @@ from untold.jobs.asking.local_ray import start_ray
 from untold.udfs.llm import actors
 from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
+from untold.udfs.storage import environment_of
 
 Event = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[ObjectStore]:
+    """A Ray whose processes know an object store."""
     # A Ray of one's own sets variables that tell drivers and clusters of later tests another story
-    with patch.dict(os.environ):
+    with ObjectStore() as store, patch.dict(os.environ, {**environment_of(store.options), **store.keys}):
         start_ray(None)
-        yield
+        yield store
         ray.shutdown()
 
 
@@ -64,6 +68,16 @@ def test_a_job_is_answered_once_and_its_actor_is_kept(server: ModelServer, tmp_p
     assert len(rows_in(tmp_path / "store")) == server.count() == 50
     assert len(idle) == 1
     assert (events[-1]["paused"], events[-1]["unwritten"], events[-1]["trouble"]) == (0.0, 0, None)
+
+
+def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
+    cluster: ObjectStore, server: ModelServer, tmp_path: Path
+) -> None:
+    job = replace(job_of(server, tmp_path, 20), directory=f"s3://{BUCKET}/store")
+    assert answered(job).tally.done == 20
+    # Arrow marks a folder by an empty object whose name ends in a slash
+    files = [BytesIO(content) for key, content in cluster.objects.items() if not key.endswith("/")]
+    assert sum(pq.read_metadata(file).num_rows for file in files) == 20
 
 
 @pytest.mark.usefixtures("cluster")

@@ -9,13 +9,10 @@ from time import monotonic
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
-from untold.udfs.files import is_local as is_local
-from untold.udfs.files import open_filesystem as open_filesystem
-from untold.udfs.files import write_whole
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.store_files import DamagedError, read_column
+from untold.udfs.storage import Place
 
 FLUSH_BYTES = 8 * 2**20
 # Half of what may be unwritten: the other half goes on being collected while these are written.
@@ -32,15 +29,16 @@ FLUSH_AHEAD = 0.75
 
 def write_file(uri: str, table: pa.Table) -> None:
     """Writes a Parquet file so that readers never see a part of it, and a power cut takes nothing of it back."""
-    write_whole(uri, lambda stream: pq.write_table(table, stream, compression="zstd", write_page_checksum=True))
+    Place(uri).write_whole(lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def check_probe(uri: str) -> None:
     """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
-    system, path = open_filesystem(uri)
+    probe = Place(uri)
     try:
-        pq.read_schema(path, filesystem=system)
-        system.delete_file(path)
+        with probe.open() as file:
+            pq.read_schema(file)
+        probe.remove()
     except OSError as error:
         raise RuntimeError(
             f"an answering actor wrote {uri}, and it cannot be read here: give the store a path that all nodes share"
@@ -142,11 +140,9 @@ def read_ids(directory: str, prefix: str) -> set[str]:
 
     A damaged segment holds none: what it was to hold has to be asked again. Raises OSError where one cannot be read.
     """
-    system, path = open_filesystem(directory)
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     ids: set[str] = set()
-    for info in found:
-        if info.base_name.startswith(f"{prefix}-") and info.base_name.endswith(".parquet"):
+    for entry in Place(directory).entries():
+        if entry.name.startswith(f"{prefix}-") and entry.name.endswith(".parquet"):
             with suppress(DamagedError):
-                ids.update(read_column(system, info.path, "request_id"))
+                ids.update(read_column(entry.place, "request_id"))
     return ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
-from untold.udfs.files import open_filesystem, write_whole
+from untold.udfs.storage import Place
 
 # Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
 PAUSES = (0.0, 0.1, 1.0, 5.0)
@@ -43,15 +42,15 @@ class Described:
     digest: str
 
 
-def read_column(system: fs.FileSystem, path: str, name: str) -> list[Any]:
+def read_column(place: Place, name: str) -> list[Any]:
     """The values of a column of a file. Raises DamagedError, or OSError where it cannot be read."""
-    values: list[Any] | None = _read(system, path, lambda file: pq.read_table(file, columns=[name])[name].to_pylist())
+    values: list[Any] | None = _read(place, lambda file: pq.read_table(file, columns=[name])[name].to_pylist())
     if values is None:
-        raise DamagedError(f"{path} is damaged")
+        raise DamagedError(f"{place} is damaged")
     return values
 
 
-def count_rows(system: fs.FileSystem, paths: Sequence[str]) -> list[int | None]:
+def count_rows(places: Iterable[Place]) -> list[int | None]:
     """The rows of each file by its footer; None for one that is damaged.
 
     Raises OSError for one that cannot be read to its end, FileNotFoundError for one that is gone.
@@ -59,24 +58,24 @@ def count_rows(system: fs.FileSystem, paths: Sequence[str]) -> list[int | None]:
     Only footers are read: a file may be thousands of times as long.
     """
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-        return list(pool.map(lambda path: _read(system, path, _rows_by_footer), paths))
+        return list(pool.map(lambda place: _read(place, _rows_by_footer), places))
 
 
-def is_damaged(system: fs.FileSystem, path: str, digest: str | None = None) -> bool:
+def is_damaged(place: Place, digest: str | None = None) -> bool:
     """Whether a file can be read and makes no sense, by reading all of it; or is not what its digest says.
 
     Raises OSError where it cannot be read.
     """
-    if _read(system, path, _read_through) is None:
+    if _read(place, _read_through) is None:
         return True
-    return digest is not None and digest_of(system, path) != digest
+    return digest is not None and digest_of(place) != digest
 
 
-def digest_of(system: fs.FileSystem, path: str) -> str:
+def digest_of(place: Place) -> str:
     """A hash of a file's bytes, 32 hex characters."""
     digest = blake2b(digest_size=16)
-    with system.open_input_stream(path) as stream:
-        while piece := stream.read(READ_BYTES):
+    with place.open() as file:
+        while piece := file.read(READ_BYTES):
             digest.update(piece)
     return digest.hexdigest()
 
@@ -97,29 +96,30 @@ def merge_files(merge: Merge) -> Described:
     Columns are those of the schema, then what the files have beyond it: another version may have paid for that.
     Raises ValueError or OSError, and writes nothing, where a file is not whole.
     """
-    system, path = open_filesystem(merge.folder)
-    paths = [f"{path}/{name}" for name in merge.names]
-    footers = [pq.read_metadata(one, filesystem=system) for one in paths]
+    folder = Place(merge.folder)
+    places = [folder / name for name in merge.names]
+    system = folder.arrow[0]
+    footers = [pq.read_metadata(place.arrow[1], filesystem=system) for place in places]
     columns = _with_further(merge.schema, [footer.schema.to_arrow_schema() for footer in footers])
     rows = sum(footer.num_rows for footer in footers)
 
     def write(stream: Any) -> None:
-        if (written := _copy_rows(system, paths, columns, stream)) != rows:
-            raise ValueError(f"{written:,} of {rows:,} rows could be read from {len(paths)} files of {merge.folder}")
+        if (written := _copy_rows(places, columns, stream)) != rows:
+            raise ValueError(f"{written:,} of {rows:,} rows could be read from {len(places)} files of {folder}")
 
-    write_whole(f"{merge.folder}/{merge.target}", write)
-    target = f"{path}/{merge.target}"
-    return Described(merge.target, rows, system.get_file_info(target).size, digest_of(system, target))
+    target = folder / merge.target
+    target.write_whole(write)
+    return Described(merge.target, rows, target.entry().size, digest_of(target))
 
 
-def _copy_rows(system: fs.FileSystem, paths: Sequence[str], schema: pa.Schema, stream: Any) -> int:
+def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any) -> int:
     """Writes the rows of the files in their order to an open stream; how many there were."""
     written, held = 0, schema.empty_table()
     # Checksums of pages are verified as they are read and written anew: a merge is no place where damage becomes
     # content.
     with pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True) as writer:
-        for path in paths:
-            with system.open_input_file(path) as file:
+        for place in places:
+            with place.open() as file:
                 for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(BATCH_ROWS):
                     held = pa.concat_tables([held, _conform(batch, schema)])
                     if held.nbytes >= ROW_GROUP_BYTES:
@@ -145,7 +145,7 @@ def _with_further(schema: pa.Schema, others: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema([*schema, *further.values()])
 
 
-def _read(system: fs.FileSystem, path: str, make: Callable[[Any], Given]) -> Given | None:
+def _read(place: Place, make: Callable[[Any], Given]) -> Given | None:
     """What `make` gives of an open file; None where it fails twice on a file whose bytes can all be read.
 
     Only that is damage: a disk or a network that fails says nothing about the content, and may be well again soon.
@@ -154,24 +154,24 @@ def _read(system: fs.FileSystem, path: str, make: Callable[[Any], Given]) -> Giv
     for last, pause in zip((False,) * (len(PAUSES) - 1) + (True,), PAUSES, strict=True):
         sleep(pause)
         try:
-            with system.open_input_file(path) as file:
+            with place.open() as file:
                 return make(file)
         except FileNotFoundError:
             raise
         except UNREADABLE as error:
-            senseless += _has_readable_bytes(system, path)
+            senseless += _has_readable_bytes(place)
             # Twice, as a mount that stumbles may first give bytes that are not the file's.
             if senseless == 2:
                 return None
             if last:
-                raise OSError(f"{path} cannot be read ({error}): mend its disk, or move it out of the store") from error
+                raise OSError(f"{place} cannot be read ({error}): mend its disk or move it out of the store") from error
     return None
 
 
-def _has_readable_bytes(system: fs.FileSystem, path: str) -> bool:
+def _has_readable_bytes(place: Place) -> bool:
     """Whether every byte of a file can be read, whatever it says."""
     try:
-        digest_of(system, path)
+        digest_of(place)
     except OSError:
         return False
     return True

@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
-from untold.udfs.files import open_filesystem
+from untold.udfs.storage import Place
 
 # One unit is lost from an actor's memory when it dies, and two wait in it: both bounds keep that small (2,000 requests
 # with contexts of 100 KB took 327 MB).
@@ -25,11 +24,9 @@ def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_B
 
     None is over the bounds, but for a single row that is. Files without a byte or a row have no unit.
     """
-    system, path = open_filesystem(requests)
-    found = system.get_file_info(fs.FileSelector(path, recursive=True))
-    prefix = requests.removesuffix(path) if requests.endswith(path) else ""
-    files = sorted(info.path for info in found if info.base_name.endswith(".parquet") and info.size)
-    return [prefix + unit for file in files for unit in _cut(system, file, max_rows, max_bytes)]
+    found = Place(requests).entries(recursive=True, missing_ok=False)
+    files = sorted(str(entry.place) for entry in found if entry.name.endswith(".parquet") and entry.size)
+    return [unit for file in files for unit in _cut(file, max_rows, max_bytes)]
 
 
 def count_unit(unit: str) -> int:
@@ -37,8 +34,8 @@ def count_unit(unit: str) -> int:
     uri, rows = _parse(unit)
     if rows is not None:
         return len(rows)
-    system, path = open_filesystem(uri)
-    return int(pq.read_metadata(path, filesystem=system).num_rows)
+    with Place(uri).open() as file:
+        return int(pq.read_metadata(file).num_rows)
 
 
 def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
@@ -60,17 +57,17 @@ def ids_among(unit: str, known: Set[str]) -> frozenset[str]:
     return frozenset(known & set(read_request_ids(unit))) if known else frozenset()
 
 
-def _cut(system: fs.FileSystem, path: str, max_rows: int, max_bytes: int) -> list[str]:
+def _cut(uri: str, max_rows: int, max_bytes: int) -> list[str]:
     """The units of one file; none for a file without rows."""
-    with system.open_input_file(path) as file:
+    with Place(uri).open() as file:
         footer = pq.read_metadata(file)
         if not footer.num_rows:
             return []
         # The footer alone tells for most files; only others have to be decoded to know how large their rows are.
         if footer.num_rows <= max_rows and _is_plain(footer) and _bytes_of(footer) <= max_bytes:
-            return [path]
+            return [uri]
         ranges = list(_ranges(pq.ParquetFile(file), max_rows, max_bytes))
-    return [path] if len(ranges) == 1 else [f"{path}#{rows.start}-{rows.stop}" for rows in ranges]
+    return [uri] if len(ranges) == 1 else [f"{uri}#{rows.start}-{rows.stop}" for rows in ranges]
 
 
 def _ranges(file: pq.ParquetFile, max_rows: int, max_bytes: int) -> Iterator[range]:
@@ -100,8 +97,7 @@ def _bytes_of(footer: pq.FileMetaData) -> int:
 def _batches(unit: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a unit, a few at a time; of the file, only row groups with rows of the unit are read."""
     uri, rows = _parse(unit)
-    system, path = open_filesystem(uri)
-    with system.open_input_file(path) as opened:
+    with Place(uri).open() as opened:
         file = pq.ParquetFile(opened)
         rows = range(file.metadata.num_rows) if rows is None else rows
         groups, at = _groups_of(file.metadata, rows)

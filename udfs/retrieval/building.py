@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from untold.udfs.files import open_filesystem, write_bytes
 from untold.udfs.retrieval import dense
 from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
 from untold.udfs.retrieval.cutting import CHUNKS
@@ -25,6 +24,7 @@ from untold.udfs.retrieval.shards import (
     rows_of,
     write_dead,
 )
+from untold.udfs.storage import Place
 
 NAMED = pa.schema([("shard", pa.int32()), ("name", pa.string()), ("chunks", pa.int64())])
 BUILT = pa.schema(
@@ -102,18 +102,16 @@ def write_coarse(
     else:
         made = dense.make_exact(making.dimension)
     content = dense.bytes_of(made)
-    write_bytes(f"{index}/{COARSE}", content)
+    (Place(index) / COARSE).write_bytes(content)
     # After it: a file whose making is not said is made again
-    write_bytes(f"{index}/{MAKING}", str(making).encode())
+    (Place(index) / MAKING).write_bytes(str(making).encode())
     yield pa.RecordBatch.from_pydict({"bytes": pa.array([len(content)], pa.int64())})
 
 
 def is_begun(index: str, making: Making) -> bool:
     """Whether what every shard begins as is there, and was made in this way."""
-    system, path = open_filesystem(f"{index}/{MAKING}")
     try:
-        with system.open_input_stream(path) as stream:
-            return bool(stream.read() == str(making).encode())
+        return (Place(index) / MAKING).read_bytes() == str(making).encode()
     except OSError:
         return False
 

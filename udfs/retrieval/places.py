@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from pyarrow import fs
-
-from untold.udfs.files import is_local, make_folder, open_filesystem
 from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS
 from untold.udfs.retrieval.shards import FACTS_FILE, Shard, move_folder, read_dead
+from untold.udfs.storage import Place
 
 
 def shard_folder(index: str, name: str) -> str:
@@ -32,15 +30,15 @@ def open_shard(index: str, name: str, tombstones: str | None, cache: str) -> Sha
 
 def local_folder(uri: str, cache: str) -> str:
     """A folder on this machine's disk with the files of `uri`."""
-    system, path = open_filesystem(uri)
-    if isinstance(system, fs.LocalFileSystem):
-        return path
-    place = os.path.join(cache, os.path.basename(path))
+    source = Place(uri)
+    if source.local is not None:
+        return source.local
+    place = os.path.join(cache, source.name)
     if not os.path.isdir(place):
-        aside = os.path.join(cache, f".{os.path.basename(path)}-{uuid4().hex[:8]}")
-        make_folder(aside)
+        aside = os.path.join(cache, f".{source.name}-{uuid4().hex[:8]}")
+        Place(aside).make_folder()
         try:
-            fs.copy_files(path, aside, source_filesystem=system)
+            source.copy(Place(aside))
             move_folder(aside, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -49,28 +47,20 @@ def local_folder(uri: str, cache: str) -> str:
 
 def _local_file(uri: str, cache: str) -> str:
     """A file on this machine's disk with the bytes of `uri`, whose name is of its content."""
-    system, path = open_filesystem(uri)
-    if isinstance(system, fs.LocalFileSystem):
-        return path
-    place = os.path.join(cache, os.path.basename(path))
-    if not os.path.exists(place):
-        make_folder(cache)
-        aside = f"{place}.{uuid4().hex[:8]}"
-        fs.copy_files(path, aside, source_filesystem=system)
-        os.replace(aside, place)
-    return place
+    source = Place(uri)
+    if source.local is not None:
+        return source.local
+    place = Place(cache) / source.name
+    if place.entry().kind is None:
+        place.put_if_absent(source.read_bytes())
+    return str(place)
 
 
 @contextmanager
 def coarse_of(index: str) -> Iterator[str]:
     """A local file with the empty index that every shard of an index begins as, for the time of a `with` block."""
-    system, path = open_filesystem(f"{index}/{COARSE}")
-    if isinstance(system, fs.LocalFileSystem):
-        yield path
-        return
     with tempfile.TemporaryDirectory(prefix="untold-") as folder:
-        fs.copy_files(path, os.path.join(folder, COARSE), source_filesystem=system)
-        yield os.path.join(folder, COARSE)
+        yield _local_file(f"{index}/{COARSE}", folder)
 
 
 @contextmanager
@@ -79,13 +69,12 @@ def place_to_write(index: str, name: str) -> Iterator[str]:
 
     On an object store nothing can be renamed: what says that a shard is whole is copied last.
     """
-    uri = shard_folder(index, name)
-    if is_local(uri):
-        yield open_filesystem(uri)[1]
+    place = Place(shard_folder(index, name))
+    if place.local is not None:
+        yield place.local
         return
     with tempfile.TemporaryDirectory(prefix="untold-") as folder:
-        yield os.path.join(folder, name)
-        system, path = open_filesystem(uri)
-        made = os.path.join(folder, name)
-        for file in sorted(os.listdir(made), key=lambda file: (file == FACTS_FILE, file)):
-            fs.copy_files(os.path.join(made, file), f"{path}/{file}", destination_filesystem=system)
+        made = Place(folder) / name
+        yield str(made)
+        for entry in sorted(made.entries(), key=lambda entry: (entry.name == FACTS_FILE, entry.name)):
+            entry.place.copy(place / entry.name)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from untold.udfs.files import open_filesystem
 from untold.udfs.retrieval import dense
 from untold.udfs.retrieval.dense import Integers, Probing
 from untold.udfs.retrieval.places import open_shard
@@ -18,6 +17,7 @@ from untold.udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_ranki
 from untold.udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
 from untold.udfs.retrieval.terms import Bm25, Statistics
 from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.storage import Place
 
 RETRIEVERS = ("dense", "bm25", "both")
 # So many queries are held by a task at once
@@ -217,7 +217,7 @@ def _names(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
 
 def _read(path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a folder of Parquet, a bounded number at a time; batches without a row are left out."""
-    system, inner = open_filesystem(path)
+    system, inner = Place(path).arrow
     rows = ds.dataset(inner, filesystem=system, format="parquet")
     # Of no rows Spark may write no file, and then there is no column to read
     if not rows.files:

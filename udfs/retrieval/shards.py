@@ -27,11 +27,11 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from untold.udfs.errors import UserError
-from untold.udfs.files import is_local, make_folder, open_filesystem, sync_folder, write_bytes
 from untold.udfs.retrieval.cutting import CHUNKS
 from untold.udfs.retrieval.dense import Dense, Integers, open_index, write_index
 from untold.udfs.retrieval.terms import Terms, TermsBuilder
 from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.storage import Place, sync_folder
 
 FORMAT = 1
 CHUNKS_FILE, PLACES_FILE, DENSE_FILE, TERMS_FILE = "chunks.parquet", "places.arrow", "dense.faiss", "terms.arrow"
@@ -105,7 +105,7 @@ class ShardWriter:
         self._places: list[pa.RecordBatch] = []
 
     def __enter__(self) -> ShardWriter:
-        make_folder(self._aside)
+        Place(self._aside).make_folder()
         self._text_file = pq.ParquetWriter(
             self._path(CHUNKS_FILE), CHUNKS, compression="zstd", write_page_checksum=True
         )
@@ -146,7 +146,8 @@ class ShardWriter:
         names = (CHUNKS_FILE, PLACES_FILE, DENSE_FILE, TERMS_FILE)
         files = {name: _describe_file(self._path(name), sync=True) for name in names}
         facts = Facts(self._chunks, len(self._numbers), self._tokens, files)
-        write_bytes(self._path(FACTS_FILE), json.dumps({"format": FORMAT, **asdict(facts)}, indent=1).encode())
+        plain = json.dumps({"format": FORMAT, **asdict(facts)}, indent=1)
+        Place(self._path(FACTS_FILE)).write_bytes(plain.encode())
         if not is_whole(self._folder):
             # No folder can be given the name of one that holds files
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -313,9 +314,7 @@ class Shard:
 
 def read_facts(folder: str) -> Facts:
     """What a shard's folder says that it holds. Raises what reading raises where it says nothing that makes sense."""
-    system, path = open_filesystem(f"{folder}/{FACTS_FILE}")
-    with system.open_input_stream(path) as file:
-        plain = json.loads(file.read())
+    plain = json.loads((Place(folder) / FACTS_FILE).read_bytes())
     if plain.pop("format") != FORMAT:
         raise ValueError("another format")
     files = {str(name): (int(size), str(digest)) for name, (size, digest) in plain.pop("files").items()}
@@ -329,8 +328,8 @@ def is_whole(folder: str) -> bool:
     """
     try:
         facts = read_facts(folder)
-        if is_local(folder):
-            _check_files(open_filesystem(folder)[1], facts)
+        if (local := Place(folder).local) is not None:
+            _check_files(local, facts)
     except _UNREADABLE:
         return False
     return True
@@ -350,7 +349,7 @@ def write_dead(folder: str, shard: str, positions: Integers) -> str:
     """Writes which chunks of a shard count no more; gives the name of the file, which is of its content too."""
     content = np.sort(positions).astype("<i4").tobytes()
     name = f"{shard}-{blake2b(content, digest_size=8).hexdigest()}"
-    write_bytes(os.path.join(folder, name), content)
+    (Place(folder) / name).write_bytes(content)
     return name
 
 

@@ -7,9 +7,7 @@ import io
 import os
 from typing import IO, Any, cast
 
-from pyarrow import fs
-
-from untold.udfs.files import open_filesystem
+from untold.udfs.storage import Place
 
 # A read of an object store is a request: lines are taken from a megabyte at a time.
 BUFFER_BYTES = 1 << 20
@@ -31,25 +29,13 @@ def is_gzip(path: str) -> bool:
     return path.lower().endswith(".gz")
 
 
-def split_uri(uri: str) -> tuple[fs.FileSystem, str]:
-    """Arrow's file system of a URI, and the path in it as it stands: it may hold spaces, brackets and wildcards.
-
-    Arrow's own parser of URIs takes a space or a bracket for a mistake, so that it sees scheme and host alone.
-    """
-    scheme, _, rest = uri.partition("://")
-    host, _, path = rest.partition("/")
-    system, base = open_filesystem(f"{scheme}://{host or '/'}")
-    return system, f"{base.rstrip('/')}/{path}"
-
-
 def open_file(path: str) -> IO[bytes]:
     """A file's bytes as a buffered stream, uncompressed where its name ends in .gz.
 
     Raises OSError where there is none. Whoever opens it closes it.
     """
     if is_remote(path):
-        system, inner = split_uri(path)
-        stream = cast(IO[bytes], io.BufferedReader(system.open_input_file(inner), BUFFER_BYTES))
+        stream = cast(IO[bytes], io.BufferedReader(Place(path).open(), BUFFER_BYTES))
     else:
         stream = open(path, "rb", BUFFER_BYTES)  # noqa: SIM115
     return cast(IO[bytes], gzip.open(stream)) if is_gzip(path) else stream

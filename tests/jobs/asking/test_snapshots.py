@@ -23,12 +23,12 @@ from untold.jobs.asking.snapshots import (
     set_aside,
     write_snapshot,
 )
-from untold.udfs.llm.segments import open_filesystem
 from untold.udfs.llm.store_files import count_rows, digest_of
+from untold.udfs.storage import Place
 
 
 def live(path: Path, **changes: Any) -> LiveFile:
-    digest = digest_of(open_filesystem(str(path))[0], str(path))
+    digest = digest_of(Place(str(path)))
     values = {"name": path.name, "rows": pq.read_metadata(path).num_rows, "size": path.stat().st_size, "digest": digest}
     return LiveFile(**{**values, **changes})
 
@@ -174,7 +174,6 @@ def test_a_disk_that_is_well_again_soon_damages_nothing(tmp_path: Path) -> None:
     """A process that has too many files open cannot open one more, for a while."""
     segments_of(tmp_path, "run1", 3)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    system, _ = open_filesystem(str(tmp_path))
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     listed = threading.Event()
 
@@ -185,11 +184,11 @@ def test_a_disk_that_is_well_again_soon_damages_nothing(tmp_path: Path) -> None:
 
     mending = threading.Thread(target=mend)
     mending.start()
-    names = [f"{tmp_path}/run1-a-{number:06d}.parquet" for number in range(3)]
+    places = [Place(f"{tmp_path}/run1-a-{number:06d}.parquet") for number in range(3)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(3, open_files), hard))
     listed.set()
     try:
-        rows = count_rows(system, names)
+        rows = count_rows(places)
     finally:
         mending.join()
     assert rows == [1, 1, 1]

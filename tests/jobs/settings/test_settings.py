@@ -89,6 +89,9 @@ def test_preset_is_chosen_from_the_final_endpoint(tmp_path: Path) -> None:
         ("store=null", "store", None),
         ("store=", "store", None),
         ("store=s3://bucket/x=y", "store", "s3://bucket/x=y"),
+        ("storage.options.s3.region=eu", "storage.options", {"s3": {"region": "eu"}}),
+        ("storage.options={gs: {anonymous: true}}", "storage.options", {"gs": {"anonymous": True}}),
+        ("storage.options.s3.secret_key_env=MINE", "storage.options", {"s3": {"secret_key_env": "MINE"}}),
         ("llm.temperature=1e-1", "llm.temperature", 0.1),
         ("llm.temperature=null", "llm.temperature", None),
         ("summarise_contexts=false", "summarise_contexts", False),
@@ -289,6 +292,8 @@ def test_empty_file_sets_nothing(tmp_path: Path) -> None:
         ('llm.extra_body={"model": "abcdefgh0123"}',),
         ('llm.max_attempts=[{"a": "abcdefgh0123"}]',),
         ("spark.conf={spark.hadoop.fs.s3a.secret.key: [abcdefgh0123]}",),
+        ("storage.options.s3.secret_key=abcdefgh0123",),
+        (f"storage.options.s3.secret_key_env={KEY}",),
         (f"llm.extra_body=*{KEY}",),
     ],
 )
@@ -307,6 +312,15 @@ def test_no_message_shows_a_secret(overrides: Sequence[str], tmp_path: Path) -> 
 def test_api_key_as_name_of_its_variable_is_refused_by_name() -> None:
     (line,) = problems(*SERVER, f"llm.api_key_env={KEY}")
     assert line == "llm.api_key_env (--set): must be the name of an environment variable, not the key itself"
+
+
+def test_a_key_among_the_options_of_storage_is_asked_for_by_its_variable() -> None:
+    (line,) = problems(*SERVER, "storage.options.s3.secret_key=abc")
+    assert line == (
+        "storage.options (--set): must be without secret_key: give secret_key_env, the name of an environment variable"
+    )
+    (line,) = problems(*SERVER, "storage.options.ftp.user=me")
+    assert line == "storage.options (--set): must be a mapping by s3, gs, abfss"
 
 
 def test_every_setting_is_described() -> None:

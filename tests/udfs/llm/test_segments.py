@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import fs
 
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.records import Completion, completions_table
@@ -18,8 +17,6 @@ from untold.udfs.llm.segments import (
     MOST_BYTES,
     MOST_ROWS,
     SegmentWriter,
-    is_local,
-    open_filesystem,
     read_ids,
     write_file,
 )
@@ -35,29 +32,6 @@ def writer_of(folder: Path, seconds: float = 1.0) -> SegmentWriter:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_path_is_local(tmp_path: Path) -> None:
-    system, path = open_filesystem(str(tmp_path))
-    assert isinstance(system, fs.LocalFileSystem)
-    assert path == str(tmp_path)
-    assert is_local(str(tmp_path))
-
-
-def test_a_file_uri_is_the_same_place(tmp_path: Path) -> None:
-    write_file(f"file://{tmp_path}/a.parquet", table(3))
-    assert pq.read_table(tmp_path / "a.parquet").num_rows == 3
-    assert is_local(f"file://{tmp_path}")
-
-
-@pytest.mark.parametrize("scheme", ["s3", "s3a"])
-def test_both_engines_names_of_an_object_store_are_one(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "eu-west-1"}.items():
-        monkeypatch.setenv(name, value)
-    uri = f"{scheme}://bucket/store/v1?region=eu-west-1&endpoint_override=127.0.0.1:9&scheme=http"
-    system, path = open_filesystem(uri)
-    assert isinstance(system, fs.S3FileSystem)
-    assert path == "bucket/store/v1"
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,305 @@
+"""Places: files and folders on local disks, object stores and HDFS, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pyarrow as pa
+import yaml
+from pyarrow import fs
+
+from untold.udfs.errors import UserError
+from untold.udfs.redaction import redact
+
+# The variable of the setting of that name: every process of a run finds the options there, on whatever machine
+VARIABLE = "UNTOLD_STORAGE__OPTIONS"
+SCHEMES = ("s3", "gs", "abfss")
+# Names that other engines have for a scheme
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+_URI = re.compile(r"([A-Za-z][\w+.-]*)://([^/]*)/?(.*)", re.DOTALL)
+_LOCAL = fs.LocalFileSystem()
+_KINDS: Any = {fs.FileType.NotFound: None, fs.FileType.File: "file", fs.FileType.Directory: "folder"}
+# A file that is on its way to an object store and larger waits on disk
+_SPOOLED_BYTES = 8 * 2**20
+# What file systems answer that cannot sync a folder; they keep the names of a folder in order by themselves.
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+
+
+class PlaceError(UserError, ValueError):
+    """A place whose file system cannot be opened. The message says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder: a local path, or the URI of one in a file system that Arrow knows. It need not exist.
+
+    A path in a URI is taken as it stands: it may hold spaces, brackets and percent signs. Methods that reach the file
+    system raise OSError where it fails, PlaceError where it cannot be opened.
+
+    >>> (Place("s3://bucket/out/") / "scores").spark, Place("file:///data/out").local, Place("s3://bucket").local
+    ('s3a://bucket/out/scores', '/data/out', None)
+    """
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(f"{self.uri.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.uri.rstrip("/").rpartition("/")[2]
+
+    @property
+    def local(self) -> str | None:
+        """The path on a local disk, where a rename is atomic; None elsewhere."""
+        path = local_path(self.uri)
+        return None if _URI.match(path) else path
+
+    @property
+    def spark(self) -> str:
+        """The same place for Spark, in every process: an absolute path, or a URI; `~` is the user's home."""
+        if self.local is not None:
+            return os.path.abspath(os.path.expanduser(self.local))
+        return re.sub("(?<=[^/:])/+$", "", re.sub("^s3n?://", "s3a://", self.uri))
+
+    @property
+    def arrow(self) -> tuple[fs.FileSystem, str]:
+        """Arrow's file system, opened once a process, and the path in it."""
+        if self.local is not None:
+            return _LOCAL, self.local
+        scheme, authority, path = cast(re.Match[str], _URI.fullmatch(self.uri)).groups()
+        system, root = _open(_ALIASES.get(scheme, scheme), authority, os.environ.get(VARIABLE, ""))
+        return system, f"{root.rstrip('/')}/{path}".rstrip("/") or "/"
+
+    def entry(self) -> Entry:
+        """What is there now."""
+        system, path = self.arrow
+        return _entry(self, system.get_file_info(path))
+
+    def entries(self, *, recursive: bool = False, missing_ok: bool = True) -> list[Entry]:
+        """What lies in a folder, in no order; nothing where there is no folder, or FileNotFoundError."""
+        system, path = self.arrow
+        found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=missing_ok))
+        return [_entry(self / info.path[len(path) :].lstrip("/"), info) for info in found]
+
+    def open(self) -> Any:
+        """A file's bytes, to be read in any order. Raises FileNotFoundError where there is none."""
+        system, path = self.arrow
+        return system.open_input_file(path)
+
+    def read_bytes(self) -> bytes:
+        """All bytes of a file. Raises FileNotFoundError where there is none."""
+        with self.open() as file:
+            return bytes(file.read())
+
+    def write_bytes(self, content: bytes) -> None:
+        """Writes a file whole, and makes the folder that it lies in on a local disk; others make their own."""
+        self._make_parent()
+        self.write_whole(lambda file: file.write(content))
+
+    def write_whole(self, write: Callable[[IO[bytes]], Any]) -> None:
+        """Writes a file that readers see as it was before or whole, and that a power cut leaves so once this returns.
+
+        Locally aside, synced, renamed, and the folder synced; an object store takes it in one put. What is left of a
+        write that fails is removed, so that a full disk is no fuller for it.
+        """
+        if self.local is not None:
+            # In the same folder, as a rename is atomic within one file system alone; hidden from those who list it.
+            _write_aside(self.local, ".tmp", write, os.replace)
+            return
+        # Written here first: a put that fails half way through `write` would leave what there is of it.
+        with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as file:
+            write(cast(IO[bytes], file))
+            file.seek(0)
+            system, path = self.arrow
+            with system.open_output_stream(path) as stream:
+                shutil.copyfileobj(file, stream)
+
+    def put_if_absent(self, content: bytes) -> bool:
+        """Writes a file whole where there is none; gives whether it did.
+
+        Of two at once one writes on a local disk. Arrow has no such put for object stores: there the later one stays.
+        """
+        if self.local is None:
+            absent = self.entry().kind is None
+            if absent:
+                self.write_bytes(content)
+            return absent
+        self._make_parent()
+        try:
+            # A name of its own: of two at once, neither may write into what the other is about to publish.
+            _write_aside(self.local, f".{uuid4().hex[:8]}.tmp", lambda file: file.write(content), _link)
+        except FileExistsError:
+            return False
+        return True
+
+    def make_folder(self) -> None:
+        """Makes a folder and those above it; on a local disk their names last through a power cut.
+
+        Each new folder is synced in the one above it: a file that was synced is lost with a folder whose name was not.
+        """
+        if self.local is None:
+            system, path = self.arrow
+            system.create_dir(path, recursive=True)
+            return
+        path = os.path.abspath(self.local)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            os.makedirs(folder, exist_ok=True)
+            sync_folder(os.path.dirname(folder))
+
+    def move(self, target: Place) -> None:
+        """Gives a file another name in its file system. Raises FileNotFoundError where there is none."""
+        system, path = self.arrow
+        system.move(path, target.arrow[1])
+
+    def remove(self) -> None:
+        """Removes a file, or a folder with all that is in it. What is gone already was removed by another run."""
+        system, path = self.arrow
+        kind = self.entry().kind
+        with suppress(FileNotFoundError):
+            if kind is not None:
+                (system.delete_dir if kind == "folder" else system.delete_file)(path)
+
+    def copy(self, target: Place) -> None:
+        """Copies a file, or what is in a folder, to a place that may be in another file system."""
+        (system, path), (to_system, to_path) = self.arrow, target.arrow
+        fs.copy_files(path, to_path, source_filesystem=system, destination_filesystem=to_system)
+
+    def _make_parent(self) -> None:
+        if self.local is not None:
+            Place(os.path.dirname(self.local) or ".").make_folder()
+
+
+class Entry(NamedTuple):
+    """What is at a place, of which kind; bytes of a file, and seconds since 1970, 0 where the file system says none."""
+
+    place: Place
+    kind: Literal["file", "folder", "other"] | None
+    size: int
+    modified: float
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.place.name
+
+
+def local_path(path: str) -> str:
+    """A path without its `file:` scheme, percent signs decoded where there is no such file otherwise."""
+    if not path.startswith("file:/"):
+        return path
+    bare = re.sub("^file:(//(localhost)?)?(?=/)", "", path)
+    return bare if os.path.exists(bare) else unquote(bare)
+
+
+def environment_of(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The variables by which a process opens file systems with `storage.options`; none where there are none."""
+    return {VARIABLE: json.dumps(options)} if options else {}
+
+
+def sync_folder(path: str) -> None:
+    """Makes the names in a local folder last through a power cut, where its file system can.
+
+    Raises OSError for a disk that fails; a file system that knows no such thing is passed over.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file of this machine; none where there is no such file."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _entry(place: Place, info: fs.FileInfo) -> Entry:
+    return Entry(place, _KINDS.get(info.type, "other"), info.size or 0, (info.mtime_ns or 0) / 1e9)
+
+
+def _write_aside(
+    path: str, suffix: str, write: Callable[[IO[bytes]], Any], publish: Callable[[str, str], None]
+) -> None:
+    """Writes a local file under another name in its folder, then gives it its own by `publish`."""
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".{name}{suffix}")
+    try:
+        with open(aside, "wb") as file:
+            write(file)
+            file.flush()
+            # The content before its name: after a power cut, a name could else stand over nothing.
+            os.fsync(file.fileno())
+        publish(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
+    sync_folder(folder or ".")
+
+
+def _link(aside: str, path: str) -> None:
+    """Gives a file a name that none has yet. Raises FileExistsError where one has."""
+    try:
+        os.link(aside, path)
+        os.unlink(aside)
+    except OSError as error:
+        if os.path.lexists(path):
+            raise FileExistsError(path) from error
+        # Some network disks have no second names
+        os.rename(aside, path)
+
+
+@lru_cache
+def _open(scheme: str, authority: str, options: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a scheme and authority (bucket, container or host), and the authority's path in it."""
+    plain = (yaml.safe_load(options) or {}).get(scheme) or {}
+    given = {
+        name.removesuffix("_env"): _secret(value) if name.endswith("_env") else value for name, value in plain.items()
+    }
+    user, _, host = authority.rpartition("@")
+    if scheme == "s3" and given and user:
+        given["access_key"], _, given["secret_key"] = map(unquote, user.partition(":"))
+    try:
+        if not given:
+            system, path = fs.FileSystem.from_uri(f"{scheme}://{authority or '/'}")
+            return system, str(path)
+        if scheme == "abfss":
+            return fs.AzureFileSystem(host.partition(".")[0], **given), user
+        return (fs.S3FileSystem if scheme == "s3" else fs.GcsFileSystem)(**given), host
+    except (pa.ArrowInvalid, TypeError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        text = f"{scheme}://{authority}: cannot be opened ({reason}); check the address and storage.options"
+        raise PlaceError(redact(text)) from error
+
+
+def _secret(variable: str) -> str:
+    if variable not in os.environ:
+        raise PlaceError(f"storage.options: the variable {variable} is not set in the environment of this process")
+    return os.environ[variable]
