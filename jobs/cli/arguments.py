@@ -125,6 +125,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Runs the command with its options by name; what it says of their use is shown under its name."""
+        if "overrides" in ctx.params:
+            _warn_of_variables()
         try:
             return self._run(Options(**ctx.params, command_line=ctx.obj))
         except click.UsageError as error:
@@ -146,6 +148,14 @@ def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
 
         ctx.meta[DEBUG] = True
         SHOW_JVM.set()
+
+
+def _warn_of_variables() -> None:
+    """Names the variables of the environment that look like ours and set nothing, a line each."""
+    from jobs.settings.environment import unknown_variables
+
+    for line in unknown_variables(os.environ):
+        print(redact(f"untold: warning: {line}"), file=sys.stderr)
 
 
 def _spread(args: Sequence[str], several: Sequence[str]) -> list[str]:

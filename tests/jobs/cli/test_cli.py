@@ -202,6 +202,16 @@ def test_prompts_shows_the_template_that_a_run_would_use(tmp_path: Path, capsys:
     assert capsys.readouterr().out == "mine {{ query }}\n"
 
 
+def test_a_variable_that_is_no_setting_is_one_line_of_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UNTOLD_RUN", "UNTOLD_HOME"):
+        monkeypatch.setenv(name, "/opt/untold")
+    assert main(["prompts", "evaluate_coverage"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("untold: warning: UNTOLD_HOME (environment): no setting has a name like this")
+
+
 def in_a_folder_with_jobs(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Runs a command in a folder that has packages of the project's names, which break when imported."""
     for name in ("jobs", "udfs", "conf"):
