@@ -125,7 +125,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Runs the command with its options by name; what it says of their use is shown under its name."""
-        if "overrides" in ctx.params:
+        # Readers of settings are imported for those who have such variables alone
+        if "overrides" in ctx.params and any(name.startswith("UNTOLD_") for name in os.environ):
             _warn_of_variables()
         try:
             return self._run(Options(**ctx.params, command_line=ctx.obj))
