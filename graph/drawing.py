@@ -182,9 +182,9 @@ class _Ruler:
         return lines
 
     def _first_line(self, text: str, inches: float, font: FontProperties) -> str:
-        """The longest beginning of a text, by whole words where one fits, of at most so many inches."""
-        # No character is narrower than a hundredth of an inch; by the mean width, until it fits
-        line = text[: max(1, int(100 * inches))]
+        """A beginning of a text of at most so many inches, by whole words where one fits."""
+        # Prose has some 14 characters an inch; then by the mean width, until it fits
+        line = text[: max(1, int(20 * inches))]
         while (width := self.width(line, font)) > inches and len(line) > 1:
             line = line[: max(1, min(len(line) - 1, int(len(line) * inches / width)))]
         whole = len(line) == len(text) or text[len(line)] == " "

@@ -371,7 +371,7 @@ def settings_without_endpoint(options: Options) -> Settings:
 
 
 def tell_outcome(show: Callable[[], None], message: str | None) -> None:
-    """Shows how a run ended, and the line that says why it ended early; `show` prints to standard output.
+    """Shows how a run ended, and the lines that say what is wrong with it; `show` prints to standard output.
 
     The run is over and written: a closed pipe changes nothing of how it ended.
     """
@@ -379,5 +379,5 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
     with suppress(BrokenPipeError):
         show()
         sys.stdout.flush()
-        if message:
-            print(redact(f"untold: {message}"), file=sys.stderr)
+        for line in (message or "").splitlines():
+            print(redact(f"untold: {line}"), file=sys.stderr)

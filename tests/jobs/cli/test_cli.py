@@ -177,6 +177,10 @@ def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str])
     assert sum(line.startswith("  ") for line in lines) == sum(len(schema) for schema in TABLES.values())
 
 
+def test_atoms_are_drawn_in_a_picture_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--raw goes with --picture" in usage_error(capsys, "show", "--output", "o", "--sample", "s", "--raw")
+
+
 def test_schema_shows_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "failures"]) == 0
     columns = ["sample_id", "metric", "stage", "request_id", "error_type", "error"]
