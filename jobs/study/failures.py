@@ -25,6 +25,8 @@ def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]
     >>> error = {"stage": "match_one", "error_type": "http_500", "error": "HTTP 500", "count": 3}
     >>> explain_dead_stages([{"stage": "match_one", "failed": 4, "requests": 4}], [error])
     ['every request of match_one failed (4 of 4); the most frequent error, 3 times: http_500: HTTP 500']
+    >>> explain_dead_stages([{"stage": "match_one", "failed": 1, "requests": 4}], [])
+    ['no request of match_one succeeded (1 of 4 failed)']
     """
     by_stage = {row["stage"]: row for row in errors}
     return [_explain(row, by_stage.get(row["stage"])) for row in dead]
@@ -32,10 +34,9 @@ def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]
 
 def _explain(usage: Row, error: Row | None) -> str:
     stage, count = usage["stage"], f"{usage['failed']:,} of {usage['requests']:,}"
-    every = usage["failed"] == usage["requests"]
-    said = (
-        f"every request of {stage} failed ({count})" if every else f"no request of {stage} succeeded ({count} failed)"
-    )
+    said = f"every request of {stage} failed ({count})"
+    if usage["failed"] < usage["requests"]:
+        said = f"no request of {stage} succeeded ({count} failed)"
     if error is None:
         return said
     times = "once" if error["count"] == 1 else f"{error['count']:,} times"

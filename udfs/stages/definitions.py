@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 # What templates are tried with before anything is asked, by the names that the shipped stages have for variables
-_TEXTS = ("query", "text", "response", "question", "answer", "first", "second", "premise", "hypothesis")
-_TEXTS += ("fact", "claim", "reference", "candidate")
+_TEXTS = (
+    *("query", "text", "response", "question", "answer", "first", "second", "premise", "hypothesis"),
+    *("fact", "claim", "reference", "candidate"),
+)
 _LISTS = ("contexts", "statements", "questions", "facts", "aspects", "claims", "evidence", "references", "candidates")
 _EXAMPLE = "Ada lives in Lyon."
 EXAMPLES = {**dict.fromkeys(_TEXTS, _EXAMPLE), **{name: [_EXAMPLE, _EXAMPLE] for name in _LISTS}}
