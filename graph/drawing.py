@@ -21,7 +21,7 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager, get_f
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from graph.views import (
+from untold.graph.views import (
     DRAWN_RELATIONS,
     Graph,
     claims_graph,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from graph.drawing import (
+from untold.graph.drawing import (
     DRAWN_RELATIONS,
     FORMATS,
     Graph,
@@ -29,14 +29,14 @@ from graph.drawing import (
     raw_graph,
     sources_graph,
 )
-from jobs.results import Run, UnreadableRunError, open_run
-from jobs.study.candidates import Candidates
-from jobs.study.claims import Claims, Line
-from jobs.study.facts import Facts, are_ranked, wanted
-from jobs.study.failures import describe_failures
-from jobs.study.stating import stating_lines, texts_of_contexts
-from udfs.files import open_filesystem
-from udfs.hints import did_you_mean, near_misses
+from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.study.candidates import Candidates
+from untold.jobs.study.claims import Claims, Line
+from untold.jobs.study.facts import Facts, are_ranked, wanted
+from untold.jobs.study.failures import describe_failures
+from untold.jobs.study.stating import stating_lines, texts_of_contexts
+from untold.udfs.files import open_filesystem
+from untold.udfs.hints import did_you_mean, near_misses
 
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
 SHOWN_IDS = 3

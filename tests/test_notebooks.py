@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from nbclient import NotebookClient
 
-from jobs.results import UnreadableRunError, open_run
-from jobs.tables import TABLES
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_importance import importance_worlds
 from tests.runs.harness import write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
+from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.tables import TABLES
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 RESULTS = NOTEBOOKS / "results.ipynb"

@@ -8,9 +8,9 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TextIO
 
-from udfs.llm.calls import CallSettings
-from udfs.llm.tokens import shown_tokens
-from udfs.redaction import redact
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.tokens import shown_tokens
+from untold.udfs.redaction import redact
 
 # In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
 PLAIN_SECONDS = 10.0

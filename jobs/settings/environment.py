@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jobs.settings.layers import KNOWN, SECTIONS, Layer, assign_text, locate, no_such, problem_line
-from udfs.hints import near_misses
+from untold.jobs.settings.layers import KNOWN, SECTIONS, Layer, assign_text, locate, no_such, problem_line
+from untold.udfs.hints import near_misses
 
 PREFIX = "UNTOLD_"
 # Read elsewhere: a jar for machines without network, the folder of the tests' data, and the run that notebooks show

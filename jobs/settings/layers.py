@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from jobs.settings.model import STAGE_NAMES, Settings, StageSettings
-from udfs.hints import near_misses
-from udfs.redaction import is_secret_name
+from untold.jobs.settings.model import STAGE_NAMES, Settings, StageSettings
+from untold.udfs.hints import near_misses
+from untold.udfs.redaction import is_secret_name
 
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 # A key where a value belongs: the prefixes that providers use, 20 letters and digits in a row, or a URL with a password

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from graph.views import one_line
-from jobs.study.claims import Claims, Line, Row
-from jobs.study.stating import stating_lines
+from untold.graph.views import one_line
+from untold.jobs.study.claims import Claims, Line, Row
+from untold.jobs.study.stating import stating_lines
 
 CONTRADICTED = "contradicted"
 _INDENT = "       "

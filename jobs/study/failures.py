@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graph.views import one_line
-from udfs.redaction import redact
+from untold.graph.views import one_line
+from untold.udfs.redaction import redact
 
 Row = Mapping[str, Any]
 

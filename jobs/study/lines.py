@@ -13,16 +13,16 @@ from matplotlib.lines import Line2D
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.drawing import FORMATS
-from graph.views import one_line
-from jobs.results import Run
-from jobs.run.output import Output
-from jobs.run.session import spark_schema
-from jobs.study.aggregate import collect_counts
-from jobs.tables import MEASURES, SCORES
-from udfs.errors import UserError
-from udfs.files import write_bytes
-from udfs.hints import shorten
+from untold.graph.drawing import FORMATS
+from untold.graph.views import one_line
+from untold.jobs.results import Run
+from untold.jobs.run.output import Output
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.aggregate import collect_counts
+from untold.jobs.tables import MEASURES, SCORES
+from untold.udfs.errors import UserError
+from untold.udfs.files import write_bytes
+from untold.udfs.hints import shorten
 
 # Lines that are told apart by colour; of more systems the first are drawn, and the table has all
 COLOURS = (*(f"C{number}" for number in range(10)), "black", "gold")

@@ -6,12 +6,12 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graph.views import one_line
-from jobs.study.claims import Line
-from udfs.facts.words import words_of
-from udfs.hints import shorten
-from udfs.recall.forms import match_form, shown_form
-from udfs.recall.segmentation import sentences
+from untold.graph.views import one_line
+from untold.jobs.study.claims import Line
+from untold.udfs.facts.words import words_of
+from untold.udfs.hints import shorten
+from untold.udfs.recall.forms import match_form, shown_form
+from untold.udfs.recall.segmentation import sentences
 
 LONGEST_SENTENCE = 500
 _INDENT = "       "
