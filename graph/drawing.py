@@ -5,19 +5,21 @@ from __future__ import annotations
 import io
 import math
 import re
-import textwrap
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
+from unicodedata import east_asian_width
 
 import networkx as nx
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from untold.graph.views import (
     DRAWN_RELATIONS,
@@ -54,17 +56,17 @@ MAX_NODES = 150  # more are not told apart on any screen
 MAX_EDGES = 2_000  # of entailment, and of contradiction: those of a full graph take minutes
 MAX_LAYERS = 6  # columns of one kind of node
 ROWS = 24  # nodes of a column
-LINES = 80  # lines of text in a column of the legend
-WIDTH, TEXT_LENGTH, TITLE_LENGTH = 72, 300, 110  # characters of a line of the legend, of a text in it, of the title
-SOURCES, SOURCE_LENGTH = 12, 24  # context ids beside a text, and characters of one
+LOWEST_LINES = 20  # of a column of the legend: a small graph has its texts beside and not far below it
+TEXT_LENGTH, RESPONSE_LENGTH, TITLE_LENGTH = 300, 1_200, 110  # characters of a text in the legend, and of the title
+SOURCES, SOURCE_LENGTH = 12, 200  # context ids beside a text, and characters of one
 
 # Okabe and Ito's colours, which colour-blind people tell apart; shapes say the same once more
-COLOURS = {"covered": "#009E73", "uncovered": "#D55E00", "response": "#0072B2", "context": "#999999"}
-SHAPES = {"covered": "o", "uncovered": "D", "response": "s", "context": "^"}
+COLOURS = {"covered": "#009E73", "uncovered": "#D55E00", "response": "#0072B2", "context": "#666666"}
+SHAPES = {"covered": "o", "uncovered": "D", "response": "s", "context": "h"}
 NAMES = {
     "covered": "covered statement",
     "uncovered": "uncovered statement",
-    "response": "response atom",
+    "response": "claim of the response",
     "context": "context",
 }
 KINDS = ("context", "response", "covered", "uncovered")  # from left to right
@@ -79,19 +81,34 @@ EDGE_STYLES: dict[str, dict[str, Any]] = {
     "states": {"edge_color": "#BBBBBB", "arrowstyle": "-", "connectionstyle": "arc3", "style": "solid"},
 }
 BLACK, BLUE = "#000000", COLOURS["response"]
-NODE_SIZE, FONT_SIZE, BORDER = 340, 8, 2.5
+NODE_SIZE, FONT_SIZE, BORDER = 360, 9, 2.5
+LABEL_POINTS = 15  # the width that a label has within its node
 POINTS = 72  # an inch
-COLUMN_INCHES, ROW_INCHES, LINE_INCHES, LOWEST_INCHES = 1.15, 0.5, 0.16, 2.0
+DPI = 110  # of pictures, and of what is measured for them: hinting makes letters up to a sixth wider at others
+COLUMN_INCHES, ROW_INCHES, LINE_INCHES, LOWEST_INCHES = 1.15, 0.5, 0.17, 2.0
 # Half of a node with its border: the square root of its size is its side in points, and a diamond is wider by 2 ** 0.5
 NODE_INCHES = (math.sqrt(2 * NODE_SIZE) / 2 + BORDER) / POINTS
-LEGEND_INCHES, LABEL_INCHES, GAP, MARGIN = 5.2, 0.55, 0.1, 0.4
-TITLE_SIZE, TITLE_INCHES = FONT_SIZE + 2, 0.2
-HEAD = 1.2  # the key, five lines at most
+LEGEND_INCHES, LABEL_INCHES, GAP, MARGIN = 5.6, 0.8, 0.15, 0.4
+TITLE_SIZE, TITLE_INCHES = FONT_SIZE + 2, 0.22
+KEY_COLUMNS, KEY_LINE_INCHES = 2, 0.2
+# Beside Matplotlib's own font, which knows no East Asian script, those of these that a machine has
+MORE_FONTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "PingFang SC"),
+    *("Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
+)
+
+
+def _families() -> list[str]:
+    there = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in MORE_FONTS if name in there)]
+
+
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "untold",
     "svg.fonttype": "none",  # text that can be searched, in the viewer's own fonts
     "text.usetex": False,
     "text.parse_math": False,
+    "font.family": _families(),
 }
 
 
@@ -101,82 +118,112 @@ def _cut(text: str, length: int) -> str:
     return line if len(line) <= length else f"{line[:length].rstrip()}…"
 
 
-def draw_graph(graph: Graph, *, form: str = "svg", title: str = "") -> bytes:
+def draw_graph(graph: Graph, *, form: str = "svg", title: str = "", response: str | None = None) -> bytes:
     """The picture of a graph of this module as the bytes of an SVG or a PNG (`form`), the same for the same graph.
 
     Green circles are covered statements, orange-red diamonds uncovered ones (black border: the basis), blue squares
     response atoms, a blue border says that the response states it itself; arrows are entailments, dashed lines
-    contradictions. The texts stand beside, by label, cut after `TEXT_LENGTH` characters. Of graphs with more than
-    `MAX_NODES` nodes the first are drawn, of more than `MAX_EDGES` edges likewise, and the picture says so. Raises
-    ValueError for another form.
+    contradictions, grey hexagons contexts. The response and the texts stand beside, by label, cut after
+    `RESPONSE_LENGTH` and `TEXT_LENGTH` characters. Of graphs with more than `MAX_NODES` nodes the first are drawn, of
+    more than `MAX_EDGES` edges likewise, and the picture says so. Raises ValueError for another form.
     """
     if form not in FORMATS:
         raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
     # No style of the caller's may change a byte
-    with style.context(["default", STYLE]), warnings.catch_warnings():
+    with style.context(["default", STYLE]), _without_glyph_warnings():
+        return save_figure(make_figure(graph, title, response), form)
+
+
+@contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        return save_figure(make_figure(graph, title), form)
+        yield
 
 
 def save_figure(figure: Figure, form: str) -> bytes:
-    """The bytes of a figure in one of `FORMATS`, without a date, so that the same figure has the same bytes."""
+    """The bytes of a figure in one of `FORMATS`, without a date, so that the same figure has the same bytes.
+
+    A PNG with characters that no font of this machine has says so in its corner; an SVG leaves fonts to its viewer.
+    """
     written = io.BytesIO()
     metadata = {"Date": None, "Creator": "Untold"} if form == "svg" else {"Software": None}
-    figure.savefig(written, format=form, dpi=110, metadata=metadata, facecolor="white")
+    if form == "png" and _lacks_glyphs(figure):
+        note = "This machine has no font for some characters; an .svg shows them."
+        figure.text(0.005, 0.995, note, fontsize=FONT_SIZE - 3, va="top")
+    with _without_glyph_warnings():
+        figure.savefig(written, format=form, dpi=DPI, metadata=metadata, facecolor="white")
     return written.getvalue()
+
+
+def _lacks_glyphs(figure: Figure) -> bool:
+    """Whether a text of the figure has a character that none of its fonts has."""
+    known: set[int] = set()
+    for family in STYLE["font.family"]:
+        known.update(get_font(findfont(family)).get_charmap())
+    texts: Any = figure.findobj(Text)
+    return any(ord(sign) not in known for text in texts for sign in text.get_text() if not sign.isspace())
 
 
 class _Ruler:
     """How wide text is, in inches, so that it can be wrapped to what is there."""
 
     def __init__(self) -> None:
-        canvas: Any = FigureCanvasAgg(Figure(dpi=POINTS))
+        canvas: Any = FigureCanvasAgg(Figure(dpi=DPI))
         self._renderer = canvas.get_renderer()
 
     def wrap(self, text: str, inches: float, *, size: int = FONT_SIZE, bold: bool = False) -> list[str]:
-        """Lines of at most `WIDTH` characters and that many inches; a single character is a line, however wide."""
+        """Lines of at most that many inches; a single character is a line, however wide."""
         font = FontProperties(size=size, weight="bold" if bold else "normal")
-        lines = textwrap.wrap(text, WIDTH, break_on_hyphens=False)
-        return [part for line in lines for part in self._narrow(line, inches, font)]
+        lines, rest = [], text.strip()
+        while rest:
+            lines.append(self._first_line(rest, inches, font))
+            rest = rest[len(lines[-1]) :].lstrip()
+        return lines
 
-    def _narrow(self, line: str, inches: float, font: FontProperties) -> list[str]:
-        """The line in parts of at most so many inches; a part of one character may be wider."""
-        width = self._renderer.get_text_width_height_descent(line, font, ismath=False)[0] / POINTS
-        if width <= inches or len(line) == 1:
-            return [line]
-        # By the mean width of its characters; parts that are still too wide are narrowed again
-        fitting = max(1, min(len(line) - 1, int(len(line) * inches / width)))
-        parts = textwrap.wrap(line, fitting, break_on_hyphens=False)
-        return [narrow for part in parts for narrow in self._narrow(part, inches, font)]
+    def _first_line(self, text: str, inches: float, font: FontProperties) -> str:
+        """A beginning of a text of at most so many inches, by whole words where one fits."""
+        # Prose has some 14 characters an inch; then by the mean width, until it fits
+        line = text[: max(1, int(20 * inches))]
+        while (width := self.width(line, font)) > inches and len(line) > 1:
+            line = line[: max(1, min(len(line) - 1, int(len(line) * inches / width)))]
+        whole = len(line) == len(text) or text[len(line)] == " "
+        return line.rstrip() if whole or " " not in line else line[: line.rindex(" ")].rstrip()
+
+    def width(self, text: str, font: FontProperties) -> float:
+        """The width of a text; a character that is wide everywhere counts as W, whether a font has it or not."""
+        shown = "".join("W" if east_asian_width(sign) in "WF" else sign for sign in text)
+        return float(self._renderer.get_text_width_height_descent(shown, font, ismath=False)[0]) / DPI
 
 
-def make_figure(graph: Graph, title: str = "") -> Figure:
+def make_figure(graph: Graph, title: str = "", response: str | None = None) -> Figure:
     """The figure that `draw_graph` saves, an inch of the graph an inch of the figure: every part of it lies within."""
     shown = graph.copy()
     shown.remove_nodes_from(list(graph)[MAX_NODES:])
-    ruler = _Ruler()
-    legend, positions = _legend_columns(shown, ruler), _positions(_columns(shown))
+    ruler, positions = _Ruler(), _positions(_columns(shown))
     edges = _lines(shown, positions)
     left, right, low, high = _extent(edges, positions)
+    legend = _legend_columns(_entries(shown, response, ruler), (high - low) / LINE_INCHES)
     lines = max((sum(map(len, column)) for column in legend), default=1)
     width = (right - left) + len(legend) * LEGEND_INCHES + 3 * MARGIN
     body = max(high - low, lines * LINE_INCHES)
     heading = ruler.wrap(_cut(title, TITLE_LENGTH), width - 2 * MARGIN, size=TITLE_SIZE, bold=True)
     notes = [line for cut in _describe_cuts(graph, shown, edges) for line in ruler.wrap(cut, width - 2 * MARGIN)]
-    head, foot = HEAD + len(heading) * TITLE_INCHES, MARGIN + len(notes) * LINE_INCHES
+    keys = _key(shown)
+    head = MARGIN + len(heading) * TITLE_INCHES + (math.ceil(len(keys) / KEY_COLUMNS) + 1) * KEY_LINE_INCHES
+    foot = MARGIN + len(notes) * LINE_INCHES
     height = head + body + foot
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
-    top = foot + (body + high - low) / 2  # the graph in the middle of its side
-    places = (MARGIN / width, (top - (high - low)) / height, (right - left) / width, (high - low) / height)
+    places = (MARGIN / width, (height - head - (high - low)) / height, (right - left) / width, (high - low) / height)
     axes = figure.add_axes(places)
-    _draw_nodes(axes, shown, positions)
+    _draw_nodes(axes, shown, positions, ruler)
     _draw_edges(axes, shown, positions, edges)
     axes.set(xlim=(left, right), ylim=(low, high))
     start = (right - left) + 2 * MARGIN
     beside = figure.add_axes((start / width, foot / height, 1 - (start + MARGIN) / width, body / height))
     _write_legend(beside, legend, inches=(len(legend) * LEGEND_INCHES, body))
-    _write_frame(figure, shown, heading, notes)
+    _write_frame(figure, keys, heading, notes)
     return figure
 
 
@@ -256,7 +303,7 @@ def _positions(columns: Sequence[Sequence[Hashable]]) -> Positions:
     }
 
 
-def _draw_nodes(axes: Axes, graph: Graph, positions: Positions) -> None:
+def _draw_nodes(axes: Axes, graph: Graph, positions: Positions, ruler: _Ruler) -> None:
     """The nodes, a call for each kind and border: networkx draws one shape a call."""
     for kind, (border, given) in product(KINDS, ((BLACK, "basis"), (BLUE, "response"), ("white", None))):
         names = [name for name, node in graph.nodes(data=True) if node["kind"] == kind and _border(node) == given]
@@ -268,8 +315,11 @@ def _draw_nodes(axes: Axes, graph: Graph, positions: Positions) -> None:
         }
         if names:
             nx.draw_networkx_nodes(graph, positions, nodelist=names, node_size=NODE_SIZE, ax=axes, **look)
-    labels = {name: node["label"] for name, node in graph.nodes(data=True)}
-    nx.draw_networkx_labels(graph, positions, labels, font_size=FONT_SIZE, font_color="white", ax=axes)
+    font = FontProperties(size=FONT_SIZE)
+    for name, node in graph.nodes(data=True):
+        size = min(FONT_SIZE, FONT_SIZE * LABEL_POINTS / POINTS / max(ruler.width(node["label"], font), 0.01))
+        look = {"fontsize": size, "color": "white", "ha": "center", "va": "center"}
+        axes.text(*positions[name], node["label"], **look)
 
 
 def _border(node: Mapping[str, Any]) -> str | None:
@@ -291,18 +341,26 @@ def _edges(graph: Graph, name: str) -> list[tuple[Hashable, Hashable]]:
     return [(first, second) for first, second, edge in graph.edges(data=True) if edge.get(name)]
 
 
-def _legend_columns(graph: Graph, ruler: _Ruler) -> list[list[list[str]]]:
-    """Columns of entries; an entry is its label and the lines of its text."""
+def _entries(graph: Graph, response: str | None, ruler: _Ruler) -> list[list[str]]:
+    """Entries of the legend, each its label and the lines of its text: the response, then the nodes."""
+    texts = [(node["label"], _legend_text(node)) for _, node in graph.nodes(data=True)]
+    if response is not None:
+        texts.insert(0, ("Response", _cut(response, RESPONSE_LENGTH)))
+    return [[label, *(ruler.wrap(text, LEGEND_INCHES - LABEL_INCHES - GAP) or ["(no text)"])] for label, text in texts]
+
+
+def _legend_columns(entries: Sequence[list[str]], lines: float) -> list[list[list[str]]]:
+    """The entries in columns of about so many lines, as even as whole entries can be."""
+    total = sum(map(len, entries))
+    most = total / max(1, round(total / max(lines, LOWEST_LINES)))
     columns: list[list[list[str]]] = [[]]
     used = 0
-    for _, node in graph.nodes(data=True):
-        lines = ruler.wrap(_legend_text(node), LEGEND_INCHES - LABEL_INCHES - GAP) or ["(no text)"]
-        # An entry is never divided; one that is longer than a column has a column of its own.
-        if used and used + len(lines) > LINES:
+    for entry in entries:
+        # An entry is never divided; it goes where more of it lies
+        if used and used + len(entry) / 2 > most * len(columns):
             columns.append([])
-            used = 0
-        columns[-1].append([node["label"], *lines])
-        used += len(lines) + 1
+        columns[-1].append(entry)
+        used += len(entry)
     return columns
 
 
@@ -328,7 +386,7 @@ def _write_legend(axes: Axes, columns: Sequence[Sequence[Sequence[str]]], inches
             y += LINE_INCHES
 
 
-def _write_frame(figure: Figure, graph: Graph, title: Sequence[str], notes: Sequence[str]) -> None:
+def _write_frame(figure: Figure, keys: Sequence[Line2D], title: Sequence[str], notes: Sequence[str]) -> None:
     """Title and key above, notes below."""
     height = figure.get_figheight()
     left, y = MARGIN / figure.get_figwidth(), 0.15
@@ -336,17 +394,16 @@ def _write_frame(figure: Figure, graph: Graph, title: Sequence[str], notes: Sequ
         figure.text(left, 1 - y / height, line, fontsize=TITLE_SIZE, fontweight="bold", va="top")
         y += TITLE_INCHES
     for number, line in enumerate(reversed(notes)):
-        figure.text(left, (0.15 + number * LINE_INCHES) / height, line, fontsize=FONT_SIZE)
-    handles = _key(graph)
-    if handles:
+        figure.text(left, (0.2 + number * LINE_INCHES) / height, line, fontsize=FONT_SIZE)
+    if keys:
         look: dict[str, Any] = {
             "loc": "upper left",
-            "ncols": 2,
+            "ncols": KEY_COLUMNS,
             "fontsize": FONT_SIZE,
             "frameon": False,
             "borderpad": 0,
         }
-        figure.legend(handles=handles, bbox_to_anchor=(left, 1 - (y + 0.05) / height), **look)
+        figure.legend(handles=keys, bbox_to_anchor=(left, 1 - (y + 0.05) / height), **look)
 
 
 def _key(graph: Graph) -> list[Line2D]:

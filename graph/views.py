@@ -122,18 +122,23 @@ def sources_graph(statements: Iterable[Row], contexts: Iterable[Row]) -> Graph:
     """Statements and the contexts that state them, for a metric that has no fact graph (e2e).
 
     A statement is named by its statement_id, a context (a mapping with `id` and `text`) by `("context", id)`; contexts
-    that state nothing are left out.
+    that state nothing are left out. `C1`, `C2`, ... are the contexts as they were given; their texts begin with their
+    ids, unless these are the same numbers.
     """
     graph: Graph = nx.DiGraph()
-    texts = {row["id"]: row["text"] for row in contexts}
+    texts = {row["id"]: row["text"] or "" for row in contexts}
     ordered = order_statements(statements)
+    named = dict.fromkeys([*texts, *(source for row in ordered for source in row.get("sources") or ())])
+    labels = {source: f"C{number}" for number, source in enumerate(named, 1)}
     for number, row in enumerate(ordered, 1):
-        graph.add_node(row["statement_id"], **_statement(row, number, response=False))
-    for row in ordered:
-        for source in row.get("sources") or ():
-            label, text = f"C{one_line(source)[:4]}", texts.get(source) or ""
-            graph.add_node(("context", source), **_node(label, text, "context", (source,)))
-            graph.add_edge(("context", source), row["statement_id"], states=True)
+        node = _statement(row, number, response=False)
+        graph.add_node(row["statement_id"], **{**node, "sources": tuple(labels[one] for one in node["sources"])})
+    stated = [(source, row["statement_id"]) for row in ordered for source in row.get("sources") or ()]
+    for source in (one for one in named if one in dict(stated)):
+        before = "" if labels[source] == f"C{source}" else f"{source}: "
+        text = f"{before}{texts.get(source, '')}"
+        graph.add_node(("context", source), **_node(labels[source], text, "context", (source,)))
+    graph.add_edges_from(((("context", source), name) for source, name in stated), states=True)
     return graph
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -18,10 +19,10 @@ from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
 from untold.jobs.study.aggregate import interval_text
 from untold.jobs.study.lines import (
-    MOST_LINES,
     check_measured,
     count_distinct,
-    draw_band,
+    draw_bands,
+    draw_legend,
     label_of,
     places_of,
     read_measured,
@@ -109,14 +110,11 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(RANKINGS), sharey=True)
         for axes, ranking in zip(panels, RANKINGS.values(), strict=True):
-            for system in systems[:MOST_LINES]:
-                own = [row for row in rows if (row["system"], row["ranking"]) == (system, ranking)]
-                # No recall by this ranking may be defined
-                if own:
-                    draw_band(axes, own, "k")
+            draw_bands(axes, [row for row in rows if row["ranking"] == ranking], "k", systems)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set(xlabel="k", ylim=(0, 1), title=ranking)
         panels[0].set_ylabel("recall at k (mean, 95 % interval)")
-        panels[0].legend()
+        draw_legend(figure, systems)
         figure.suptitle(title_of("Recall of the k most important facts", systems))
         return save_figure(figure, form)
 

@@ -19,6 +19,7 @@ from untold.jobs.asking.store import stage_folder
 from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.storage import read_lines
@@ -36,7 +37,8 @@ QUICKER = 4
 MOST_WRITING = 4
 # Tokens that are read in the time that one is written takes, by these two speeds
 READ_FOR_ONE_WRITTEN = READ_A_SECOND / WRITTEN_A_SECOND
-COLUMNS = ("request_id", "text", "prompt_tokens", "cached_prompt_tokens", "completion_tokens", "seconds", "answered_at")
+TOKENS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "tokens_estimated")
+COLUMNS = ("request_id", "text", *TOKENS, "seconds", "answered_at")
 ROW = "{:24} {:>6} {:>9} {:>11} {:>12}"
 
 
@@ -53,6 +55,7 @@ class Spent:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     written_tokens: int = 0
+    estimated: bool = False
     first_sent: datetime | None = None
     last_came: datetime | None = None
 
@@ -61,6 +64,7 @@ class Spent:
         self.prompt_tokens += row["prompt_tokens"] or 0
         self.cached_tokens += row["cached_prompt_tokens"] or 0
         self.written_tokens += row["completion_tokens"] or 0
+        self.estimated |= bool(row["tokens_estimated"])
         if row["answered_at"] is not None:
             sent = row["answered_at"] - timedelta(seconds=row["seconds"] or 0)
             self.first_sent = min(sent, self.first_sent or sent)
@@ -135,7 +139,8 @@ def showing_results(
         watching.join()
         if spent := answers.spent.prompt_tokens:
             share = answers.spent.cached_tokens / spent
-            say(f"{share:.0%} of {spent:,} tokens of prompts had been read before and were kept")
+            tokens = shown_tokens(spent, estimated=answers.spent.estimated)
+            say(f"{share:.0%} of {tokens} tokens of prompts had been read before and were kept")
 
 
 def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:

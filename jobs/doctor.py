@@ -23,15 +23,18 @@ import pyarrow as pa
 
 from untold.jobs.asking import local_model
 from untold.jobs.asking.endpoint import clear_text_warning
+from untold.jobs.asking.prompts import checked_template
 from untold.jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.run.session import JavaError, check_java, open_session
 from untold.jobs.settings.loading import NoEndpointError, Resolved
 from untold.jobs.settings.model import Settings, SettingsError
+from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import Endpoint, request_body
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.python_path import python_environment
+from untold.udfs.stages import STAGES
 from untold.udfs.storage import Place
 
 # python_requires of setup.py
@@ -76,6 +79,7 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
     if problem is not None:
         yield problem
     if resolved is not None:
+        yield from check_templates(settings)
         yield from _check_model(resolved)
         yield from check_lookups(settings)
     yield _within("store", QUICK_SECONDS, partial(check_store, settings.store))
@@ -228,6 +232,19 @@ def _refuse(reason: str) -> str:
 
 
 PROBES: Mapping[str, Callable[[Any], str]] = {"Spark": _probe_spark, "Ray": _probe_ray}
+
+
+def check_templates(settings: Settings) -> Iterator[Finding]:
+    """Whether every stage's template can be filled in; a finding for each that cannot."""
+    wrong = 0
+    for stage in STAGES:
+        try:
+            checked_template(stage, settings)
+        except UserError as error:
+            wrong += 1
+            yield Finding(FAIL, "template", str(error))
+    if not wrong:
+        yield Finding(OK, "templates", f"all {len(STAGES)} can be filled in")
 
 
 def _check_model(resolved: Resolved) -> Iterator[Finding]:

@@ -272,6 +272,8 @@ def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEv
         outcome = score(_score_request(request, endpoint), display)
         if outcome.exit_code not in (0, FAILED_TOO_MANY):
             return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
+        if outcome.message is not None:
+            display.note(outcome.message)
         # The worse of 0 and FAILED_TOO_MANY
         code = max(code, outcome.exit_code)
     return MetaEvaluationOutcome(code)

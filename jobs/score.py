@@ -36,7 +36,8 @@ from untold.jobs.run.session import SMALL_BYTES, spark_schema
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import aggregate
-from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.jobs.study.failures import dead_stages, explain_dead_stages
+from untold.jobs.tables import FAILURES, ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.catalog import Catalog
@@ -74,7 +75,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class ScoreOutcome:
-    """How a run ended: exit code, summary rows, counts, and the line that says why it ended early."""
+    """How a run ended: exit code, summary rows, counts, and the lines that say what failed and why it ended early."""
 
     exit_code: int
     summary: Sequence[Mapping[str, Any]]
@@ -162,7 +163,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     identity = manifest.identify(fingerprint(found.samples), request.metrics, settings, run.stages, digests)
     output.claim(identity)
     if output.earlier and output.is_complete(retry_failed=request.retry_failed):
-        return _unchanged(request, output.earlier)
+        return _unchanged(run, output.earlier)
     _begin(run, found, identity["input"])
     output.check_lock()
     samples, written = write_samples(found, f"{output.place}/samples")
@@ -190,11 +191,23 @@ def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display:
         display.note(f"{', '.join(unused)}: text completions have no tools; qa.quantity_tool is as if it were none")
 
 
-def _unchanged(request: ScoreRequest, earlier: Mapping[str, Any]) -> ScoreOutcome:
+def _unchanged(run: _Scoring, earlier: Mapping[str, Any]) -> ScoreOutcome:
     """The outcome of an output with nothing left to ask: what its manifest says."""
-    counts = earlier["counts"]
+    request, counts = run.request, earlier["counts"]
     code = Ending().exit_code(counts["statuses"], request.settings.fail_on_error)
-    return ScoreOutcome(code, earlier["summary"], counts, None, request.embedded, unchanged=True)
+    failures = run.engines.spark.read.schema(spark_schema(FAILURES)).parquet(f"{run.output.place}/failures")
+    message = _explain(Ending(), request, earlier["starts"][-1]["usage"], failures)
+    return ScoreOutcome(code, earlier["summary"], counts, message, request.embedded, unchanged=True)
+
+
+def _explain(
+    ending: Ending, request: ScoreRequest, usage: Sequence[Mapping[str, Any]], failures: DataFrame
+) -> str | None:
+    """The lines that say which stages got no answer at all, and why the run ended early; None without any."""
+    dead = dead_stages(usage)
+    errors = aggregate.most_frequent_errors(failures, [row["stage"] for row in dead]) if dead else []
+    lines = [*explain_dead_stages(dead, errors), ending.explain(request.command)]
+    return "\n".join(line for line in lines if line) or None
 
 
 def _begin(run: _Scoring, found: Samples, content: str) -> None:
@@ -328,7 +341,8 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     # Of all starts; null where an endpoint did not name its model
     models = sorted({*output.manifest["models"], *runner.models} - {None})
     output.end(runner.ending, code=code, usage=runner.usage, counts=counts, summary=summary, models=models)
-    return ScoreOutcome(code, summary, counts, runner.ending.explain(request.command), request.embedded)
+    message = _explain(runner.ending, request, runner.usage, written["failures"])
+    return ScoreOutcome(code, summary, counts, message, request.embedded)
 
 
 def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:

@@ -1,4 +1,4 @@
-"""One sample of a run: its statements in the terminal, and its graph as a picture."""
+"""One sample of a run: its response and statements in the terminal, and its graph as a picture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -34,10 +33,11 @@ from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.study.candidates import Candidates
 from untold.jobs.study.claims import Claims, Line
 from untold.jobs.study.facts import Facts, are_ranked, wanted
+from untold.jobs.study.failures import describe_failures
+from untold.jobs.study.stating import stating_lines, texts_of_contexts
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place
 
-PICTURES = "pictures"
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
 SHOWN_IDS = 3
 # a line of a terminal
@@ -57,7 +57,7 @@ class ShowError(UnreadableRunError):
 
 @dataclass(frozen=True)
 class ShowRequest:
-    """What `untold show` is asked for: a sample of a run, under one metric or each, and where the picture goes."""
+    """What `untold show` is asked for: a sample of a run, under one metric or each, and a place for a picture."""
 
     output: str
     sample: str
@@ -81,7 +81,7 @@ class Shown:
 
 
 def show(request: ShowRequest) -> list[str]:
-    """Prints a sample's statements and writes its pictures; gives the paths of those written.
+    """Prints a sample's response and statements, and writes the pictures asked for; gives the paths of those written.
 
     Raises UnreadableRunError where there is no run, and ShowError for a run that has not ended, an unknown sample or
     metric, and a picture that cannot be written.
@@ -92,15 +92,21 @@ def show(request: ShowRequest) -> list[str]:
     paths = []
     for number, shown in enumerate(found):
         _print([*([""] if number else []), *describe(shown)])
-        graph = make_graph(shown, raw=request.raw)
-        if not graph:
-            _print(["no picture: there is nothing to draw"])
-            continue
-        picture = draw_graph(graph, form=form, title=_title(shown))
-        place = _place(request, shown.score, several=len(found) > 1)
-        paths.append(_write(run, shown, request.raw, place, picture))
-        _print([f"picture: {one_line(paths[-1])}"])
+        if request.picture is not None:
+            place = _place(request.picture, shown.score, several=len(found) > 1)
+            paths += _draw(shown, place, form, raw=request.raw)
     return paths
+
+
+def _draw(shown: Shown, place: str, form: str, *, raw: bool) -> list[str]:
+    """Writes the picture of a sample and says where it is; empty where there is nothing to draw."""
+    graph = make_graph(shown, raw=raw)
+    if not graph:
+        _print(["no picture: there is nothing to draw"])
+        return []
+    _write(place, draw_graph(graph, form=form, title=_title(shown), response=_of_sample(shown, "response")))
+    _print([f"picture: {one_line(place)}"])
+    return [place]
 
 
 def _form(picture: str | None) -> str:
@@ -131,7 +137,7 @@ def _read(run: Run, request: ShowRequest) -> list[Shown]:
         raise ShowError(
             f"--metric {request.metric}: the sample was scored by {', '.join(map(one_line, sorted(scores)))}"
         )
-    sample = next(iter(_rows(run, "samples", sample_id, columns=["query", "contexts"])), None)
+    sample = next(iter(_rows(run, "samples", sample_id, columns=["query", "response", "contexts"])), None)
     wanted = sorted(scores) if request.metric is None else [request.metric]
     return [_read_metric(run, sample_id, scores[metric], sample) for metric in wanted]
 
@@ -227,7 +233,8 @@ def describe(shown: Shown) -> list[str]:
     missing = [row for row in shown.statements if not row["covered"]]
     # Of a blank response there is no claim, and yet aspects that claims would cover
     if are_ranked(shown.statements):
-        return [*_head(shown, "verdicts"), *_wrapped(Facts(shown.statements, shown.claims).lines()), ""]
+        facts = Facts(shown.statements, shown.claims, texts_of_contexts(shown.sample))
+        return [*_head(shown, "verdict"), *_wrapped(facts.lines()), ""]
     has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
     word, judged = _words(shown, has_claims)
     lines = _head(shown, judged)
@@ -236,27 +243,21 @@ def describe(shown: Shown) -> list[str]:
         covered = shown.statements[len(missing) :]
         lines += ["", f"covered: {_count(covered, word)}"]
         lines += _statement_lines(covered, len(missing) + 1, shown)
-    if has_claims:
-        return [*lines, *_other_claims(shown), ""]
-    if shown.statements and not shown.atoms:
-        lines += [
-            "",
-            f"{one_line(shown.score['metric'])} has no fact graph: the picture shows which contexts state what",
-        ]
-    return [*lines, ""]
+    return [*lines, *(_other_claims(shown) if has_claims else []), ""]
 
 
 def _head(shown: Shown, judged: str) -> list[str]:
     """What every sample is shown with, whatever its statements are; `judged`: of what some may be unjudged."""
-    failed = [f"failed: {one_line(text)}" for text in _failures(shown.failures)]
-    return [_heading(shown.score), *_query(shown), _score_line(shown.score, judged), *failed]
+    failed = [f"failed: {text}" for text in describe_failures(shown.failures)]
+    texts = (line for name in ("query", "response") for line in _text_lines(shown, name))
+    return [_heading(shown.score), *texts, _score_line(shown.score, judged), *failed]
 
 
 def _words(shown: Shown, has_claims: bool) -> tuple[str, str]:
     """What a statement is called, and what is counted where it is unjudged."""
     if shown.candidates is not None:
-        return "reference", "references"
-    return ("aspect", "claims") if has_claims else ("statement", "pairs")
+        return "reference", "reference"
+    return ("aspect", "claim") if has_claims else ("statement", "pair")
 
 
 def _heading(score: Row) -> str:
@@ -265,10 +266,19 @@ def _heading(score: Row) -> str:
     return f"sample {one_line(score['sample_id'])}, metric {one_line(score['metric'])}{system}"
 
 
-def _query(shown: Shown) -> list[str]:
-    """The query's lines; none where the run has no such sample."""
-    query = (shown.sample or {}).get("query")
-    return [] if query is None else _wrap(one_line(query), "query: ", "  ")
+def _of_sample(shown: Shown, column: str) -> str | None:
+    """A text of the sample; None where the run has no such sample, or no text."""
+    return (shown.sample or {}).get(column)
+
+
+def _text_lines(shown: Shown, column: str) -> Iterator[str]:
+    """The lines of a text of the sample, as far as it has any."""
+    text = _of_sample(shown, column)
+    if text is None:
+        return
+    lines = [one_line(line) for line in text.splitlines() if line.strip()] or ["(empty)"]
+    for number, line in enumerate(lines):
+        yield from _wrap(line, "  " if number else f"{column}: ", "  ")
 
 
 def _other_claims(shown: Shown) -> Iterator[str]:
@@ -290,7 +300,7 @@ def _score_line(score: Row, judged: str) -> str:
     if score["score_low"] is not None and not score["score_low"] == score["score"] == score["score_high"]:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
-    unjudged = f", {score['unjudged']:,} {judged} unjudged" if score["unjudged"] else ""
+    unjudged = f", {_number_of(score['unjudged'], judged)} unjudged" if score["unjudged"] else ""
     name = score["metric"]
     reason = f"beyond {name}.max_facts left out" if name in CAPPED else "without a source dropped"
     dropped = f", {score['dropped']:,} {reason}" if score.get("dropped") else ""
@@ -302,35 +312,36 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
 
 
-def _failures(failures: Sequence[Row]) -> list[str]:
-    """By stage and kind, how many requests failed; never their texts."""
-    kinds = Counter((row["stage"], row["error_type"]) for row in failures)
-    return [f"{stage}: {kind} ({count:,})" for (stage, kind), count in sorted(kinds.items(), key=str)]
-
-
 def _missing_line(missing: Sequence[Row], word: str) -> str:
     """How many statements are missing, and how many of them would make up for all (methods, section 5)."""
     basis = sum(bool(row["in_basis"]) for row in missing)
-    return f"missing: {_count(missing, word)}" + (f"; the {basis:,} marked * would make up for all" if basis else "")
+    told = f"; adding the {_number_of(basis, word)} marked * would complete the answer" if basis else ""
+    return f"missing: {_count(missing, word)}{told}"
 
 
 def _count(rows: Sequence[Row], word: str) -> str:
-    """A number of statements in words: `1 statement`, `2 statements`."""
-    return f"{len(rows):,} {word}{'' if len(rows) == 1 else 's'}"
+    """How many rows there are, in words."""
+    return _number_of(len(rows), word)
+
+
+def _number_of(count: int, word: str) -> str:
+    """A number of things in words: `1 statement`, `2 statements`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _statement_lines(rows: Iterable[Row], first: int, shown: Shown) -> Iterator[str]:
     """A statement's text with its number in the picture, the contexts that state it, and its other wordings.
 
+    Of one that is missing, the sentences that state it.
+
     Of an aspect, the claims that cover it with what grounds them; of a reference the facts that cover it, or were shown
     as candidates. `?` marks one that is not judged.
     """
+    contexts = texts_of_contexts(shown.sample)
     for number, row in enumerate(rows, first):
         mark = "*" if row["in_basis"] else "?" if row["covered"] is None else " "
         yield from _wrap(one_line(row["text"] or ""), f"{mark} {number:>3}  ", "       ")
-        sources = ", ".join(one_line(source) for source in row["sources"] or ())
-        if sources:
-            yield from _wrap(sources, "       contexts: ", "         ")
+        yield from _wrapped(stating_lines(row["text"] or "", row["sources"], contexts, quoted=not row["covered"]))
         for member in row["members"] or ():
             if member != row["text"]:
                 yield from _wrap(one_line(member), "       also: ", "         ")
@@ -362,37 +373,23 @@ def _title(shown: Shown) -> str:
     )
 
 
-def _place(request: ShowRequest, score: Row, *, several: bool) -> str | None:
-    """The file asked for, with the metric's name in it where several are shown; None for the run's own folder."""
-    if request.picture is None:
-        return None
-    stem, ending = os.path.splitext(request.picture)
-    return f"{stem}-{_safe(score['metric'])}{ending}" if several else request.picture
+def _place(picture: str, score: Row, *, several: bool) -> str:
+    """The file asked for, with the metric's name in it where several are shown."""
+    stem, ending = os.path.splitext(picture)
+    return f"{stem}-{_safe(score['metric'])}{ending}" if several else picture
 
 
-def _write(run: Run, shown: Shown, raw: bool, place: str | None, picture: bytes) -> str:
-    """Writes a picture to its place, or into the run's folder of pictures; gives its path."""
-    name = f"{PICTURES}/{picture_name(shown.score['sample_id'], shown.score['metric'], raw=raw)}"
-    path = place or f"{run.directory.rstrip('/')}/{name}"
+def _write(place: str, picture: bytes) -> None:
+    """Writes a picture. Raises ShowError where that cannot be done."""
     try:
-        target = run.place / name if place is None else Place(place)
-        if place is None or target.local is None:
+        target = Place(place)
+        if target.local is None:
             target.write_bytes(picture)
         else:
             # It may be a pipe or a device, which no rename may replace
             Path(target.local).write_bytes(picture)
     except (OSError, pa.ArrowException) as error:
-        hint = "give another --picture" if place else "name a file with --picture"
-        raise ShowError(f"{path}: cannot be written ({type(error).__name__}); {hint}") from error
-    return path
-
-
-def picture_name(sample_id: str, metric: str, *, raw: bool = False) -> str:
-    """A file name for a sample's picture: letters, digits, `.`, `_` and `-` alone, different for different ids.
-
-    `q-1` under nli is `q-1-nli.svg`, and `q 1` is `q_1-<hash>-nli.svg`.
-    """
-    return f"{_safe(sample_id)}-{_safe(metric)}{'-raw' if raw else ''}.svg"
+        raise ShowError(f"{place}: cannot be written ({type(error).__name__}); give another --picture") from error
 
 
 def _safe(name: str) -> str:

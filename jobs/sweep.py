@@ -17,10 +17,10 @@ from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
 from untold.jobs.study.aggregate import interval_text
 from untold.jobs.study.lines import (
-    MOST_LINES,
     check_measured,
     count_distinct,
-    draw_band,
+    draw_bands,
+    draw_legend,
     label_of,
     places_of,
     read_measured,
@@ -100,17 +100,17 @@ def sweep_rows(system: str | None, pairs: Pairs, betas: Iterable[float], seed: i
 def draw_sweep(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
     """The plot of a sweep as the bytes of an SVG or a PNG: a line a system over beta, its interval about it."""
     with style.context(["default", STYLE]):
-        figure = Figure(figsize=(8, 5))
+        figure = Figure(figsize=(9, 5), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         systems = list(dict.fromkeys(row["system"] for row in rows))
-        for system in systems[:MOST_LINES]:
-            own = [row for row in rows if row["system"] == system]
-            draw_band(axes, own, "beta")
+        draw_bands(axes, rows, "beta", systems)
         axes.set_xscale("log", base=2)
+        # Matplotlib's own labels of powers are mathematics, which is off for the sake of names
+        axes.xaxis.set_major_formatter(lambda beta, _: f"{beta:g}")
         title = title_of("ICAT by the weight of coverage", systems)
         axes.set(xlabel="beta", ylabel="ICAT (mean, 95 % interval)", ylim=(0, 1), title=title)
-        axes.legend()
+        draw_legend(figure, systems)
         return save_figure(figure, form)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from nbclient import NotebookClient
 
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world_importance import importance_worlds
+from tests.runs.harness import write_samples
+from tests.runs.here import RunHere
+from tests.runs.icat_jobs import embedder
 from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.tables import TABLES
 
@@ -71,9 +77,15 @@ def write_table(directory: Path, name: str, rows: list[tuple[Any, ...]]) -> None
     pq.write_table(pa.Table.from_pylist(records, schema=schema), directory / name / "part-0.parquet")
 
 
-def write_run(directory: Path, status: str = "finished", rows: dict[str, list[tuple[Any, ...]]] | None = None) -> Path:
-    for name, kept in (ROWS | (rows or {})).items():
-        write_table(directory, name, kept)
+def write_run(
+    directory: Path,
+    status: str = "finished",
+    rows: Mapping[str, list[tuple[Any, ...]]] | None = None,
+    names: Iterable[str] = ROWS,
+) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        write_table(directory, name, {**ROWS, **(rows or {})}[name])
     (directory / "manifest.json").write_text(json.dumps({"status": status}), encoding="utf-8")
     return directory
 
@@ -82,80 +94,166 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def execute(directory: Path, monkeypatch: pytest.MonkeyPatch, path: Path = RESULTS) -> dict[str, str]:
-    """What each code cell shows, by the cell's id."""
-    monkeypatch.setenv("UNTOLD_RUN", str(directory))
-    notebook = read_notebook(path)
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    shown = {}
-    for cell in notebook.cells:
-        outputs = cell.get("outputs", [])
-        shown[cell["id"]] = "".join(
-            out.get("text", "") or next(out["data"][kind] for kind in SHOWN if kind in out["data"]) for out in outputs
-        )
-    return shown
+Shown = dict[str, str]
 
 
-def test_results_notebook_shows_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = execute(write_run(tmp_path), monkeypatch)
-    assert "finished; tables failures, samples, scores, statements, summary, usage" in shown["open"]
-    assert shown["summary"].count("<tr>") == 4
-    assert "0.750" in shown["summary"]
-    assert "no_statements" not in shown["status"]
-    assert "failed" in shown["status"]
-    assert shown["least"].index("The tower measures 829.8 m. [1]") < shown["least"].index("s2")
-    assert "How tall is &lt;it&gt;?" in shown["least"]
-    assert "The tower stands." not in shown["least"]
-    assert "truncated" in shown["failures-count"]
-    assert "finish_reason is length" in shown["failures"]
+def execute(given: Mapping[str, tuple[Path, Path]]) -> dict[str, Shown]:
+    """What each code cell shows, by its id, for each notebook and the run that it reads: all of them in one kernel."""
+    whole = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    parts = {name: read_notebook(path).cells for name, (path, _) in given.items()}
+    for name, (_, run) in given.items():
+        source = f"import os; os.environ['UNTOLD_RUN'] = {str(run)!r}"
+        whole.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
+        whole.cells += [nbformat.NotebookNode(cell | {"id": f"{name}-{cell['id']}"}) for cell in parts[name]]
+    NotebookClient(whole, timeout=300, kernel_name="python3", allow_errors=True).execute()
+    outputs = {cell["id"]: "".join(map(output_text, cell.get("outputs", []))) for cell in whole.cells}
+    return {name: {cell["id"]: outputs[f"{name}-{cell['id']}"] for cell in cells} for name, cells in parts.items()}
 
 
-def test_results_notebook_runs_where_nothing_was_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: dict[str, list[tuple[Any, ...]]] = {"statements": [], "scores": ROWS["scores"][2:], "failures": []}
-    assert "no sample has a score" in execute(write_run(tmp_path, rows=nothing), monkeypatch)["least"]
+def output_text(output: Mapping[str, Any]) -> str:
+    if output["output_type"] == "error":
+        return f"ERROR {output['ename']}: {output['evalue']}"
+    if "text" in output:
+        return str(output["text"])
+    return str(next(output["data"][kind] for kind in SHOWN if kind in output["data"]))
 
 
-def write_meta_evaluation(directory: Path, dataset: str, comparisons: list[dict[str, Any]]) -> Path:
-    names = {"dataset": dataset, "model": "<m>"}
-    rows = [
-        {**names, "metric": metric, "undefined": undefined, "measure": measure, "value": value, "ci_low": low, "n": 40}
-        | {"ci_high": None if low is None else value + 0.1}
-        for metric in ("e2e", "qa")
-        for undefined in ("mismatch", "zero")
-        for measure, value, low in (("lmr", 0.625, 0.5), ("kappa", None, None), ("floor_constant", 0.77, None))
+METRICS = ("e2e", "qa", "nli", "icat", "importance", "longrecall")
+
+
+@pytest.fixture(scope="module")
+def six(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a job of all six metrics wrote."""
+    folder = tmp_path_factory.mktemp("six")
+    (world,) = [world for world in importance_worlds(7) if world.kind == "rated"]
+    path = write_samples(folder / "samples.jsonl", world.samples(2))
+    with ModelServer(answer="world") as server:
+        ended = run_here(server, path, folder / "out", "--metric", ",".join(METRICS), settings=embedder(server))
+    assert ended.code == 0, ended.err
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def shown(six: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
+    """Both notebooks over every kind of output."""
+    folder = tmp_path_factory.mktemp("runs")
+    nothing: dict[str, list[tuple[Any, ...]]] = {"statements": [], "scores": ROWS["scores"][2:]}
+    runs = {
+        "run": write_run(folder / "run"),
+        "six": six,
+        "failures": write_run(folder / "failures", rows=nothing),
+        "empty": write_run(folder / "empty", rows={name: [] for name in ROWS}),
+        "bare": write_run(folder / "bare", "failed", rows={}, names=()),
+    }
+    compared = {"dataset": "wikicontradict", "model": "<m>", "first": "e2e", "second": "qa", "difference": 0.125}
+    compared |= {"p_value": 0.041, "p_adjusted": 0.082, "n": 40}
+    failed = [row | {"value": None, "ci_low": None, "ci_high": None, "n": 0} for row in label_rows(METRICS[:3])]
+    studies = {
+        "labels": write_study(folder / "labels", "wikicontradict", label_rows(METRICS[:3]), [compared]),
+        "coverage": write_study(folder / "coverage", "coverage", coverage_rows()),
+        "all": write_study(folder / "all", "coverage", [*label_rows(METRICS[:3]), *coverage_rows()]),
+        "lost": write_study(folder / "lost", "wikicontradict", failed),
+        "none": write_study(folder / "none", "conflictbank", []),
+        "no study": runs["bare"],
+        "scores": six,
+    }
+    given = {f"results {name}": (RESULTS, run) for name, run in {**runs, "study": studies["labels"]}.items()}
+    given |= {f"study {name}": (META_EVALUATION, run) for name, run in studies.items()}
+    return execute(given)
+
+
+def test_both_notebooks_run_to_their_end_over_every_kind_of_output(shown: dict[str, Shown]) -> None:
+    texts = {f"{name}: {cell}": text for name, cells in shown.items() for cell, text in cells.items()}
+    assert {place: text for place, text in texts.items() if "ERROR" in text} == {}
+
+
+def test_results_notebook_shows_the_run(shown: dict[str, Shown]) -> None:
+    cells = shown["results run"]
+    assert "finished; tables failures, samples, scores, statements, summary, usage" in cells["open"]
+    assert cells["summary"].count("<tr>") == 4
+    assert "0.750" in cells["summary"]
+    assert "no_statements" not in cells["status"]
+    assert "failed" in cells["status"]
+    assert cells["least"].index("The tower measures 829.8 m. [1]") < cells["least"].index("s2")
+    assert "How tall is &lt;it&gt;?" in cells["least"]
+    assert "The tower stands." not in cells["least"]
+    assert "truncated" in cells["failures-count"]
+    assert "finish_reason is length" in cells["failures"]
+
+
+def test_results_notebook_shows_a_run_of_all_metrics(shown: dict[str, Shown]) -> None:
+    cells = shown["results six"]
+    assert all(f">{metric}</td>" in cells[cell] for metric in METRICS for cell in ("summary", "status", "least"))
+
+
+@pytest.mark.parametrize("name", ["failures", "empty", "bare", "study"])
+def test_results_notebook_runs_where_nothing_was_scored(shown: dict[str, Shown], name: str) -> None:
+    cells = shown[f"results {name}"]
+    assert "no sample has a score" in cells["least"]
+    assert ("truncated" in cells["failures-count"]) == (name == "failures")
+
+
+LMR = (("lmr", 0.625, 0.5), ("kappa", None, None), ("floor_constant", 0.77, None))
+
+
+def label_rows(metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Agreement with labels of whole responses."""
+    names = {"dataset": "wikicontradict", "model": "<m>", "n": 40}
+    return [
+        {**names, "metric": metric, "undefined": undefined, "measure": measure, "value": value, "ci_low": low}
+        | {"ci_high": None if low is None or value is None else value + 0.1}
+        for metric in metrics
+        for undefined in ("mismatch", "zero", "published")
+        for measure, value, low in LMR
     ]
-    for name, kept in (("meta_evaluation", rows), ("comparisons", comparisons)):
+
+
+def coverage_rows() -> list[dict[str, Any]]:
+    """Agreement with labels of items, and a floor, which has no model."""
+    rows = [{"metric": metric, "model": "<m>", "measure": "f1", "value": 0.5} for metric in METRICS]
+    rows += [{"metric": "word_overlap", "measure": "accuracy", "value": 0.25}]
+    return [{"dataset": "coverage", "level": "item", "n": 40, **row} for row in rows]
+
+
+def write_study(
+    directory: Path, dataset: str, rows: list[dict[str, Any]], comparisons: Sequence[dict[str, Any]] = ()
+) -> Path:
+    for name, kept in (("meta_evaluation", rows), ("comparisons", list(comparisons))):
         (directory / name).mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(kept, schema=TABLES[name]), directory / name / "part-0.parquet")
     cell = {"model": "<m>", "metric": "e2e", "label": "Correct", "predicted": "Incorrect", "count": 17}
-    confusion = [cell] if dataset == "wikicontradict" else []
-    manifest = {"status": "finished", "dataset": dataset, "counts": {"samples": 40}, "confusion": confusion}
+    manifest = {"status": "finished", "dataset": dataset, "counts": {"samples": 40}}
+    # A study of items has none
+    manifest |= {"confusion": [cell]} if dataset == "wikicontradict" else {}
     (directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     return directory
 
 
-def test_meta_evaluation_notebook_shows_agreement_and_comparisons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared = {"dataset": "wikicontradict", "model": "<m>", "first": "e2e", "second": "qa", "difference": 0.125}
-    compared |= {"p_value": 0.041, "p_adjusted": 0.082, "n": 40}
-    shown = execute(write_meta_evaluation(tmp_path, "wikicontradict", [compared]), monkeypatch, META_EVALUATION)
-    assert "finished; wikicontradict, 40 samples" in shown["open"]
-    assert "<svg" in shown["figure"]
-    assert "floor: constant label" in shown["figure"]
-    assert shown["agreement"].count("<tr>") == 1 + 4
-    assert "0.625 [0.500, 0.725]" in shown["agreement"]
-    assert "&lt;m&gt;" in shown["agreement"]
-    assert "0.082" in shown["comparisons"]
-    assert "17" in shown["confusion"]
+def test_meta_evaluation_notebook_shows_agreement_and_comparisons(shown: dict[str, Shown]) -> None:
+    cells = shown["study labels"]
+    assert "finished; wikicontradict, 40 samples" in cells["open"]
+    assert "<svg" in cells["figure"]
+    assert "floor: constant label" in cells["figure"]
+    assert cells["agreement"].count("<tr>") == 1 + 9
+    assert "0.625 [0.500, 0.725]" in cells["agreement"]
+    assert "&lt;m&gt;" in cells["agreement"]
+    assert "0.082" in cells["comparisons"]
+    assert "17" in cells["confusion"]
 
 
-def test_meta_evaluation_notebook_runs_without_labels_and_comparisons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = execute(write_meta_evaluation(tmp_path, "conflictbank", []), monkeypatch, META_EVALUATION)
-    assert "nothing to compare" in shown["comparisons"]
-    assert "no labels" in shown["confusion"]
+def test_meta_evaluation_notebook_shows_every_metric_and_measure(shown: dict[str, Shown]) -> None:
+    cells = shown["study all"]
+    assert all(f">{name}</t" in cells["agreement"] for name in (*METRICS, "lmr", "f1", "accuracy"))
+    assert "no match rates" in shown["study coverage"]["figure"]
+    assert "no labels" in shown["study coverage"]["confusion"]
+
+
+def test_meta_evaluation_notebook_runs_without_anything_to_show(shown: dict[str, Shown]) -> None:
+    for name in ("none", "no study", "scores"):
+        cells = shown[f"study {name}"]
+        assert "nothing was compared" in cells["agreement"]
+        assert "nothing to compare" in cells["comparisons"]
+        assert ("no table meta_evaluation" in cells["open"]) == (name != "none")
 
 
 @pytest.mark.parametrize("path", [RESULTS, META_EVALUATION], ids=lambda path: path.stem)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.settings.model import Settings, decoding_for
+from untold.jobs.settings.templates import Template
 from untold.jobs.settings.templates import find_template as find_template
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables
+from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
 from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
 
@@ -21,9 +22,7 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         return bind_lookup(name, settings)
     definition = STAGES[name]
     decoding = decoding_for(settings, name)
-    template = find_template(name, decoding.api, settings.prompts_dir)
-    compile_prompt(template.source, api=template.api, name=name)
-    check_variables(template.source, definition.variables, api=template.api, name=name)
+    template = checked_template(name, settings)
     return Stage(
         name=name,
         variables=definition.variables,
@@ -39,6 +38,17 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         tools=definition.tools if settings.offers_tools and template.api == "chat" else (),
         rated=definition.rated,
     )
+
+
+def checked_template(name: str, settings: Settings) -> Template:
+    """The template of a stage, compiled and filled in once. Raises SettingsError or PromptError where that fails."""
+    definition = STAGES[name]
+    template = find_template(name, decoding_for(settings, name).api, settings.prompts_dir)
+    prompt = compile_prompt(template.source, api=template.api, name=template.origin)
+    check_variables(template.source, definition.variables, api=template.api, name=template.origin)
+    if definition.examples is not None:
+        try_prompt(prompt, definition.examples, template.origin)
+    return template
 
 
 def order_of_prompt(stage: Stage) -> tuple[str, ...]:

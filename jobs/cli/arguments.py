@@ -125,6 +125,9 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Runs the command with its options by name; what it says of their use is shown under its name."""
+        # Readers of settings are imported for those who have such variables alone
+        if "overrides" in ctx.params and any(name.startswith("UNTOLD_") for name in os.environ):
+            _warn_of_variables()
         try:
             return self._run(Options(**ctx.params, command_line=ctx.obj))
         except click.UsageError as error:
@@ -146,6 +149,14 @@ def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
 
         ctx.meta[DEBUG] = True
         SHOW_JVM.set()
+
+
+def _warn_of_variables() -> None:
+    """Names the variables of the environment that look like ours and set nothing, a line each."""
+    from untold.jobs.settings.environment import unknown_variables
+
+    for line in unknown_variables(os.environ):
+        print(redact(f"untold: warning: {line}"), file=sys.stderr)
 
 
 def _spread(args: Sequence[str], several: Sequence[str]) -> list[str]:
@@ -362,7 +373,7 @@ def settings_without_endpoint(options: Options) -> Settings:
 
 
 def tell_outcome(show: Callable[[], None], message: str | None) -> None:
-    """Shows how a run ended, and the line that says why it ended early; `show` prints to standard output.
+    """Shows how a run ended, and the lines that say what is wrong with it; `show` prints to standard output.
 
     The run is over and written: a closed pipe changes nothing of how it ended.
     """
@@ -370,5 +381,5 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
     with suppress(BrokenPipeError):
         show()
         sys.stdout.flush()
-        if message:
-            print(redact(f"untold: {message}"), file=sys.stderr)
+        for line in (message or "").splitlines():
+            print(redact(f"untold: {line}"), file=sys.stderr)

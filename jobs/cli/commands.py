@@ -183,9 +183,11 @@ def _plan(options: Options) -> int:
 
 
 def _show(options: Options) -> int:
-    """One sample's statements on standard output, and its graph as a picture; starts no engine."""
+    """One sample on standard output, and its graph as a picture where one is asked for; starts no engine."""
     from untold.jobs.show import ShowRequest, show
 
+    if options.raw and options.picture is None:
+        raise click.UsageError("--raw goes with --picture")
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
     return 0
 
@@ -303,14 +305,14 @@ COMMANDS: dict[str, click.Command] = {
         ],
     ),
     "show": Command(
-        "show one sample's statements, and draw its graph",
+        "show one sample: its response, what it misses and where that is stated",
         _show,
         [
             Option("--output", "DIR", "the tables of a run", required=True),
             Option("--sample", "ID", "a sample_id", required=True),
             Option("--metric", "NAME", "one metric; all that scored the sample by default"),
-            Option("--picture", "FILE", "where the picture goes: .svg or .png (DIR/pictures/...)"),
-            flag("--raw", "draw atoms instead of statements"),
+            Option("--picture", "FILE", "draw its graph into this file: .svg or .png"),
+            flag("--raw", "draw atoms instead of statements; with --picture"),
         ],
     ),
     "doctor": Command("check this machine and the endpoint", _doctor, settings_options()),

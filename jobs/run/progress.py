@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.redaction import redact
 
 # In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
@@ -77,7 +78,7 @@ def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float) -
     parts = [
         f"{event['stage']}: {done:,} / {total:,}",
         f"{calls / max(seconds, 0.1):,.1f} calls/s",
-        f"{tokens:,} tokens",
+        f"{shown_tokens(tokens, estimated=tally['tokens_estimated'])} tokens",
     ]
     cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], calls)
     if cost is not None:

@@ -16,10 +16,6 @@ from untold.jobs.settings.model import STAGE_NAMES, Settings, StageSettings
 from untold.udfs.hints import near_misses
 from untold.udfs.redaction import is_secret_name
 
-ENVIRONMENT_PREFIX = "UNTOLD_"
-# A jar that a machine without network names once for all, and the folder of the tests' data
-NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA"})
-
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 # A key where a value belongs: the prefixes that providers use, 20 letters and digits in a row, or a URL with a password
 _SECRET_VALUE = re.compile(
@@ -169,7 +165,7 @@ def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
 
 
 KNOWN: Mapping[str, Known] = {known.key: known for known in _known(Settings, "")}
-_SECTIONS = frozenset(
+SECTIONS = frozenset(
     ".".join(parts[:length]) for parts in (key.split(".") for key in KNOWN) for length in range(1, len(parts))
 )
 
@@ -196,7 +192,7 @@ def problem_line(name: str, value: object, where: str, problem: str) -> str:
     return f"{named} ({where}): {problem}"
 
 
-def _no_such(name: str, names: Mapping[str, str]) -> str:
+def no_such(name: str, names: Mapping[str, str]) -> str:
     """What an unknown name gets to read. `names` gives what each known one allows."""
     # A nearest there always is, so that a message never ends with what is wrong
     near = near_misses(name, names, cutoff=0)[0]
@@ -206,15 +202,15 @@ def _no_such(name: str, names: Mapping[str, str]) -> str:
 def _no_such_key(name: str) -> str:
     """What an unknown setting gets to read: the nearest of its own section, else of all settings and sections."""
     section = name.rpartition(".")[0]
-    sections = dict.fromkeys(_SECTIONS, "a mapping of settings")
+    sections = dict.fromkeys(SECTIONS, "a mapping of settings")
     within = {key: known.allowed for key, known in KNOWN.items() if key.rpartition(".")[0] == section and section}
-    return _no_such(name.lower(), within or {key: known.allowed for key, known in KNOWN.items()} | sections)
+    return no_such(name.lower(), within or {key: known.allowed for key, known in KNOWN.items()} | sections)
 
 
-def _locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
+def locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
     """The setting that a dotted name belongs to and the path within it, where it is a mapping; None for no setting.
 
-    >>> known, path = _locate("llm.extra_body.provider.order")
+    >>> known, path = locate("llm.extra_body.provider.order")
     >>> known.key, path
     ('llm.extra_body', ('provider', 'order'))
     """
@@ -229,13 +225,13 @@ def _locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
 
 def _assign(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -> None:
     """Adds what a YAML node sets under a dotted name, sections expanded, to the layer."""
-    located = _locate(name)
+    located = locate(name)
     if located is not None:
         known, path = located
         if any((known.key, path) == (one.key, one.path) for one in layer.assignments):
             layer.complain(name, {}, "set twice", node)
         layer.assignments.append(Assignment(known.key, path, _value(known, path, node, loader), *layer.where(node)))
-    elif name in _SECTIONS or not name:
+    elif name in SECTIONS or not name:
         _assign_section(layer, name, node, loader)
     else:
         layer.complain(name, loader.construct_object(node, deep=True), _no_such_key(name), node)
@@ -371,9 +367,9 @@ def _read_system(origin: str, node: yaml.Node, loader: yaml.SafeLoader) -> Layer
     return layer
 
 
-def _assign_text(layer: Layer, name: str, text: str) -> None:
+def assign_text(layer: Layer, name: str, text: str) -> None:
     """Adds what `name=text` sets: text as it stands where the setting takes text, else read as YAML."""
-    located = _locate(name)
+    located = locate(name)
     takes_text = located is not None and (located[0].is_text or (located[0].names == "whole" and bool(located[1])))
     try:
         node, loader, repeated = _compose(text)
@@ -399,46 +395,10 @@ def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer
         layer = Layer("--set")
         name, equals, text = override.partition("=")
         if equals and name.strip():
-            _assign_text(layer, name.strip(), text)
+            assign_text(layer, name.strip(), text)
         else:
             layer.problems.append(problem_line(name.strip() or "--set", {}, "--set", "must be written key=value"))
         layers.append(layer)
     if endpoint is not None:
         layers.append(Layer("--endpoint", assignments=[Assignment("llm.endpoint", (), endpoint, "--endpoint")]))
     return layers
-
-
-def _variable(key: str) -> str:
-    """The variable of a setting.
-
-    >>> _variable("llm.base_url")
-    'UNTOLD_LLM__BASE_URL'
-    """
-    return ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
-
-
-def read_environment(environ: Mapping[str, str]) -> list[Layer]:
-    """A layer for each variable that begins with `UNTOLD_`, by name, so that problems come in one order.
-
-    `UNTOLD_LLM__MAX_TOKENS=100` is `llm.max_tokens: 100`. A variable that names no setting is a problem.
-    """
-    layers = []
-    for variable in sorted(environ.keys() - NOT_SETTINGS):
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            layer = Layer(variable)
-            _assign_variable(layer, variable, environ[variable])
-            layers.append(layer)
-    return layers
-
-
-def _assign_variable(layer: Layer, variable: str, text: str) -> None:
-    """Adds what a variable sets. Two underscores stand for a dot, since names have single ones of their own."""
-    name = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-    if name.startswith("spark.conf."):
-        hint = 'Spark\'s names are case-sensitive: give UNTOLD_SPARK__CONF a mapping, as {"spark.ui.enabled": "true"}'
-        layer.problems.append(problem_line(variable, {}, "environment", hint))
-    elif variable != variable.upper() or not (_locate(name) or name in _SECTIONS):
-        nearest = _no_such(variable.upper(), {_variable(key): known.allowed for key, known in KNOWN.items()})
-        layer.problems.append(problem_line(variable, text, "environment", nearest))
-    else:
-        _assign_text(layer, name, text)

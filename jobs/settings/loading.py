@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
     KNOWN,
     Assignment,
     Layer,
     problem_line,
-    read_environment,
     read_file,
     read_overrides,
     read_yaml,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,18 @@ MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
 GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
 Counts = dict[str, Counter[float]]
 Group = tuple[str, str | None]
+
+
+def most_frequent_errors(failures: DataFrame, stages: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each stage the error that most of its requests failed with: stage, error_type, error, count.
+
+    failures: stage, request_id, error_type, error.
+    """
+    kinds = failures.where(F.col("stage").isin(list(stages))).groupBy("stage", "error_type", "error")
+    counted = kinds.agg(F.count_distinct("request_id").alias("count"))
+    # Of equally frequent ones the last by its text, whatever the order of the rows
+    most = counted.groupBy("stage").agg(F.max(F.struct("count", "error_type", "error")).alias("most"))
+    return [row.asDict() for row in most.select("stage", "most.*").collect()]
 
 
 def count_values(scores: DataFrame, *, grid: int | None = None) -> DataFrame:

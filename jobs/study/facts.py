@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from untold.graph.views import one_line
 from untold.jobs.study.claims import Claims, Line, Row
+from untold.jobs.study.stating import stating_lines
 
 CONTRADICTED = "contradicted"
 _INDENT = "       "
@@ -24,10 +25,11 @@ def wanted(statements: Sequence[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Facts:
-    """Rows of `statements` of one sample, in the order of `order_statements`, and its claims."""
+    """Rows of `statements` of one sample, in the order of `order_statements`, its claims, and its contexts by id."""
 
     statements: Sequence[Row]
     claims: Claims
+    contexts: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> Iterator[Line]:
         """Missing facts, the most important first, contradicted claims with their evidence, then what is covered."""
@@ -53,9 +55,7 @@ class Facts:
 
     def _fact(self, number: int, row: Row) -> Iterator[Line]:
         yield f"{one_line(row['text'] or '')} ({_weight_of(row)})", f"  {number:>3}  ", _INDENT
-        sources = ", ".join(one_line(source) for source in row["sources"] or ())
-        if sources:
-            yield sources, f"{_INDENT}sources: ", f"{_INDENT}  "
+        yield from stating_lines(row["text"] or "", row["sources"], self.contexts, quoted=row["covered"] is False)
         for member in row["members"] or ():
             if member != row["text"]:
                 yield one_line(member), f"{_INDENT}also: ", f"{_INDENT}  "

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -19,10 +21,12 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.study.aggregate import collect_counts
 from untold.jobs.tables import MEASURES, SCORES
 from untold.udfs.errors import UserError
+from untold.udfs.hints import shorten
 from untold.udfs.storage import Place
 
 # Lines that are told apart by colour; of more systems the first are drawn, and the table has all
-MOST_LINES = 12
+COLOURS = (*(f"C{number}" for number in range(10)), "black", "gold")
+MOST_LINES = len(COLOURS)
 NAME_LENGTH = 40
 Rows = Sequence[Mapping[str, Any]]
 
@@ -82,17 +86,28 @@ def _picture_place(output: str, table: str, form: str) -> Place:
     return Place(output) / "pictures" / f"{table}.{form}"
 
 
-def draw_band(axes: Axes, rows: Rows, over: str) -> None:
-    """A system's line of means over a column, its interval about it."""
-    places = [row[over] for row in rows]
-    (line,) = axes.plot(places, [row["mean"] for row in rows], marker="o", label=label_of(rows[0]["system"]))
-    low, high = ([row["mean"] if row[end] is None else row[end] for row in rows] for end in ("ci_low", "ci_high"))
-    axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15)
+def draw_bands(axes: Axes, rows: Rows, over: str, systems: Sequence[str | None]) -> None:
+    """For each of the first systems a line of means over a column, its interval about it."""
+    for system, colour in zip(systems, COLOURS, strict=False):
+        own = [row for row in rows if row["system"] == system]
+        places = [row[over] for row in own]
+        axes.plot(places, [row["mean"] for row in own], marker="o", color=colour)
+        low, high = ([row["mean"] if row[end] is None else row[end] for row in own] for end in ("ci_low", "ci_high"))
+        axes.fill_between(places, low, high, color=colour, alpha=0.15)
+
+
+def draw_legend(figure: Figure, systems: Sequence[str | None]) -> None:
+    """Which line is which system's, beside the panels of a figure with a constrained layout."""
+    lines = [Line2D([], [], marker="o", color=colour) for colour, _ in zip(COLOURS, systems, strict=False)]
+    legend = figure.legend(lines, ["" for _ in lines], loc="outside right upper", frameon=False)
+    # Matplotlib leaves labels out that begin with an underscore
+    for text, system in zip(legend.get_texts(), systems, strict=False):
+        text.set_text(label_of(system))
 
 
 def label_of(system: str | None) -> str:
     """What a line is called; None are all samples."""
-    return "all" if system is None else one_line(system)[:NAME_LENGTH]
+    return "all" if system is None else shorten(one_line(system), NAME_LENGTH)
 
 
 def title_of(text: str, systems: Sequence[str | None]) -> str:

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from untold.graph.drawing import FORMATS, STYLE, one_line, save_figure
+from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.intervals import IntArray
 
@@ -50,6 +51,7 @@ class Cost:
     calls: float
     tokens: float
     cost: float | None
+    tokens_estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def cost_cells(cost: Cost | None) -> list[str]:
     """Calls, tokens and cost a sample; six decimals, since a sample may cost a small part of a cent."""
     if cost is None:
         return ["-", "-", "-"]
-    return [f"{cost.calls:.2f}", f"{cost.tokens:,.0f}", "-" if cost.cost is None else f"{cost.cost:.6f}"]
+    tokens = shown_tokens(cost.tokens, estimated=cost.tokens_estimated)
+    return [f"{cost.calls:.2f}", tokens, "-" if cost.cost is None else f"{cost.cost:.6f}"]
 
 
 def _published_table(rows: Sequence[Row]) -> str:

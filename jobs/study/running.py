@@ -65,4 +65,5 @@ def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
     calls = sum(row["calls"] for row in usage)
     tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage)
     known = [row["cost"] for row in usage if row["cost"] is not None]
-    return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None)
+    estimated = any(row["tokens_estimated"] for row in usage)
+    return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None, estimated)

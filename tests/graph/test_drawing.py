@@ -188,6 +188,57 @@ def test_without_atoms_contexts_stand_beside_what_they_state() -> None:
     assert draw_graph(graph)
 
 
+def test_contexts_are_numbered_as_they_were_given_and_their_ids_stand_in_full_beside() -> None:
+    ids = ["survey-of-the-height-of-mount-everest-1955", "survey-of-the-height-of-mount-everest-2020", "unused", "gone"]
+    contexts = [{"id": name, "text": f"text {number}"} for number, name in enumerate(ids[:3])]
+    statements = [{**statement("x:1", covered=False), "sources": [ids[3], ids[1]]}]
+    statements.append({**statement("x:2", covered=True), "sources": [ids[0]]})
+    graph = sources_graph(statements, contexts)
+    drawn = {name[1]: node["label"] for name, node in graph.nodes(data=True) if node["kind"] == "context"}
+    assert drawn == {ids[0]: "C1", ids[1]: "C2", ids[3]: "C4"}
+    assert list(drawn.values()) == ["C1", "C2", "C4"]
+    shown = texts_of(draw_graph(graph))
+    assert f"{ids[1]}: text 1" in shown
+    assert "[C4, C2]" in shown
+
+
+def test_the_response_stands_beside_the_graph() -> None:
+    graph = condensed_graph(ATOMS, RELATIONS, STATEMENTS)
+    assert "It works on the server." in texts_of(draw_graph(graph, response="It works\non the server."))
+    assert "Response" not in texts_of(draw_graph(graph))
+
+
+@pytest.mark.parametrize("words", [2, 90])
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_no_half_of_a_picture_is_empty(count: int, words: int) -> None:
+    rows = [statement(f"s{n}", covered=n % 2 == 0, text="word " * words) for n in range(count)]
+    figure = make_figure(condensed_graph([], [], rows), response="word " * 50)
+    graph, beside = (axes.get_window_extent() for axes in figure.axes)
+    written = [text.get_window_extent() for text in figure.axes[1].texts]
+    lowest, rightmost = min(box.y0 for box in written), max(box.x1 for box in written)
+    least = drawing.LOWEST_LINES * drawing.LINE_INCHES * figure.dpi
+    assert max(graph.height, beside.y1 - lowest) < 2 * max(least, min(graph.height, beside.y1 - lowest))
+    assert rightmost - beside.x0 > beside.width / 2
+
+
+def test_a_label_fits_its_node() -> None:
+    atoms = [atom(f"a{n}", "context", f"s{n // 12}") for n in range(132)]
+    figure = make_figure(raw_graph(atoms, [], [statement(f"s{n}", covered=False) for n in range(11)]))
+    labels = [text for text in figure.axes[0].texts if text.get_text()]
+    assert "10.12" in {text.get_text() for text in labels}
+    widest = max(text.get_window_extent().width for text in labels)
+    assert widest / figure.dpi * 72 < drawing.NODE_SIZE**0.5
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+def test_a_picture_says_where_its_machine_lacks_a_font() -> None:
+    def lacks(text: str) -> bool:
+        return drawing._lacks_glyphs(make_figure(condensed_graph([], [], [statement("s", covered=True, text=text)])))
+
+    assert lacks("of no script: \U0010fff0")
+    assert not lacks("Ångström, Москва, Αθήνα")
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_graph_and_its_picture_do_not_depend_on_the_order_of_rows(chance: random.Random) -> None:
@@ -256,7 +307,6 @@ def test_signs_of_mathematics_are_shown_as_written() -> None:
 def test_long_texts_are_wrapped_and_cut() -> None:
     graph = condensed_graph([], [], [statement("s", covered=True, text="word " * 2_000)])
     lines = texts_of(draw_graph(graph)).splitlines()
-    assert max(map(len, lines)) <= drawing.WIDTH
     assert sum(line.count("word") for line in lines) <= drawing.TEXT_LENGTH / 5
     assert any("…" in line for line in lines)
 

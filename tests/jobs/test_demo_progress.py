@@ -29,7 +29,7 @@ def rows_of(name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in (DEMO / name).read_text(encoding="utf-8").splitlines()]
 
 
-def answer(folder: Path, number: int, sample: dict[str, object], cached: int) -> None:
+def answer(folder: Path, number: int, sample: dict[str, object], cached: int, *, estimated: bool = False) -> None:
     """Writes a judgement of a sample to the store, as an actor does: one statement covered, two left out."""
     settings = demo_settings(Settings(), DEMO)
     stage = bind_stage(STAGE, settings)
@@ -40,6 +40,7 @@ def answer(folder: Path, number: int, sample: dict[str, object], cached: int) ->
         "text": coverage_text([("One.", (1,))], [("Two.", (1,)), ("Three.", (2,))]),
         "prompt_tokens": 100,
         "cached_prompt_tokens": cached,
+        "tokens_estimated": estimated,
     }
     values = [{name: row.get(name) for name in COMPLETIONS.names}]
     place = Path(stage_folder(str(folder), stage))
@@ -47,7 +48,10 @@ def answer(folder: Path, number: int, sample: dict[str, object], cached: int) ->
     write_file(str(place / f"run-{number}.parquet"), pa.Table.from_pylist(values, schema=COMPLETIONS))
 
 
-def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("estimated", "tokens"), [(False, "100"), (True, "~100")])
+def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(
+    tmp_path: Path, estimated: bool, tokens: str
+) -> None:
     first, second, *_ = rows_of("samples.jsonl")
     answer(tmp_path, 1, first, cached=0)
     said: list[str] = []
@@ -59,20 +63,20 @@ def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(tmp_path
             shown.set()
 
     with showing_results(SAMPLES, str(tmp_path), demo_settings(Settings(), DEMO), False, say):
-        answer(tmp_path, 2, second, cached=75)
+        answer(tmp_path, 2, second, cached=75, estimated=estimated)
         assert shown.wait(WAIT_SECONDS)
 
     assert said == [
         "5 judgements to make (1 known from before)",
         f"{second['sample_id']}: 1 covered, 2 left out",
-        "75% of 100 tokens of prompts had been read before and were kept",
+        f"75% of {tokens} tokens of prompts had been read before and were kept",
     ]
 
 
 def test_the_time_to_go_is_that_of_the_judgements_which_came() -> None:
     began = datetime(2026, 11, 22, tzinfo=UTC)
-    tokens = {"prompt_tokens": 560, "cached_prompt_tokens": 0, "completion_tokens": 90}
-    later = {"prompt_tokens": 560, "cached_prompt_tokens": 410, "completion_tokens": 90}
+    tokens = {"prompt_tokens": 560, "cached_prompt_tokens": 0, "completion_tokens": 90, "tokens_estimated": False}
+    later = {**tokens, "cached_prompt_tokens": 410}
     quick, slow = Spent(), Spent()
 
     assert quick.seconds_for(5) is None

@@ -177,6 +177,18 @@ def test_key_is_never_shown(
 
 
 @pytest.mark.usefixtures("without_engines")
+def test_a_template_that_cannot_be_filled_in_is_named_with_its_line(
+    calm: ModelServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "match_one.jinja").write_text("=== user\n{{ reference }}\n{{ candidate.name }}")
+    settings = settings_for(calm).model_copy(update={"prompts_dir": str(tmp_path)})
+    assert examine(lambda: Resolved(settings, {}, embedded=False)) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
+    assert len(failed) == 1
+    assert failed[0].endswith(f"{tmp_path}/match_one.jinja line 3: 'str object' has no attribute 'name'")
+
+
+@pytest.mark.usefixtures("without_engines")
 def test_machine_without_an_endpoint_is_warned_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert examine(lambda: load_settings(None, [], None, {}, local_installed=lambda: False)) == 0
     lines = capsys.readouterr().out.splitlines()

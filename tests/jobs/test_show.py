@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from untold.jobs.results import UnreadableRunError
-from untold.jobs.show import NEAR_IDS, ShowError, ShowRequest, picture_name, show
+from untold.jobs.show import NEAR_IDS, ShowError, ShowRequest, show
 from untold.jobs.tables import RELATIONS, RESULT_TABLES
 
 Rows = Sequence[Mapping[str, Any]]
@@ -47,7 +47,8 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 def sample(name: str = "one", **others: Any) -> dict[str, Any]:
-    contexts = [{"id": "1", "text": "The first context."}, {"id": "2", "text": "The second."}]
+    first = "The first context. This is statement 1. It has statement number two, 2."
+    contexts = [{"id": "1", "text": first}, {"id": "2", "text": "The second."}]
     return {"sample_id": name, "query": "How high?", "response": "High.", "contexts": contexts, **others}
 
 
@@ -99,60 +100,88 @@ def texts_of(picture: str | Path) -> str:
     return "\n".join("".join(element.itertext()) for element in ElementTree.parse(picture).iter())
 
 
+def picture_of(folder: Path, **options: Any) -> Path:
+    """The picture of sample one."""
+    (picture,) = show(ShowRequest(str(folder), "one", picture=str(folder / "p.svg"), **options))
+    return Path(picture)
+
+
 def test_what_is_missing_comes_first_with_the_basis_marked(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (picture,) = show(ShowRequest(str(make_run(**NLI)), "one"))
+    folder = make_run(**NLI)
+    before = set(folder.rglob("*"))
+    assert show(ShowRequest(str(folder), "one")) == []
+    assert set(folder.rglob("*")) == before
     assert lines_of(capsys) == [
         "sample one, metric nli, system a",
         "query: How high?",
+        "response: High.",
         "score: 0.50 (ok), 2 covered, 2 missing",
         "",
-        "missing: 2 statements; the 1 marked * would make up for all",
+        "missing: 2 statements; adding the 1 statement marked * would complete the answer",
         "*   1  Statement 2.",
-        "       contexts: 1",
+        "       stated in context 1",
+        "         1 (found by shared words): It has statement number two, 2.",
         "    2  Statement 1.",
-        "       contexts: 1",
+        "       stated in context 1",
+        "         1: This is statement 1.",
         "",
         "covered: 2 statements",
         "    3  Statement 3.",
-        "       contexts: 1",
+        "       stated in context 1",
         "    4  Statement 4.",
-        "       contexts: 1",
+        "       stated in context 1",
         "",
-        f"picture: {picture}",
     ]
 
 
-def test_the_picture_lies_in_the_run_and_has_the_numbers_of_the_terminal(make_run: MakeRun) -> None:
-    folder = make_run(**NLI)
-    (picture,) = show(ShowRequest(str(folder), "one"))
-    assert Path(picture) == folder / "pictures" / "one-nli.svg"
+def test_several_statements_of_the_basis_are_counted(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    statements = [statement(number, covered=False, in_basis=number < 3) for number in (1, 2, 3)]
+    show(ShowRequest(str(make_run(scores=[score()], statements=statements)), "one"))
+    line = "missing: 3 statements; adding the 2 statements marked * would complete the answer"
+    assert line in lines_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("response", "lines"),
+    [
+        ("One.\n\n- two\x1b[2J", ["response: One.", "  - two�[2J"]),
+        (" \n", ["response: (empty)"]),
+        (None, []),
+    ],
+)
+def test_the_response_is_shown_line_by_line(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], response: str | None, lines: list[str]
+) -> None:
+    show(ShowRequest(str(make_run(samples=[sample(response=response)], scores=[score()])), "one"))
+    shown = lines_of(capsys)
+    assert shown[2 : shown.index("score: 0.50 (ok), 2 covered, 2 missing")] == lines
+
+
+def test_a_picture_has_the_texts_of_the_terminal(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = picture_of(make_run(**NLI))
+    assert lines_of(capsys)[-1] == f"picture: {picture}"
     shown = texts_of(picture)
     assert all(f"Statement {number}." in shown for number in (1, 2, 3, 4))
     assert "Atom r." in shown
+    assert "High." in shown
     assert "Atom c1." not in shown
 
 
 def test_the_raw_picture_shows_atoms(make_run: MakeRun) -> None:
-    (picture,) = show(ShowRequest(str(make_run(**NLI)), "one", raw=True))
-    assert picture.endswith("one-nli-raw.svg")
-    assert "Atom c1." in texts_of(picture)
+    assert "Atom c1." in texts_of(picture_of(make_run(**NLI), raw=True))
 
 
 def test_a_picture_goes_where_it_is_asked_to(make_run: MakeRun, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.png"
     assert show(ShowRequest(str(make_run(**NLI)), "one", picture=str(target))) == [str(target)]
     assert target.read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "run" / "pictures").exists()
 
 
 def test_the_same_sample_gives_the_same_picture(make_run: MakeRun) -> None:
-    request = ShowRequest(str(make_run(**NLI)), "one")
-    (picture,) = show(request)
-    first = Path(picture).read_bytes()
-    show(request)
-    assert Path(picture).read_bytes() == first
+    folder = make_run(**NLI)
+    assert picture_of(folder).read_bytes() == picture_of(folder).read_bytes()
 
 
 def test_other_texts_of_a_statement_stand_below_it(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,15 +189,14 @@ def test_other_texts_of_a_statement_stand_below_it(make_run: MakeRun, capsys: py
     show(ShowRequest(str(make_run(scores=[score()], statements=statements)), "one"))
     lines = lines_of(capsys)
     at = lines.index("    1  Statement 3.")
-    assert lines[at + 1 : at + 3] == ["       contexts: 1, 2", "       also: The third."]
+    assert lines[at + 1 : at + 3] == ["       stated in contexts 1, 2", "       also: The third."]
 
 
 def test_e2e_has_no_basis_and_draws_contexts(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    (picture,) = show(ShowRequest(str(make_run(**E2E)), "one"))
+    picture = picture_of(make_run(**E2E))
     lines = lines_of(capsys)
     assert "missing: 1 statement" in lines
     assert not any(line.startswith("*") for line in lines)
-    assert "e2e has no fact graph: the picture shows which contexts state what" in lines
     assert "The first context." in texts_of(picture)
 
 
@@ -181,7 +209,7 @@ def test_every_metric_is_shown_unless_one_is_named(make_run: MakeRun, capsys: py
         "sample one, metric e2e",
         "sample one, metric nli, system a",
     ]
-    assert len(show(ShowRequest(str(folder), "one", metric="nli"))) == 1
+    assert picture_of(folder, metric="nli") == folder / "p.svg"
 
 
 @pytest.mark.parametrize(
@@ -211,9 +239,11 @@ def test_a_failed_sample_says_what_failed_and_draws_nothing(
 ) -> None:
     failed = {"sample_id": "one", "metric": "nli", "stage": "extract_atoms", "error_type": "timeout", "error": "late"}
     row = score(score=None, score_low=0.0, score_high=1.0, status="failed")
-    assert show(ShowRequest(str(make_run(scores=[row], failures=[failed, failed])), "one")) == []
+    rare = {**failed, "error": "later"}
+    folder = make_run(scores=[row], failures=[failed, rare, failed])
+    assert show(ShowRequest(str(folder), "one", picture=str(folder / "p.svg"))) == []
     lines = lines_of(capsys)
-    assert "failed: extract_atoms: timeout (2)" in lines
+    assert "failed: extract_atoms (3): timeout: late" in lines
     assert lines[-1] == "no picture: there is nothing to draw"
 
 
@@ -244,19 +274,17 @@ def test_a_terminal_that_lacks_letters_gets_question_marks(
 
 
 @pytest.mark.parametrize("name", HOSTILE_IDS, ids=range(len(HOSTILE_IDS)))
-def test_no_sample_id_leaves_the_folder_of_pictures(make_run: MakeRun, name: str, tmp_path: Path) -> None:
-    folder = make_run(scores=[score(name)], statements=[statement(1, name=name)])
+def test_no_name_of_a_run_leaves_the_folder_of_the_picture(make_run: MakeRun, name: str, tmp_path: Path) -> None:
+    metrics = [f"m/{name}", "nli"]
+    folder = make_run(
+        scores=[score(name, metric) for metric in metrics],
+        statements=[statement(1, metric, name=name) for metric in metrics],
+    )
     before = set(tmp_path.rglob("*"))
-    (picture,) = show(ShowRequest(str(folder), name))
-    assert set(tmp_path.rglob("*")) - before == {folder / "pictures", Path(picture)}
-    assert Path(picture).parent == folder / "pictures"
-    assert len(Path(picture).name) < 120
-
-
-def test_picture_names_differ_where_ids_do() -> None:
-    names = [picture_name(name, metric) for name in (*HOSTILE_IDS, "a_b", "plain") for metric in ("nli", "n/li")]
-    assert len(set(names)) == len(names)
-    assert picture_name("plain", "nli") == "plain-nli.svg"
+    pictures = show(ShowRequest(str(folder), name, picture=str(tmp_path / "p.svg")))
+    assert set(tmp_path.rglob("*")) - before == set(map(Path, pictures))
+    assert {Path(picture).parent for picture in pictures} == {tmp_path}
+    assert len(pictures) == 2
 
 
 def error_of(request: ShowRequest) -> str:
@@ -309,9 +337,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_neutral_pairs_change_no_picture(make_run: MakeRun, tmp_path: Path) -> None:
     pairs = [relation(first, second, "neutral") for first in ("c1", "c4", "r") for second in ("c3", "c4", "r")]
     folder = make_run(**NLI)
-    (picture,) = show(ShowRequest(str(folder), "one"))
-    first = Path(picture).read_bytes()
+    first = picture_of(folder).read_bytes()
     table = pa.Table.from_pylist([*pairs, *NLI["relations"]], RELATIONS)
     pq.write_table(table, folder / "relations" / "part-0.parquet")
-    show(ShowRequest(str(folder), "one"))
-    assert Path(picture).read_bytes() == first
+    assert picture_of(folder).read_bytes() == first

@@ -73,11 +73,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_missing_references_come_with_their_candidates(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (picture,) = show(ShowRequest(str(run), "s"))
+    (picture,) = show(ShowRequest(str(run), "s", picture=str(run / "p.svg")))
     lines = capsys.readouterr().out.splitlines()
     shown = [line.strip() for line in lines if line.strip()]
     start = shown.index(
-        "score: 0.33, between 0.25 and 0.50 (partial), 1 covered, 2 missing, 1 references unjudged, "
+        "score: 0.33, between 0.25 and 0.50 (partial), 1 covered, 2 missing, 1 reference unjudged, "
         "4 beyond longrecall.max_facts left out"
     )
     assert shown[start + 1 : -1] == [

@@ -80,10 +80,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_aspects_claims_and_chunks_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (picture,) = show(ShowRequest(str(run), "s"))
+    (picture,) = show(ShowRequest(str(run), "s", picture=str(run / "p.svg")))
     lines = capsys.readouterr().out.splitlines()
     shown = [line.strip() for line in lines if line.strip()]
-    start = shown.index("score: 0.50, between 0.25 and 1.00 (partial), 1 covered, 1 missing, 1 claims unjudged")
+    start = shown.index("score: 0.50, between 0.25 and 1.00 (partial), 1 covered, 1 missing, 1 claim unjudged")
     assert shown[start + 1 : -1] == [
         "missing: 1 aspect",
         "1  fleet",
@@ -114,4 +114,4 @@ def test_a_response_without_claims_shows_its_aspects(run: Path, capsys: pytest.C
     show(ShowRequest(str(run), "s"))
     out = capsys.readouterr().out
     assert "missing: 1 aspect" in out
-    assert "contexts" not in out
+    assert "stated in" not in out

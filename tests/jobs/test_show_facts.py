@@ -88,24 +88,24 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_missing_facts_then_contradicted_claims_then_the_rest(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (picture,) = show(ShowRequest(str(output), "s"))
+    (picture,) = show(ShowRequest(str(output), "s", picture=str(output / "p.svg")))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith("missing"))
     assert lines[start - 2] == (
-        "score: 0.50, between 0.25 and 1.00 (partial), 1 covered, 2 missing, 1 verdicts unjudged, "
+        "score: 0.50, between 0.25 and 1.00 (partial), 1 covered, 2 missing, 1 verdict unjudged, "
         "3 beyond importance.max_facts left out"
     )
     assert [line for line in lines[start:-1] if line] == [
         "missing: 2 facts, most important first",
-        *("1  She lives in �[2JLyon. (weight 0.90: relevance 4.5, salience 3.2)", "sources: 1"),
+        *("1  She lives in �[2JLyon. (weight 0.90: relevance 4.5, salience 3.2)", "stated in context 1"),
         *("also: She lives in Lyon.", "also: In Lyon she lives."),
-        *("3  She swims. (weight 0.60: relevance 4.5, salience 3.2)", "sources: 1"),
+        *("3  She swims. (weight 0.60: relevance 4.5, salience 3.2)", "stated in context 1"),
         "not judged: 1 fact",
-        *("2  She sings. (weight 0.70: relevance 4.5, salience 3.2)", "sources: 1"),
+        *("2  She sings. (weight 0.70: relevance 4.5, salience 3.2)", "stated in context 1"),
         "contradicted: 1 claim",
         *("She lives in Rome.", "1#0: This is 1#0.", "2#0: This is 2#0."),
         "covered: 1 fact",
-        *("4  She sails. (weight 0.80)", "sources: 1", "claim: She sails a boat."),
+        *("4  She sails. (weight 0.80)", "stated in context 1", "claim: She sails a boat."),
         "1 more that an answer need not give (importance.min_weight, importance.top_k)",
         "of no fact: 2 claims",
         *("not supported: She knits.", "not judged: She reads."),

@@ -79,8 +79,21 @@ def test_means_are_of_samples_under_each_beta(spark: SparkSession, run: Path) ->
         assert row["n"] == len(values)
         assert row["ci_low"] is None or row["ci_low"] <= row["mean"] <= row["ci_high"]
     assert (run / "pictures" / "beta_sweep.png").read_bytes().startswith(b"\x89PNG")
-    text = " ".join(ElementTree.fromstring((run / "pictures" / "beta_sweep.svg").read_bytes()).itertext())
-    assert "beta" in text
+    assert {"beta", "0.5", "1", "2", "x", "y", "all"} <= texts_of((run / "pictures" / "beta_sweep.svg").read_bytes())
+
+
+def texts_of(picture: bytes) -> set[str]:
+    return {text.strip() for text in ElementTree.fromstring(picture).itertext()}
+
+
+def test_ticks_and_names_are_shown_as_written() -> None:
+    pairs = Counter({(0.5, 0.25): 2, (1.0, 0.5): 1})
+    names = ["$x_1^2$", "_under", "日本語", "two\nlines"]
+    rows = [row for system in names for row in sweep_rows(system, pairs, BETAS, seed=0)]
+    shown = texts_of(draw_sweep(rows, "svg"))
+    assert {"0.125", "0.25", "0.5", "1", "2", "4", "8"} <= shown
+    assert {"$x_1^2$", "_under", "日本語", "two lines"} <= shown
+    assert not any("mathdefault" in text for text in shown)
 
 
 def test_a_run_without_icat_is_one_line(spark: SparkSession, run: Path) -> None:

@@ -216,6 +216,22 @@ def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(run_h
     assert snapshot(case.output) == before
 
 
+def test_a_run_whose_requests_all_fail_says_why_at_each_start(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    server.configure(rules=[{"when": {"after": 2}, "do": {"status": 413}}, {"do": {"status": 400}}])
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(4)), tmp_path / "out"
+    settings = {"summarise_contexts": "false", "llm.max_in_flight": 1}
+    for _ in range(2):
+        ended = run_here(server, path, output, settings=settings)
+        assert ended.code == 4, ended.err
+        assert ended.err.splitlines()[-1] == (
+            "untold: every request of evaluate_coverage failed (4 of 4); "
+            "the most frequent error, 2 times: http_413: HTTP 413"
+        )
+    assert server.count() == 4
+
+
 @pytest.mark.slow
 def test_many_requests_that_always_fail_are_no_outage(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"share": 0.3}, "do": {"status": 500}}])

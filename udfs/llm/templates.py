@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from traceback import extract_tb
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, nodes
+from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -28,7 +29,7 @@ _TAGS = (
 
 
 class PromptError(UserError):
-    """A template that cannot be used. The message names the stage and the line, never a variable's text."""
+    """A template that cannot be used. The message names its file, or stage, and the line, never a variable's text."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,26 @@ class Prompt:
 
 @lru_cache(maxsize=64)
 def compile_prompt(source: str, *, api: str = "chat", name: str = "template") -> Prompt:
-    """Compiles a template's source. Raises `PromptError` for bad syntax, includes, imports and blocks across turns."""
-    return Prompt(tuple((role, _compile(text, name)) for role, text in _turns(source, api)))
+    """Compiles a template's source. Raises `PromptError` for bad syntax, includes, imports and blocks across turns.
+
+    `name` is what errors call the template: its file, or its stage.
+    """
+    return Prompt(tuple((role, _compile(text, line, name)) for role, text, line in _turns(source, api)))
+
+
+def try_prompt(prompt: Prompt, variables: Mapping[str, Any], name: str) -> None:
+    """Fills in a prompt once. Raises `PromptError` with the line where these variables cannot be filled in."""
+    for _, turn in prompt.turns:
+        try:
+            _render(turn, variables)
+        # A template may fail in any way that Python can
+        except Exception as error:
+            lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == turn.filename]
+            raise PromptError(f"{name} line {lines[-1] if lines else '?'}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error.message) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
 
 
 def split_turns(source: str) -> list[tuple[str, str]]:
@@ -62,25 +81,20 @@ def split_turns(source: str) -> list[tuple[str, str]]:
     >>> split_turns("=== system\nBe brief.\n\n=== user\n{{ query }}\n")
     [('system', 'Be brief.'), ('user', '{{ query }}')]
     """
-    source = source.replace("\r\n", "\n")
-    lines = list(_TURN_LINE.finditer(source))
-    if not lines:
-        return [("user", _strip_blank_lines(source))]
-    ends = [line.start() for line in lines[1:]] + [len(source)]
-    return [
-        (line.group(1), _strip_blank_lines(source[line.end() : end])) for line, end in zip(lines, ends, strict=True)
-    ]
+    return [(role, text) for role, text, _ in _turns(source, "chat")]
 
 
 def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat", name: str) -> None:
     """Raises `PromptError` where a template asks for a variable that its stage does not have."""
-    asked: set[str] = set()
-    for _, turn in _turns(source, api):
-        asked |= find_undeclared_variables(_environment().parse(turn))
-    unknown = sorted(asked - set(allowed))
+    unknown: dict[str, int] = {}
+    for _, turn, line in _turns(source, api):
+        tree = _parse(turn, line, name)
+        wrong = find_undeclared_variables(tree) - set(allowed)
+        unknown |= {one.name: one.lineno for one in tree.find_all(nodes.Name) if one.name in wrong - unknown.keys()}
     if unknown:
         raise PromptError(
-            f"template of stage {name}: unknown variable {', '.join(unknown)}; the stage has {', '.join(allowed)}"
+            f"{name} line {min(unknown.values())}: unknown variable {', '.join(sorted(unknown))}; "
+            f"the stage has {', '.join(allowed)}"
         )
 
 
@@ -90,7 +104,7 @@ def order_of_variables(source: str, variables: Iterable[str], *, api: str = "cha
     >>> order_of_variables("{% for claim in claims %}{{ claim }}{% endfor %} {{ fact }}", ("fact", "claims"))
     ('claims', 'fact')
     """
-    trees = (_environment().parse(turn) for _, turn in _turns(source, api))
+    trees = (_environment().parse(turn) for _, turn, _ in _turns(source, api))
     named = [node.name for tree in trees for node in tree.find_all(nodes.Name)]
     known = list(variables)
     return tuple(dict.fromkeys([*(name for name in named if name in known), *known]))
@@ -125,22 +139,46 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _turns(source: str, api: str) -> list[tuple[str, str]]:
-    """The (role, source) of each turn; a plain completion has the one turn `text`, whatever lines it holds."""
-    return split_turns(source) if api == "chat" else [("text", _strip_blank_lines(source))]
+def _turns(source: str, api: str) -> list[tuple[str, str, int]]:
+    """The role, source and first line of each turn; a plain completion has the one turn `text`, whatever it holds."""
+    source = source.replace("\r\n", "\n") if api == "chat" else source
+    lines = list(_TURN_LINE.finditer(source)) if api == "chat" else []
+    if not lines:
+        return [("user" if api == "chat" else "text", *_without_blank_lines(source, 0))]
+    ends = [line.start() for line in lines[1:]] + [len(source)]
+    return [
+        (line.group(1), *_without_blank_lines(source[:end], line.end())) for line, end in zip(lines, ends, strict=True)
+    ]
 
 
-def _compile(source: str, name: str) -> Template:
-    """A turn's template. Raises PromptError for bad syntax and for what would read another template."""
+def _without_blank_lines(source: str, start: int) -> tuple[str, int]:
+    """What follows `start`, without the blank lines at its beginning and end, and the number of its first line."""
+    text = source[start:]
+    kept = _strip_blank_lines(text)
+    return kept, source[: start + max(text.find(kept), 0)].count("\n") + 1
+
+
+def _parse(source: str, line: int, name: str) -> nodes.Template:
+    """The tree of a turn that begins in a line of its file, with the lines of the file. Raises PromptError."""
     try:
         tree = _environment().parse(source)
-        foreign = next((node for kind in _FOREIGN for node in tree.find_all(kind)), None)
-        if foreign is not None:
-            raise PromptError(f"template of stage {name}: line {foreign.lineno} of a turn includes another template")
-        return _environment().from_string(source)
-    except TemplateError as error:
-        line = getattr(error, "lineno", None)
-        raise PromptError(f"template of stage {name}: {error.message} (line {line} of a turn)") from error
+    except TemplateSyntaxError as error:
+        raise PromptError(f"{name} line {error.lineno + line - 1}: {error.message}") from error
+    for node in tree.find_all(nodes.Node):
+        node.lineno += line - 1
+    return tree
+
+
+def _compile(source: str, line: int, name: str) -> Template:
+    """A turn's template. Raises PromptError for bad syntax and for what would read another template."""
+    tree = _parse(source, line, name)
+    foreign = next((node for kind in _FOREIGN for node in tree.find_all(kind)), None)
+    if foreign is not None:
+        raise PromptError(f"{name} line {foreign.lineno}: a template cannot include another")
+    try:
+        return _environment().from_string(tree)
+    except TemplateSyntaxError as error:
+        raise PromptError(f"{name} line {error.lineno}: {error.message}") from error
 
 
 def _render(turn: Template, variables: Mapping[str, Any]) -> str:

@@ -13,3 +13,12 @@ def estimate_tokens(size: int) -> int:
     101
     """
     return size // BYTES_OF_A_TOKEN + 1
+
+
+def shown_tokens(tokens: float, *, estimated: bool) -> str:
+    """A count of tokens for a person; `~` marks one that no endpoint counted.
+
+    >>> shown_tokens(1200, estimated=True)
+    '~1,200'
+    """
+    return f"{'~' if estimated else ''}{tokens:,.0f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from untold.udfs.stages.figures import Figures, Reader
@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+# What templates are tried with before anything is asked, by the names that the shipped stages have for variables
+_TEXTS = (
+    *("query", "text", "response", "question", "answer", "first", "second", "premise", "hypothesis"),
+    *("fact", "claim", "reference", "candidate"),
+)
+_LISTS = ("contexts", "statements", "questions", "facts", "aspects", "claims", "evidence", "references", "candidates")
+_EXAMPLE = "Ada lives in Lyon."
+EXAMPLES = {**dict.fromkeys(_TEXTS, _EXAMPLE), **{name: [_EXAMPLE, _EXAMPLE] for name in _LISTS}}
 # What a stage's template is named after its own name, by the API whose form it has
 SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
 
@@ -28,6 +36,7 @@ class StageDefinition:
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
     the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
+    `example` has values of variables that `EXAMPLES` lacks, or has in another form.
     """
 
     name: str
@@ -38,6 +47,13 @@ class StageDefinition:
     tools: tuple[Mapping[str, Any], ...] = ()
     figures: Figures | None = None
     things: Reader | None = None
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> dict[str, Any] | None:
+        """Variables to try a template with; None where a name is neither in `example` nor in `EXAMPLES`."""
+        known = {**EXAMPLES, **self.example}
+        return {name: known[name] for name in self.variables} if known.keys() >= set(self.variables) else None
 
     @property
     def results(self) -> pa.Schema:

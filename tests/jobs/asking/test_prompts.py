@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.asking.prompts import SUFFIXES, bind_stage, find_template, order_of_prompt
+from untold.jobs.asking.prompts import SUFFIXES, bind_stage, checked_template, find_template, order_of_prompt
 from untold.jobs.settings.model import LlmSettings, Settings, SettingsError, StageSettings
 from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
 from untold.udfs.stages import STAGES
@@ -157,13 +157,20 @@ def test_one_byte_of_a_template_changes_the_key(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{{ quary }}", "unknown variable quary; the stage has query, text"),
-        ("{% include 'x' %}", "includes another template"),
-        ("{{ query", "line 1 of a turn"),
-        ("=== system\n{% if query %}\n=== user\n{% endif %}", "of a turn"),
+        ("{% include 'x' %}", "cannot include another"),
+        ("{{ query", "line 1: unexpected end of template"),
+        ("=== system\n{% if query %}\n=== user\n{% endif %}", "line 2: Unexpected end of template"),
+        ("=== user\n{{ query }}\n{{ text.name }}", "line 3: 'str object' has no attribute"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_an_error_before_any_call(tmp_path: Path, text: str, message: str) -> None:
     folder = write(tmp_path, f"{STAGE}.jinja", text)
     with pytest.raises(PromptError, match=message) as raised:
         bind_stage(STAGE, settings(prompts_dir=folder))
-    assert STAGE in str(raised.value)
+    assert str(raised.value).startswith(f"{folder}/{STAGE}.jinja line ")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_shipped_template_can_be_filled_in(stage: str) -> None:
+    assert STAGES[stage].examples is not None
+    checked_template(stage, settings())

@@ -177,6 +177,10 @@ def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str])
     assert sum(line.startswith("  ") for line in lines) == sum(len(schema) for schema in TABLES.values())
 
 
+def test_atoms_are_drawn_in_a_picture_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--raw goes with --picture" in usage_error(capsys, "show", "--output", "o", "--sample", "s", "--raw")
+
+
 def test_schema_shows_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "failures"]) == 0
     columns = ["sample_id", "metric", "stage", "request_id", "error_type", "error"]
@@ -200,6 +204,16 @@ def test_prompts_shows_the_template_that_a_run_would_use(tmp_path: Path, capsys:
     chosen = ["--set", f"prompts_dir={tmp_path}", "--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=m"]
     assert main(["prompts", "evaluate_coverage", *chosen]) == 0
     assert capsys.readouterr().out == "mine {{ query }}\n"
+
+
+def test_a_variable_that_is_no_setting_is_one_line_of_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UNTOLD_RUN", "UNTOLD_HOME"):
+        monkeypatch.setenv(name, "/opt/untold")
+    assert main(["prompts", "evaluate_coverage"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("untold: warning: UNTOLD_HOME (environment): no setting has a name like this")
 
 
 def in_a_folder_with_jobs(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

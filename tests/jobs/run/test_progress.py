@@ -21,7 +21,7 @@ class Terminal(StringIO):
 
 def event(**fields: Any) -> dict[str, Any]:
     tally = {"done": 1500, "calls": 1600, "failed": 0, "rate_limited": 0}
-    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 250_000}
+    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 250_000, "tokens_estimated": False}
     total = fields.pop("total", 6000)
     return {"stage": "evaluate_coverage", "total": total, "tally": {**tally, **tokens, **fields}}
 
@@ -29,6 +29,10 @@ def event(**fields: Any) -> dict[str, Any]:
 def test_a_line_says_how_far_a_stage_is() -> None:
     line = describe(event(), SETTINGS, 100.0)
     assert line == "evaluate_coverage: 1,500 / 6,000, 16.0 calls/s, 1,250,000 tokens, 5:00 left"
+
+
+def test_tokens_that_nobody_counted_are_marked() -> None:
+    assert ", ~1,250,000 tokens," in describe(event(tokens_estimated=True), SETTINGS, 100.0)
 
 
 def test_cost_is_shown_where_there_are_prices() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
+from untold.jobs.settings.environment import unknown_variables
 from untold.jobs.settings.layers import KNOWN, read_yaml
 from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import (
@@ -134,6 +135,7 @@ def test_environment_names_settings_in_capitals() -> None:
         "UNTOLD_LLM__EXTRA_BODY__SEED": "3",
         "UNTOLD_GRAPHFRAMES_JAR": "/x.jar",
         "UNTOLD_DATA": "/data",
+        "UNTOLD_RUN": "results",
         "PATH": "/bin",
     }
     settings = load(*SERVER, environ=environ).settings
@@ -148,6 +150,8 @@ def test_environment_names_settings_in_capitals() -> None:
     [
         ("UNTOLD_LLM_MODEL", "UNTOLD_LLM__MODEL"),
         ("UNTOLD_LLM__MODLE", "UNTOLD_LLM__MODEL"),
+        ("UNTOLD_MODEL", "UNTOLD_LLM__MODEL"),
+        ("UNTOLD_LLM__ANYTHING_ELSE", "UNTOLD_LLM__"),
         ("UNTOLD_llm__model", "UNTOLD_LLM__MODEL"),
         ("UNTOLD_SPARK__CONF__SPARK__UI__ENABLED", "UNTOLD_SPARK__CONF a mapping"),
     ],
@@ -156,6 +160,15 @@ def test_unknown_variable_is_an_error_with_the_nearest(variable: str, expected: 
     (line,) = problems(*SERVER, environ={variable: "true"})
     assert line.startswith(variable)
     assert expected in line
+    assert unknown_variables({variable: "true"}) == []
+
+
+@pytest.mark.parametrize("variable", ["UNTOLD_HOME", "UNTOLD_TEAM", "UNTOLD_TOKEN", "UNTOLD_NIGHTLY__FOLDER"])
+def test_a_variable_like_no_setting_is_ignored_with_a_warning(variable: str) -> None:
+    environ = {variable: "sk-1234567890abcdef", "UNTOLD_RUN": "results"}
+    assert load(*SERVER, environ=environ) == load(*SERVER)
+    ignored = "no setting has a name like this; the variable is ignored"
+    assert unknown_variables(environ) == [f"{variable} (environment): {ignored}"]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_the_report_says_what_the_rows_say() -> None:
     people, judged, floors = draw_study(30)
     labels = Labels(120, 100, 5, 0.5, 90)
     rows = evaluation_rows(sample_rows(people, judged, floors, [("icat", "a|b")]), labels, clustered=True, seed=0)
-    costs = {"m": {"icat": Cost(2.5, 1200.0, None)}}
+    costs = {"m": {"icat": Cost(2.5, 1200.0, None, tokens_estimated=True)}}
     notes = ["BERTScore is left out: so"]
     report = render(Found(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
     # No verdict is of that model, so nothing is known of it
@@ -133,7 +133,7 @@ def test_the_report_says_what_the_rows_say() -> None:
         "Labels that mean covered: `yes`, `part\\|ly`. Of 120 items, 100 have a majority; 5 are ties and 15 have"
         in report
     )
-    assert "| icat | m | 2.50 | 1,200 | - |" in report
+    assert "| icat | m | 2.50 | ~1,200 | - |" in report
     assert "| pearson of ICAT-S, a corpus (ClueWeb) | - | 0.422 |" in report
     assert "| Fleiss' kappa of annotators | 0.500 | 0.829 |" in report
     assert "ClueWeb and the paper's human labels are not at hand" in report

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError, UndefinedError
 from jinja2.exceptions import SecurityError
 
-from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
+from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns, try_prompt
 
 TURNS = (
     "notes for people\n\n=== system\n\n  Be brief.\n\n=== user\nQuery: {{ query }}\n\n"
@@ -71,7 +71,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("source", BLOCKS.values(), ids=BLOCKS.keys())
 def test_no_block_spans_a_turn_line(source: str) -> None:
-    with pytest.raises(PromptError, match=r"template of stage s: .*of a turn"):
+    with pytest.raises(PromptError, match=r"^s line \d: "):
         compile_prompt(source, name="s")
 
 
@@ -87,13 +87,34 @@ FOREIGN = {
 @pytest.mark.parametrize("source", FOREIGN.values(), ids=FOREIGN.keys())
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_templates_take_nothing_from_other_templates(source: str, api: str) -> None:
-    with pytest.raises(PromptError, match="template of stage s: line 1 of a turn includes another template"):
+    with pytest.raises(PromptError, match=r"^s line 1: a template cannot include another"):
         compile_prompt(source, api=api, name="s")
 
 
-def test_a_syntax_error_names_stage_and_line() -> None:
-    with pytest.raises(PromptError, match=r"template of stage extract_atoms: .*\(line 2 of a turn\)"):
-        compile_prompt("=== user\nfine\n{{ broken", name="extract_atoms")
+def fill_in(source: str, variables: dict[str, object]) -> None:
+    prompt = compile_prompt(source, name="a.jinja")
+    check_variables(source, tuple(variables), name="a.jinja")
+    try_prompt(prompt, variables, "a.jinja")
+
+
+@pytest.mark.parametrize("before", ["", "=== system\nBe brief.\n\n", "\n\n=== system\r\n\r\n\r\nBe brief.\r\n\r\n"])
+@pytest.mark.parametrize("blank", ["", "\n\n"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{{ broken", "unexpected end of template"),
+        ("{{ query | no_such_filter }}", "No filter named 'no_such_filter'"),
+        ("{{ quary }}", "unknown variable quary; the stage has query, contexts"),
+        ("{{ query.text }}", "'str object' has no attribute 'text'"),
+        ("{% for one in contexts %}{{ one.text }}{% endfor %}", "'str object' has no attribute 'text'"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_line_of_the_file(before: str, blank: str, wrong: str, said: str) -> None:
+    source = f"{before}=== user\n{blank}fine\n{{{{ query }}}}\n{wrong}"
+    with pytest.raises(PromptError) as raised:
+        fill_in(source, {"query": "Who?", "contexts": ["one"]})
+    assert str(raised.value).startswith(f"a.jinja line {source.count(chr(10)) + 1}: {said}")
 
 
 def test_an_unknown_filter_is_an_error_at_once() -> None:
@@ -165,9 +186,7 @@ def test_a_template_cannot_count_for_ever() -> None:
 
 
 def test_check_variables_names_what_a_stage_does_not_have() -> None:
-    with pytest.raises(
-        PromptError, match="template of stage s: unknown variable answer, quary; the stage has query, text"
-    ):
+    with pytest.raises(PromptError, match="s line 2: unknown variable answer, quary; the stage has query, text"):
         check_variables("=== system\n{{ quary }}\n=== user\n{{ answer }}{{ text }}", ("query", "text"), name="s")
 
 
