@@ -48,9 +48,10 @@ def open_engines(
     long to start as Spark does, is first of all. From here on the first signal asks the run to end in order. Raises
     JavaError where no usable Java is found.
     """
-    interrupts = Interrupts()
+    interrupts = Interrupts(display.note)
     process = ProcessWhenNeeded(settings.ray.address, interrupts)
     try:
+        display.status("starting Java and Ray" if asks else "starting Java")
         if asks:
             process.open()
         spark = open_session(settings, small=small)

@@ -32,12 +32,14 @@ class AnsweringError(UserError):
 class AnsweringProcess:
     """Runs `jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only.
 
-    Jobs go in and events come out as JSON, one a line; what the process and its Ray say otherwise goes to a log in a
-    folder of its own, which is removed with it. Import paths are kept safe: `-P` here, PYTHONSAFEPATH for the actors.
+    It is `ready` once its Ray is. Jobs go in and events come out as JSON, one a line; what the process and its Ray say
+    otherwise goes to a log in a folder of its own, which is removed with it. Import paths are kept safe: `-P` here,
+    PYTHONSAFEPATH for the actors.
     """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
+        self.ready = False
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory(prefix="untold-")
         self._log = open(os.path.join(self._folder.name, "answer.log"), "w+", encoding="utf-8")  # noqa: SIM115
@@ -137,6 +139,7 @@ class AnsweringProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
+                self.ready = True
                 self._events.put(json.loads(line))
         self._events.put(None)
 
