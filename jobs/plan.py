@@ -66,7 +66,7 @@ class PlanRequest:
         return store_of(self.settings, self.output or "") if self.settings.store or self.output else None
 
 
-def plan(request: PlanRequest) -> list[dict[str, Any]]:
+def plan(request: PlanRequest, display: Display | None = None) -> list[dict[str, Any]]:
     """One row a metric and stage, in the order in which they are asked. Asks nothing and writes nothing.
 
     metric, stage; requests: distinct ones; exact: whether that is their number or an upper bound, as it is after a
@@ -81,8 +81,10 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     sha256 = _embedded_sha256(settings) if request.embedded else None
     names = stages_of(request.metrics, settings)
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+    display = display or Display()
     paths = [path for path in (request.input, request.store) if path]
     spark = open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
+    display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)
     found = read_samples(
@@ -94,7 +96,8 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
         optional=optional_of(request.metrics),
         draw=request.draw,
     )
-    show_invalid(found, Display())
+    show_invalid(found, display)
+    display.status("counting requests")
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Read by every metric and stage; a plan has no output to write them to
