@@ -18,6 +18,7 @@ from jobs.run.manifest import OutputError
 from jobs.run.outcome import Ending
 from jobs.run.output import Output, shown
 from jobs.run.session import open_session
+from jobs.run.terminal import amount, page_of, print_lines, table
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
@@ -199,7 +200,7 @@ def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
     _check_values(path, rows, "origin", ORIGINS)
     _check_present(path, rows, ("id", "text", "origin"))
     if wrong := steps.count(rows.where("frequency < 1")):
-        raise RelationsError(f"{path}: `frequency` is no number from 1 in {wrong:,} rows")
+        raise RelationsError(f"{path}: `frequency` must be a positive integer; {amount(wrong, 'row')} without one")
     texts = rows.groupBy("graph", "id").agg(F.min("text").alias("low"), F.max("text").alias("high"))
     several = steps.keep(texts.where("low <> high").select("id"))
     if count := steps.count(several):
@@ -387,7 +388,5 @@ def show_counts(counts: Mapping[str, int], output: str) -> None:
         "  uncovered": counts["statements"] - counts["covered"],
         "  in the basis": counts["basis"],
     }
-    for name, value in rows.items():
-        print(f"{name:22} {value:>13,}")
-    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
-    sys.stdout.flush()
+    cells = [[name, f"{value:,}"] for name, value in rows.items()]
+    print_lines([*table(["", "count"], cells, page_of(sys.stdout)), redact(f"results: {output}")])

@@ -26,6 +26,7 @@ from jobs.asking import local_model
 from jobs.asking.endpoint import clear_text_warning
 from jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from jobs.run.session import JavaError, check_java, open_session
+from jobs.run.terminal import page_of, print_lines
 from jobs.settings.loading import NoEndpointError, Resolved
 from jobs.settings.model import Settings, SettingsError
 from udfs.llm.calls import Answer
@@ -59,7 +60,7 @@ def examine(load: Callable[[], Resolved]) -> int:
     """
     failed = False
     for finding in _findings(load):
-        print(finding, flush=True)
+        print_lines(finding.lines(page_of(sys.stdout)))
         failed = failed or finding.state == FAIL
     return 1 if failed else 0
 

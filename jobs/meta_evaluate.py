@@ -18,6 +18,7 @@ from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from jobs.run.output import Output, shown, store_of
 from jobs.run.progress import Display
 from jobs.run.session import open_session
+from jobs.run.terminal import amount
 from jobs.run.workspace import Workspace
 from jobs.score import ScoreRequest, score
 from jobs.study import agreement
@@ -351,8 +352,8 @@ def _write_sheet(
     restate = _restater(request, sheet, display)
     counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(
-        f"annotation sheet: {counts.items:,} samples, {counts.rows:,} rows, {counts.restated:,} answers restated, "
-        f"in {request.output}"
+        f"annotation sheet: {amount(counts.items, 'sample')}, {amount(counts.rows, 'row')}, "
+        f"{amount(counts.restated, 'answer')} restated, in {request.output}"
     )
 
 

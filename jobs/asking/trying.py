@@ -6,12 +6,14 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Literal
 from urllib.parse import urlsplit
 
 from jobs.asking.calling import Section, section_of
 from jobs.asking.endpoint import key_remedy
 from jobs.asking.lookups import RELATION, bind_embedding, bind_search
+from jobs.run.terminal import Page
 from jobs.settings.lookups import BRAVE_URL
 from jobs.settings.model import Settings, SettingsError
 from udfs.llm.calls import Answer, Request
@@ -26,6 +28,8 @@ from udfs.stages import LOOKUPS
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 CALL_SECONDS = 60.0
+# Where the text of a finding begins
+INDENT = 25
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class Finding:
     state: str
     about: str
     text: str
+
+    def lines(self, page: Page) -> list[str]:
+        """The finding on a page; what does not fit on its first line is indented."""
+        width = page.width or len(str(self)) + 1
+        return wrap(str(self), width, subsequent_indent=" " * INDENT, break_long_words=False, break_on_hyphens=False)
 
     def __str__(self) -> str:
         return redact(f"{self.state:4}  {self.about:17}  {self.text}")

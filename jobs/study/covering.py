@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.run.output import Output
+from jobs.run.terminal import amount
 from jobs.run.workspace import Workspace
 from jobs.settings.model import Settings
 from jobs.study import coverage
@@ -101,7 +102,9 @@ def write_study(
     tiers = count_tiers(verdicts, items.judged)
     notes = [missing] if missing else []
     if tiers.unknown:
-        notes.append(f"{tiers.unknown:,} references are of no tier: some method says nothing of them")
+        notes.append(
+            f"{amount(tiers.unknown, 'reference is', 'references are')} of no tier: some method says nothing of them"
+        )
     if plan.subset is not None:
         drawn, short = draw_items(tiers, plan.subset, methods, plan.seed)
         kept = items.steps.keep(drawn, "subset")
@@ -122,8 +125,8 @@ def write_study(
     queries = len({row["cluster"] for row in people})
     if queries < len(people) and not plan.clustered:
         notes.append(
-            f"{len(people):,} samples are of {queries:,} queries, and those of one query are alike: intervals that "
-            "take samples one by one are too narrow; --cluster takes whole queries"
+            f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and those of "
+            "one query are alike: intervals that take samples one by one are too narrow; --cluster takes whole queries"
         )
     found = Found(rows, labels, items.covered, counted, misses, _means(items, plan, verdicts), plan.subset)
     report = render(found, costs, clustered=plan.clustered, notes=notes)

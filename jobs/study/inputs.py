@@ -16,6 +16,7 @@ from jobs.inputs.files import find_files, inspect_files
 from jobs.results import open_run
 from jobs.run.manifest import NAME
 from jobs.run.session import spark_schema
+from jobs.run.terminal import amount
 from jobs.study.aggregate import COLUMN_OF_STATUS
 from jobs.tables import ATOMS, STATEMENTS
 from udfs.errors import UserError
@@ -71,8 +72,9 @@ def _check_labels(path: str, samples: DataFrame) -> None:
     rows = wrong.orderBy(F.desc("count"), "label").collect()
     if rows:
         parts = [_describe_label(row["label"], row["count"]) for row in rows[:SHOWN]]
+        have = amount(sum(row["count"] for row in rows), "sample has", "samples have")
         raise MetaEvaluationError(
-            f"{path}: {sum(row['count'] for row in rows):,} samples have a label that is none of {', '.join(LABELS)}: "
+            f"{path}: {have} a label that is none of {', '.join(LABELS)}: "
             f"{', '.join(parts)}{', ...' if len(rows) > SHOWN else ''}; correct or remove them"
         )
 
@@ -97,7 +99,9 @@ def _check_instances(path: str, samples: DataFrame, whole: int) -> None:
         F.count("*"),
     ).collect()[0]
     if unread:
-        raise MetaEvaluationError(f"{path}: {unread:,} rows cannot be read as instances; correct or remove them")
+        raise MetaEvaluationError(
+            f"{path}: {amount(unread, 'row')} cannot be read as instances; correct or remove them"
+        )
     if cut:
         raise MetaEvaluationError(
             f"{path}: {cut:,} of {rows:,} instances lack some of their {whole} samples; "
@@ -266,7 +270,7 @@ def _check_values(frame: DataFrame, metrics: Sequence[str] | None, where: str) -
         problems.append(f"{where}: the column `metric` is null in some rows; name the metric of every score")
     for name, what in (("unnamed", "no sample_id"), ("outside", "a score that is not between 0 and 1")):
         if count := sum(row[name] for row in rows if row["metric"] in wanted):
-            problems.append(f"{where}: {count:,} rows have {what}; correct them")
+            problems.append(f"{where}: {amount(count, 'row has', 'rows have')} {what}; correct them")
     if not has:
         problems.append(f"{where}: no rows in it")
     return wanted, problems
@@ -330,8 +334,8 @@ def describe_repeats(points: DataFrame) -> str | None:
     if questions == units:
         return None
     return (
-        f"{units:,} rows are of {questions:,} questions, and answers to one question are alike: intervals and tests "
-        "that take rows one by one are too sure; --cluster takes whole questions"
+        f"{amount(units, 'row is', 'rows are')} of {amount(questions, 'question')}, and answers to one question are "
+        "alike: intervals and tests that take rows one by one are too sure; --cluster takes whole questions"
     )
 
 

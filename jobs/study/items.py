@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from jobs.run.session import spark_schema
+from jobs.run.terminal import amount
 from jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from udfs.hints import aside, near_misses, shorten
 from udfs.retrieval.local_models import ModelFiles
@@ -104,7 +105,9 @@ def check_items(
     shown = broken.select("sample_id", "error").orderBy("sample_id").limit(SHOWN).collect()
     if shown:
         parts = ", ".join(f"`{shorten(row['sample_id'])}` ({row['error']})" for row in shown)
-        raise MetaEvaluationError(f"{path}: {broken.count():,} samples have items that cannot be read: {parts}")
+        raise MetaEvaluationError(
+            f"{path}: {amount(broken.count(), 'sample has', 'samples have')} items that cannot be read: {parts}"
+        )
     labels = read.select(F.explode("items").alias("item")).select(F.explode("item.labels").alias("label"))
     known = labels.where("label IS NOT NULL").groupBy("label").count().orderBy(F.desc("count"), "label")
     found = [row["label"] for row in known.limit(MOST_LABELS).collect()]

@@ -9,6 +9,7 @@ from jobs.metrics import METRICS
 from jobs.run import manifest
 from jobs.run.outcome import FAILED_TOO_MANY
 from jobs.run.progress import Display
+from jobs.run.terminal import amount
 from jobs.study.asking import Asker
 from jobs.study.report import Cost
 from jobs.study.requests import Endpoint, MetaEvaluationOutcome, MetaEvaluationRequest
@@ -24,7 +25,8 @@ def verify_endpoints(request: MetaEvaluationRequest, claims: Claims, display: Di
         if told.exit_code not in (0, FAILED_TOO_MANY):
             return MetaEvaluationOutcome(told.exit_code, message=told.message)
         if told.without_evidence:
-            display.note(f"{told.without_evidence:,} claims have no evidence: not supported, unasked")
+            have = amount(told.without_evidence, "claim has", "claims have")
+            display.note(f"{have} no evidence: not supported, unasked")
         code = max(code, told.exit_code)
     return MetaEvaluationOutcome(code)
 

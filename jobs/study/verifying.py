@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from jobs.asking.lost import has_failed
 from jobs.inputs.drawing import Draw
 from jobs.inputs.samples import SampleError, Samples, read_rows
+from jobs.run.terminal import amount
 from jobs.study.agreement import read_rows as rows_of
 from jobs.study.asking import Asker
 from jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
@@ -86,8 +87,9 @@ def label_claims(about: str, samples: DataFrame) -> Claims:
     found = wrong.collect()
     if found:
         parts = [f"`{shorten(row['label'])}`{aside(near_misses(row['label'], VERDICTS))}" for row in found[:SHOWN]]
+        have = amount(sum(row["count"] for row in found), "claim has", "claims have")
         raise MetaEvaluationError(
-            f"{about}: {sum(row['count'] for row in found):,} claims have a label that is none of "
+            f"{about}: {have} a label that is none of "
             f"{', '.join(VERDICTS)}: {', '.join(parts)}{', ...' if len(found) > SHOWN else ''}; correct or remove them"
         )
     if rows.isEmpty():

@@ -218,7 +218,11 @@ REFUSED = {
     "two texts": (RELATIONS, [*NODES, {**NODES[1], "text": "Other."}], "1 ids have different texts (`c0`)"),
     "unknown origin": (RELATIONS, changed(NODES, 1, origin="contexts"), "`contexts` (did you mean `context`?)"),
     "null text": (RELATIONS, changed(NODES, 1, text=None), "no `text` in 1 of 6 rows"),
-    "frequency": (RELATIONS, [{**row, "frequency": 0} for row in NODES], "`frequency` is no number from 1 in 6 rows"),
+    "frequency": (
+        RELATIONS,
+        [{**row, "frequency": 0} for row in NODES],
+        "`frequency` must be a positive integer; 6 rows",
+    ),
     "samples in one": (RELATIONS, [{**row, "sample_id": "1"} for row in NODES], "has the column `sample_id`"),
 }
 

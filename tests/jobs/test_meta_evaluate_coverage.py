@@ -298,7 +298,7 @@ def item(**values: Any) -> Rows:
     [
         ([{"query": "q", "response": "r", "aspect": ["a"]}], {}, "no column `aspects` (did you mean `aspect`?) or"),
         ([{"query": "q", "response": "r", "aspects": ["a"]}], {}, "no item has a label; give each {id, text, labels}"),
-        (item(text=None), {}, "1 samples have items that cannot be read: "),
+        (item(text=None), {}, "1 sample has items that cannot be read: "),
         (item(labels=["right"]), {}, "no label is one of covered, true, yes, 1; name those that mean covered with"),
         (item(), {"covered": ("Yes!",)}, "no item is labelled `Yes!` (did you mean `yes`?); labels are `yes`"),
     ],
