@@ -69,7 +69,7 @@ def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
     """Failures by stage and kind, each with an example; rows as `count_failures` gives them."""
     names = ("stage", "error_type", "sample_id", "error")
     rows = [[*(redact(row[name] or "-") for name in names), f"{row['count']:,}"] for row in failures]
-    return table(["stage", "kind", "example", "message", "requests"], rows, page, names=4)
+    return table(["stage", "kind", "example", "message", "count"], rows, page, names=4)
 
 
 def _worst(worst: Sequence[Row], page: Page) -> list[str]:
@@ -81,10 +81,11 @@ def _took(manifest: Mapping[str, Any]) -> list[str]:
     """What all starts took."""
     totals, starts = manifest["totals"], manifest["starts"]
     seconds = sum(_seconds(start["started_at"], start["ended_at"]) for start in starts)
-    tokens = totals["prompt_tokens"] + totals["completion_tokens"]
+    calls, *tokens = (totals[name] or 0 for name in ("calls", "prompt_tokens", "completion_tokens"))
     cost = "unknown (no price is set)" if totals["cost"] is None else f"{totals['cost']:,.4f}"
     over = f", over {len(starts):,} starts" if len(starts) > 1 else ""
-    return [f"cost: {cost}, {amount(totals['calls'], 'call')}, {amount(tokens, 'token')}; time: {clock(seconds)}{over}"]
+    used = f"cost: {cost}, {amount(calls, 'call')}, {amount(sum(tokens), 'token')}"
+    return [f"{used}; time: {clock(seconds)}{over}"]
 
 
 def _seconds(began: str, ended: str) -> float:
@@ -95,8 +96,10 @@ def _places(run: Run, worst: Sequence[Row]) -> Iterator[str]:
     """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
     yield redact(f"results: {run.directory}")
     yield f"tables: {', '.join(name for name in RESULT_TABLES if name in run.tables and _has_rows(run.dataset(name)))}"
-    if worst:
-        sample = f"--sample {shlex.quote(worst[0]['sample_id'])} --metric {worst[0]['metric']}"
+    # Others cannot be pasted, and may do something to a terminal
+    named = [row for row in worst if row["sample_id"].isprintable()]
+    if named:
+        sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
         yield redact(f"next: untold show --output {shlex.quote(run.directory)} {sample}")
 
 

@@ -61,9 +61,9 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "statuses: 4 ok, 1 failed",
         "",
         "failures",
-        "stage              kind        example  message                 requests",
-        "evaluate_coverage  timeout     f        no answer within 120 s         2",
-        "evaluate_coverage  unparsable  e        missing heading                1",
+        "stage              kind        example  message                 count",
+        "evaluate_coverage  timeout     f        no answer within 120 s      2",
+        "evaluate_coverage  unparsable  e        missing heading             1",
         "",
         "lowest scores",
         "sample_id  metric  score",
@@ -109,5 +109,6 @@ def test_a_secret_in_a_message_is_not_shown(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_is_next_can_be_pasted(tmp_path: Path) -> None:
     output = tmp_path / "my run"
-    lines = lines_of(output, [scored("it's", 0.0)])
+    lines = lines_of(output, [scored("it's", 0.5), scored("two\nlines", 0.0)])
+    assert r"two\nlines  e2e     0.000" in lines
     assert lines[-1] == f"next: untold show --output '{output}' --sample 'it'\"'\"'s' --metric e2e"
