@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from jobs.results import Run, open_run
 from jobs.run.session import spark_schema
-from jobs.run.terminal import Page, amount, table
+from jobs.run.terminal import Page, amount, table, wrapped
 from jobs.study.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
 from jobs.tables import SAMPLES, SCORES
 from udfs.errors import UserError
@@ -316,10 +316,12 @@ def comparison_lines(
     pairs = found["comparisons"]
     shown = [row for row in pairs if every or (row["p_adjusted"] is not None and row["p_adjusted"] < CHANCE)]
     if shown:
-        yield from ("", *table(PAIR_HEADS, [_pair_cells(row) for row in shown], page, names=3))
+        systems = [row["system"] for row in found["systems"]]
+        yield from ("", *table(PAIR_HEADS, [_pair_cells(row) for row in shown], page, names=3, among=systems))
     if hidden := len(pairs) - len(shown):
-        differ = "pair does not differ" if hidden == 1 else "pairs do not differ"
-        yield from ("", f"{hidden:,} {differ} by more than chance (p adj. < {CHANCE}); --all or --json shows them")
+        told = amount(hidden, "pair does not differ", "pairs do not differ")
+        told += f" by more than chance (p adj. < {CHANCE}); --all or --json shows {'it' if hidden == 1 else 'them'}"
+        yield from ("", *wrapped(told, page))
 
 
 def _pair_cells(row: Mapping[str, Any]) -> list[str]:

@@ -98,8 +98,9 @@ class StageRunner:
         be read.
         """
         stage = self.stages[name]
-        self.engines.display.course.begin(name)
-        self.engines.display.status(f"{name}: looking up stored answers")
+        display = self.engines.display
+        display.course.begin(name)
+        display.status(f"{display.course.describe(name)}: looking up stored answers")
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)

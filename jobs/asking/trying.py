@@ -6,14 +6,13 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Literal
 from urllib.parse import urlsplit
 
 from jobs.asking.calling import Section, section_of
 from jobs.asking.endpoint import key_remedy
 from jobs.asking.lookups import RELATION, bind_embedding, bind_search
-from jobs.run.terminal import Page
+from jobs.run.terminal import Page, wrapped
 from jobs.settings.lookups import BRAVE_URL
 from jobs.settings.model import Settings, SettingsError
 from udfs.llm.calls import Answer, Request
@@ -42,8 +41,7 @@ class Finding:
 
     def lines(self, page: Page) -> list[str]:
         """The finding on a page; what does not fit on its first line is indented."""
-        width = page.width or len(str(self)) + 1
-        return wrap(str(self), width, subsequent_indent=" " * INDENT, break_long_words=False, break_on_hyphens=False)
+        return wrapped(str(self), page, indent=INDENT)
 
     def __str__(self) -> str:
         return redact(f"{self.state:4}  {self.about:17}  {self.text}")

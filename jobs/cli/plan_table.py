@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ Row = Mapping[str, Any]
 
 def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
     """The plan as two tables with their totals: what is possible, and what is expected."""
-    from jobs.run.terminal import table
+    from jobs.run.terminal import Page, table, wrapped
 
     whole = [*rows, _total(rows)]
     names = [[row["metric"], row["stage"]] for row in whole]
@@ -38,7 +37,7 @@ def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
         "expected",
         *table(["metric", "stage", *HEADS], expected, page, names=2),
         "",
-        *wrap(NOTES, min(page.width or WIDEST, WIDEST)),
+        *wrapped(NOTES, Page(min(page.width or WIDEST, WIDEST))),
     ]
 
 

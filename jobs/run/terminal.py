@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from textwrap import wrap
 from typing import TextIO
 
@@ -64,14 +64,27 @@ def amount(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def wrapped(text: str, page: Page, *, indent: int = 0) -> list[str]:
+    """A text as lines that fit the page; those after the first are indented. Long words, such as paths, stay whole."""
+    if page.width is None:
+        return [text]
+    return wrap(text, page.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
 def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], page: Page, *, names: int = 1, texts: int = 0
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    page: Page,
+    *,
+    names: int = 1,
+    texts: int = 0,
+    among: Sequence[str] = (),
 ) -> list[str]:
     """The lines of a table: its heads, then a line a row.
 
     The first `names` columns and the last `texts` columns are set to the left, the numbers between them to the right.
-    Where the page is too narrow, names are cut in the middle, no two of a column to the same text. Where that is not
-    enough, the cells of a row stand below each other.
+    Where the page is too narrow, names are cut in the middle, no two to the same text, nor to that of one of `among`.
+    Where that is not enough, the cells of a row stand below each other.
 
     >>> print(*table(["system", "n"], [["model-a", "12"], ["a-model-of-a-long-name", "3"]], Page(20)), sep="\\n")
     system             n
@@ -90,11 +103,13 @@ def table(
         if given is None:
             return _stacked(heads, columns, page, names, width)
         limits = given
-    shown = [
-        [head if limit is None else cut(head, limit, mark=page.ellipsis), *_told_apart(column, limit, page)]
-        for head, column, limit in zip(heads, columns, limits, strict=True)
+    longest = max((limit for limit in limits[:names] if limit is not None), default=None)
+    shown = _told_apart([*columns[:names], among], [*limits[:names], longest], page)[:names] + columns[names:]
+    whole = [
+        [head if limit is None else cut(head, limit, mark=page.ellipsis), *column]
+        for head, column, limit in zip(heads, shown, limits, strict=True)
     ]
-    aligned = [_aligned(column, right=names <= place < len(heads) - texts) for place, column in enumerate(shown)]
+    aligned = [_aligned(column, right=names <= place < len(heads) - texts) for place, column in enumerate(whole)]
     return [GAP.join(cells).rstrip() for cells in zip(*aligned, strict=True)]
 
 
@@ -113,12 +128,10 @@ def _limits(needs: Sequence[int], names: int, width: int) -> list[int] | None:
 
 def _stacked(heads: Sequence[str], columns: Sequence[list[str]], page: Page, names: int, width: int) -> list[str]:
     """The rows as blocks of lines, one a cell, with an empty line between them."""
-    cells = [
-        _told_apart(column, width - len(head) - 2 if place < names else None, page)
-        for place, (head, column) in enumerate(zip(heads, columns, strict=True))
-    ]
+    rooms = [width - len(head) - 2 for head in heads[:names]]
+    shown = _told_apart(columns[:names], rooms, page) + list(columns[names:])
     lines: list[str] = []
-    for row in zip(*cells, strict=True):
+    for row in zip(*shown, strict=True):
         for place, (head, text) in enumerate(zip(heads, row, strict=True)):
             line = f"{head}: {text}"
             lines += [line] if place < names else wrap(line, width, subsequent_indent=GAP)
@@ -126,20 +139,37 @@ def _stacked(heads: Sequence[str], columns: Sequence[list[str]], page: Page, nam
     return lines[:-1]
 
 
-def _told_apart(names: Sequence[str], width: int | None, page: Page) -> list[str]:
-    """What is shown of names within a width; two that differ are never shown alike, and get numbers if need be."""
-    whole = {name: visible(name, page.encoding) for name in names}
-    for share in SHARES:
-        shown = {name: _within(text, width, page, share) for name, text in whole.items()}
-        if len({text.strip() for text in shown.values()}) == len(shown):
-            return [shown[name] for name in names]
-    marks = {name: f"~{number}" for number, name in enumerate(whole, start=1)}
-    rooms = {name: None if width is None else width - len(mark) for name, mark in marks.items()}
-    return [f"{_within(whole[name], rooms[name], page)}{marks[name]}" for name in names]
+def _told_apart(columns: Sequence[Sequence[str]], widths: Sequence[int | None], page: Page) -> list[list[str]]:
+    """What is shown of names in columns of some widths; names that would be shown alike get numbers."""
+    for share in (*SHARES, SHARES[0]):
+        shown = _shown(columns, widths, page, share, {})
+        alike = _alike(columns, shown)
+        if not alike:
+            return shown
+    numbers = {name: f"~{number}" for number, name in enumerate(dict.fromkeys(chain(*columns)), start=1)}
+    numbered = _shown(columns, widths, page, SHARES[0], {name: numbers[name] for name in alike})
+    # A name may look like another with its number
+    return _shown(columns, widths, page, SHARES[0], numbers) if _alike(columns, numbered) else numbered
 
 
-def _within(text: str, width: int | None, page: Page, share: float = SHARES[0]) -> str:
-    return text if width is None else cut(text, width, share, page.ellipsis)
+def _shown(
+    columns: Sequence[Sequence[str]], widths: Sequence[int | None], page: Page, share: float, marks: Mapping[str, str]
+) -> list[list[str]]:
+    """What is shown of names, with the marks behind those that have one."""
+
+    def show(name: str, width: int | None) -> str:
+        text, mark = visible(name, page.encoding), marks.get(name, "")
+        return text + mark if width is None else cut(text, width - len(mark), share, page.ellipsis) + mark
+
+    return [[show(name, width) for name in column] for column, width in zip(columns, widths, strict=True)]
+
+
+def _alike(columns: Sequence[Sequence[str]], shown: Sequence[Sequence[str]]) -> set[str]:
+    """The names that are shown as another one is."""
+    owners: dict[str, set[str]] = {}
+    for name, text in zip(chain(*columns), chain(*shown), strict=True):
+        owners.setdefault(text.strip(), set()).add(name)
+    return {name for names in owners.values() if len(names) > 1 for name in names}
 
 
 def cut(text: str, width: int, share: float = SHARES[0], mark: str = "…") -> str:

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 from jobs.asking.endpoint import DEMO_LABEL
 from jobs.results import Run
 from jobs.run.progress import clock
-from jobs.run.terminal import Page, amount, table
+from jobs.run.terminal import Page, amount, table, wrapped
 from jobs.study.aggregate import interval_text
 from jobs.tables import RESULT_TABLES
 from udfs.redaction import redact
@@ -38,10 +38,10 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     worst = find_worst(run.dataset("scores"))
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [
-        [f"summary{label}", *_summary(summary, unasked, page), _statuses(counts["statuses"])],
+        [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
         ["failures", *failures_table(failures, page)] if failures else [],
         ["lowest scores", *_worst(worst, page)] if worst else [],
-        [*_took(run.manifest), *_places(run, worst)],
+        [*wrapped(_took(run.manifest), page), *_places(run, worst, page)],
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
 
@@ -77,7 +77,7 @@ def _worst(worst: Sequence[Row], page: Page) -> list[str]:
     return table(["sample_id", "metric", "score"], rows, page, names=2)
 
 
-def _took(manifest: Mapping[str, Any]) -> list[str]:
+def _took(manifest: Mapping[str, Any]) -> str:
     """What all starts took."""
     totals, starts = manifest["totals"], manifest["starts"]
     seconds = sum(_seconds(start["started_at"], start["ended_at"]) for start in starts)
@@ -85,17 +85,18 @@ def _took(manifest: Mapping[str, Any]) -> list[str]:
     cost = "unknown (no price is set)" if totals["cost"] is None else f"{totals['cost']:,.4f}"
     over = f", over {len(starts):,} starts" if len(starts) > 1 else ""
     used = f"cost: {cost}, {amount(calls, 'call')}, {amount(sum(tokens), 'token')}"
-    return [f"{used}; time: {clock(seconds)}{over}"]
+    return f"{used}; time: {clock(seconds)}{over}"
 
 
 def _seconds(began: str, ended: str) -> float:
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
 
 
-def _places(run: Run, worst: Sequence[Row]) -> Iterator[str]:
+def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
     """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
     yield redact(f"results: {run.directory}")
-    yield f"tables: {', '.join(name for name in RESULT_TABLES if name in run.tables and _has_rows(run.dataset(name)))}"
+    held = (name for name in RESULT_TABLES if name in run.tables and _has_rows(run.dataset(name)))
+    yield from wrapped(f"tables: {', '.join(held)}", page)
     # Others cannot be pasted, and may do something to a terminal
     named = [row for row in worst if row["sample_id"].isprintable()]
     if named:

@@ -4,6 +4,7 @@ import os
 import pty
 import termios
 from io import StringIO
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -38,10 +39,12 @@ def test_no_two_names_look_alike(names: set[str], width: int | None) -> None:
 
 def test_names_that_differ_in_their_middle_alone_are_numbered() -> None:
     rows = [[f"{'x' * 40}{letter}{'y' * 40}", "1"] for letter in "abc"]
+    rows.append(["another", "1"])
     assert table(["system", "n"], rows, Page(21))[1:] == [
         "xxxxxxxx…yyyyyyy~1  1",
         "xxxxxxxx…yyyyyyy~2  1",
         "xxxxxxxx…yyyyyyy~3  1",
+        "another             1",
     ]
 
 
@@ -51,6 +54,20 @@ def test_more_is_kept_of_the_end_that_tells_names_apart() -> None:
         "organisation-a/a-m…date",
         "organisation-b/a-m…date",
     ]
+
+
+def test_two_columns_show_no_two_names_alike() -> None:
+    names = [f"provider-{number // 10}/a-model-of-the-same-name-2026-01-{number:02d}-variant" for number in range(30)]
+    pairs = list(combinations(names, 2))
+    lines = table(["first", "second", "n"], [[*pair, "9"] for pair in pairs], Page(60), names=2)
+    shown: dict[str, set[str]] = {}
+    for pair, line in zip(pairs, lines[1:], strict=True):
+        for name, text in zip(pair, line.split(), strict=False):
+            shown.setdefault(text, set()).add(name)
+    assert {len(found) for found in shown.values()} == {1}
+    # Those that are left of them are told from all
+    (line,) = table(["first", "second", "n"], [[names[1], names[2], "9"]], Page(60), names=2, among=names)[1:]
+    assert set(line.split()[:2]) <= shown.keys()
 
 
 def test_without_a_width_nothing_is_cut() -> None:
