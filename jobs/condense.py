@@ -205,7 +205,8 @@ def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
     several = steps.keep(texts.where("low <> high").select("id"))
     if count := steps.count(several):
         raise RelationsError(
-            f"{path}: {count:,} ids have different texts ({_examples(several)}); give each node an id of its own"
+            f"{path}: {amount(count, 'id has', 'ids have')} different texts ({_examples(several)}); "
+            "give each node an id of its own"
         )
 
 
@@ -222,8 +223,8 @@ def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame
     )
     parts = [f"`{shorten(row['node'])}`{aside([row['near']] if row['near'] else [])}" for row in shown]
     raise RelationsError(
-        f"{request.relations}: {count:,} ids are not among the nodes of {request.nodes}: {', '.join(parts)}"
-        f"{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
+        f"{request.relations}: {amount(count, 'id is', 'ids are')} not among the nodes of {request.nodes}: "
+        f"{', '.join(parts)}{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
     )
 
 

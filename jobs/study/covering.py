@@ -102,9 +102,8 @@ def write_study(
     tiers = count_tiers(verdicts, items.judged)
     notes = [missing] if missing else []
     if tiers.unknown:
-        notes.append(
-            f"{amount(tiers.unknown, 'reference is', 'references are')} of no tier: some method says nothing of them"
-        )
+        one, many = (f"{words} of no tier: some method says nothing of" for words in ("reference is", "references are"))
+        notes.append(amount(tiers.unknown, f"{one} it", f"{many} them"))
     if plan.subset is not None:
         drawn, short = draw_items(tiers, plan.subset, methods, plan.seed)
         kept = items.steps.keep(drawn, "subset")

@@ -30,9 +30,9 @@ REQUIRED = ("sample_id", "metric", "score")
 KEYS = ["model", "metric", "sample_id"]
 # What is told of each kind of id that does not fit, with the name of the input
 FAULTS = {
-    "lost": "samples of {about} have no score",
-    "unknown": "scores are of no sample of {about}",
-    "repeated": "samples of {about} have several scores",
+    "lost": ("sample of {about} has no score", "samples of {about} have no score"),
+    "unknown": ("score is of no sample of {about}", "scores are of no sample of {about}"),
+    "repeated": ("sample of {about} has several scores", "samples of {about} have several scores"),
 }
 FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 # Values that a message shows: enough to see the pattern, and still one line
@@ -308,7 +308,8 @@ def _check_ids(
         lost, given_id = near.get((row["model"], row["metric"]), (row["id"], None))
         shown, close = (lost, [given_id] if given_id else []) if row["fault"] == "lost" else (row["id"], [])
         example = f"`{shorten(shown)}`{aside(close)}"
-        problems.append(f"{where}: {row['count']:,} {FAULTS[row['fault']].format(about=about)}: {example}")
+        told = amount(row["count"], *(words.format(about=about) for words in FAULTS[row["fault"]]))
+        problems.append(f"{where}: {told}: {example}")
     raise_all(problems)
 
 

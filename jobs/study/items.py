@@ -259,12 +259,12 @@ def _check_ids(rows: DataFrame, items: DataFrame, about: str) -> None:
     named = F.min(F.struct("sample_id", "reference_id")).alias("first")
     shown = faults.agg(F.count("*").alias("count"), named).orderBy("model", "metric", "fault").collect()
     words = {
-        "unknown": f"statements are of no item of {about}",
-        "repeated": f"items of {about} have several statements",
+        "unknown": (f"statement is of no item of {about}", f"statements are of no item of {about}"),
+        "repeated": (f"item of {about} has several statements", f"items of {about} have several statements"),
     }
     raise_all(
         [
-            f"{row['model']}: {row['metric']}: {row['count']:,} {words[row['fault']]}: reference_id "
+            f"{row['model']}: {row['metric']}: {amount(row['count'], *words[row['fault']])}: reference_id "
             f"`{shorten(row['first']['reference_id'])}` of sample `{shorten(row['first']['sample_id'])}`"
             for row in shown
         ]

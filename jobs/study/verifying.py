@@ -165,15 +165,21 @@ def _check(verdicts: DataFrame, claims: Claims) -> None:
     given = verdicts.groupBy(*KEYS).agg(F.count("*").alias("given"), F.first("verdict").alias("verdict"))
     both = given.join(known, on="claim_id", how="left")
     fault = (
-        F.when(F.isnull("known"), "verdicts are on no claim of the input")
-        .when(F.col("given") > 1, "claims have several verdicts")
-        .when(~F.col("verdict").isin(*VERDICTS), f"verdicts are none of {', '.join(VERDICTS)}")
+        F.when(F.isnull("known"), "unknown")
+        .when(F.col("given") > 1, "double")
+        .when(~F.col("verdict").isin(*VERDICTS), "other")
     )
+    known_verdicts = ", ".join(VERDICTS)
+    words = {
+        "unknown": ("verdict is on no claim of the input", "verdicts are on no claim of the input"),
+        "double": ("claim has several verdicts", "claims have several verdicts"),
+        "other": (f"verdict is none of {known_verdicts}", f"verdicts are none of {known_verdicts}"),
+    }
     faults = both.select(*KEYS, fault.alias("fault")).where("fault IS NOT NULL").groupBy("model", "metric", "fault")
     shown = faults.agg(F.count("*").alias("count"), F.min("claim_id").alias("first"))
     raise_all(
         [
-            f"{row['model']}: {row['metric']}: {row['count']:,} {row['fault']} ({claims.about}): claim_id "
+            f"{row['model']}: {row['metric']}: {amount(row['count'], *words[row['fault']])} ({claims.about}): claim_id "
             f"`{shorten(row['first'])}`"
             for row in shown.orderBy("model", "metric", "fault").collect()
         ]

@@ -323,8 +323,8 @@ def test_statements_that_do_not_fit_are_refused_all_at_once(spark: SparkSession,
         run(spark, request)
     about = tmp_path / "wiki.jsonl"
     assert str(raised.value).splitlines() == [
-        f"m: icat: 1 items of {about} have several statements: reference_id `f1` of sample `s00`",
-        f"m: icat: 1 statements are of no item of {about}: reference_id `f9` of sample `s00`",
+        f"m: icat: 1 item of {about} has several statements: reference_id `f1` of sample `s00`",
+        f"m: icat: 1 statement is of no item of {about}: reference_id `f9` of sample `s00`",
     ]
 
 
