@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jobs.run.terminal import Page
+    from untold.jobs.run.terminal import Page
 
 POSSIBLE = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
 EXPECTED = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost")
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
     """The plan as two tables with their totals: what is possible, and what is expected."""
-    from jobs.run.terminal import Page, table, wrapped
+    from untold.jobs.run.terminal import Page, table, wrapped
 
     whole = [*rows, _total(rows)]
     names = [[row["metric"], row["stage"]] for row in whole]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jobs.run.terminal import amount
+from untold.jobs.run.terminal import amount
 
 # Those of docs/contract.md; 130 is what shells give for an interrupted command, 128 + SIGINT
 EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}

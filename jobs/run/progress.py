@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TextIO
 
-from jobs.run.terminal import amount, cut, page_of, visible, width_of
-from udfs.llm.calls import CallSettings
-from udfs.redaction import redact
+from untold.jobs.run.terminal import amount, cut, page_of, visible, width_of
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.redaction import redact
 
 # In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
 PLAIN_SECONDS = 10.0

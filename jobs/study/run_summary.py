@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from jobs.asking.endpoint import DEMO_LABEL
-from jobs.results import Run
-from jobs.run.progress import clock
-from jobs.run.terminal import Page, amount, table, wrapped
-from jobs.study.aggregate import interval_text
-from jobs.tables import RESULT_TABLES
-from udfs.redaction import redact
+from untold.jobs.asking.endpoint import DEMO_LABEL
+from untold.jobs.results import Run
+from untold.jobs.run.progress import clock
+from untold.jobs.run.terminal import Page, amount, table, wrapped
+from untold.jobs.study.aggregate import interval_text
+from untold.jobs.tables import RESULT_TABLES
+from untold.udfs.redaction import redact
 
 WORST_SHOWN = 3
 NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before

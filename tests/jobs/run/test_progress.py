@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.run import progress
-from jobs.run.interrupts import Interrupts
-from jobs.run.progress import CLEAR, Course, Display, describe, fit
-from jobs.run.terminal import width_of
-from udfs.llm.calls import CallSettings
-from udfs.llm.prices import Prices
+from untold.jobs.run import progress
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.progress import CLEAR, Course, Display, describe, fit
+from untold.jobs.run.terminal import width_of
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.prices import Prices
 
 SETTINGS = CallSettings(base_url="http://127.0.0.1:9/v1")
 PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prices=Prices(2.0, 8.0))

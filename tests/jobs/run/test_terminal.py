@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.run.terminal import Page, amount, cut, page_of, table, visible, width_of
+from untold.jobs.run.terminal import Page, amount, cut, page_of, table, visible, width_of
 
 HEADS = ["metric", "system", "n", "mean", "95 % interval"]
 NAMES = st.text(st.sampled_from("ab-/模é́\n\t …~12"), max_size=40)

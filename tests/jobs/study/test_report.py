@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobs.run.terminal import Page
-from jobs.study.report import draw, find_published, markdown_table, render, report_lines
+from untold.jobs.run.terminal import Page
+from untold.jobs.study.report import draw, find_published, markdown_table, render, report_lines
 
 
 def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.results import open_run
-from jobs.run.terminal import Page
-from jobs.study.run_summary import end_of_run
-from jobs.tables import RESULT_TABLES
+from untold.jobs.results import open_run
+from untold.jobs.run.terminal import Page
+from untold.jobs.study.run_summary import end_of_run
+from untold.jobs.tables import RESULT_TABLES
 
 Row = dict[str, Any]
 START = {"started_at": "2026-11-23T10:00:00+00:00", "ended_at": "2026-11-23T10:01:05+00:00"}
