@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import combinations
 from typing import Any
@@ -16,6 +15,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.study.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError
@@ -23,6 +23,9 @@ from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.statistics.intervals import clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
+# Of an adjusted p-value: pairs below it are printed, all with --all
+CHANCE = 0.05
+PAIR_HEADS = ("metric", "first", "second", "n", "diff.", "p", "p adj.")
 SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
 # Decimals of a difference: beyond them it depends on the order in which a mean was summed
 # (a double has almost 16, and sums of up to thousands of scores lose some)
@@ -70,9 +73,10 @@ def compare(
         if cluster:
             systems = with_clustered_intervals(systems, scores, seed)
         elif repeated := count_repeated_queries(scores):
+            have = amount(repeated, "query has", "queries have")
             notify(
-                f"{repeated:,} queries have several rows of one system, which are alike: intervals and tests that take "
-                "rows one by one are too sure; --cluster takes whole queries"
+                f"{have} several rows of one system, which are alike: intervals and tests that take rows one by one "
+                "are too sure; --cluster takes whole queries"
             )
         pairs = compare_pairs(scores, systems, seed, max_distinct, cluster=cluster)
         return {"systems": systems, "comparisons": pairs}
@@ -174,8 +178,8 @@ def _check_once(scores: DataFrame, runs: Sequence[Run]) -> None:
     if first is not None:
         one, other = (runs[first[name]].directory for name in ("one", "other"))
         raise CompareError(
-            f"{one} and {other} both have {first['metric']} scores of system {first['system']}, for {first['count']:,} "
-            "questions; give one of the two, or name the systems apart"
+            f"{one} and {other} both have {first['metric']} scores of system {first['system']}, for "
+            f"{amount(first['count'], 'question')}; give one of the two, or name the systems apart"
         )
 
 
@@ -296,21 +300,36 @@ def _compare_pair(metric: str, first: str, second: str, counts: Pairs, seed: int
     }
 
 
-def show_comparison(found: Mapping[str, Rows]) -> None:
-    """Prints the systems by rank and what sets them apart."""
-    print(f"{'metric':8} {'system':28} {'n':>7} {'scored':>7} {'mean':>6}  95 % interval")
-    for row in found["systems"]:
-        counts = f"{row['n']:>7,} {row['scored']:>7,} {_number(row['mean'], '.3f'):>6}"
-        print(f"{row['metric']:8} {row['system'][:28]:28} {counts}  {interval_text(row)}")
-    if found["comparisons"]:
-        print(f"\n{'metric':8} {'first':28} {'second':28} {'n':>7} {'diff.':>7} {'p':>7} {'p adj.':>7}")
-    for row in found["comparisons"]:
-        values = " ".join(
-            f"{_number(row[name], form):>7}"
-            for name, form in (("difference", "+.3f"), ("p_value", ".4f"), ("p_adjusted", ".4f"))
-        )
-        print(f"{row['metric']:8} {row['first'][:28]:28} {row['second'][:28]:28} {row['n']:>7,} {values}")
-    sys.stdout.flush()
+def comparison_lines(
+    found: Mapping[str, Rows], page: Page, *, every: bool = False, clustered: bool = False
+) -> Iterator[str]:
+    """The ranking as lines, then the pairs that differ by more than chance (p adjusted below `CHANCE`), or all."""
+    heads = ["metric", "system", "n", "scored", "mean", "95 % interval"]
+    ranked = [
+        [
+            *(row["metric"], row["system"], f"{row['n']:,}", f"{row['scored']:,}", _number(row["mean"], ".3f")),
+            interval_text(row, clustered=clustered),
+        ]
+        for row in found["systems"]
+    ]
+    yield from table(heads, ranked, page, names=2, texts=1)
+    pairs = found["comparisons"]
+    shown = [row for row in pairs if every or (row["p_adjusted"] is not None and row["p_adjusted"] < CHANCE)]
+    if shown:
+        systems = [row["system"] for row in found["systems"]]
+        yield from ("", *table(PAIR_HEADS, [_pair_cells(row) for row in shown], page, names=3, among=systems))
+    if hidden := len(pairs) - len(shown):
+        told = amount(hidden, "pair does not differ", "pairs do not differ")
+        told += f" by more than chance (p adj. < {CHANCE}); --all or --json shows {'it' if hidden == 1 else 'them'}"
+        yield from ("", *wrapped(told, page))
+
+
+def _pair_cells(row: Mapping[str, Any]) -> list[str]:
+    numbers = (("difference", "+.3f"), ("p_value", ".4f"), ("p_adjusted", ".4f"))
+    return [
+        *(row["metric"], row["first"], row["second"], f"{row['n']:,}"),
+        *(_number(row[name], form) for name, form in numbers),
+    ]
 
 
 def _number(value: float | None, form: str) -> str:

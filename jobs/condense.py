@@ -18,6 +18,7 @@ from untold.jobs.run.manifest import OutputError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import open_session
+from untold.jobs.run.terminal import amount, page_of, print_lines, table
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
@@ -199,12 +200,13 @@ def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
     _check_values(path, rows, "origin", ORIGINS)
     _check_present(path, rows, ("id", "text", "origin"))
     if wrong := steps.count(rows.where("frequency < 1")):
-        raise RelationsError(f"{path}: `frequency` is no number from 1 in {wrong:,} rows")
+        raise RelationsError(f"{path}: `frequency` must be a positive integer; {amount(wrong, 'row')} without one")
     texts = rows.groupBy("graph", "id").agg(F.min("text").alias("low"), F.max("text").alias("high"))
     several = steps.keep(texts.where("low <> high").select("id"))
     if count := steps.count(several):
         raise RelationsError(
-            f"{path}: {count:,} ids have different texts ({_examples(several)}); give each node an id of its own"
+            f"{path}: {amount(count, 'id has', 'ids have')} different texts ({_examples(several)}); "
+            "give each node an id of its own"
         )
 
 
@@ -221,8 +223,8 @@ def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame
     )
     parts = [f"`{shorten(row['node'])}`{aside([row['near']] if row['near'] else [])}" for row in shown]
     raise RelationsError(
-        f"{request.relations}: {count:,} ids are not among the nodes of {request.nodes}: {', '.join(parts)}"
-        f"{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
+        f"{request.relations}: {amount(count, 'id is', 'ids are')} not among the nodes of {request.nodes}: "
+        f"{', '.join(parts)}{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
     )
 
 
@@ -387,7 +389,5 @@ def show_counts(counts: Mapping[str, int], output: str) -> None:
         "  uncovered": counts["statements"] - counts["covered"],
         "  in the basis": counts["basis"],
     }
-    for name, value in rows.items():
-        print(f"{name:22} {value:>13,}")
-    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
-    sys.stdout.flush()
+    cells = [[name, f"{value:,}"] for name, value in rows.items()]
+    print_lines([*table(["", "count"], cells, page_of(sys.stdout)), redact(f"results: {output}")])

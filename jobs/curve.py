@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from pyspark.sql import functions as F
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
+from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.study.aggregate import interval_text
 from untold.jobs.study.lines import (
     check_measured,
     count_distinct,
     draw_bands,
     draw_legend,
-    label_of,
     places_of,
     read_measured,
     title_of,
@@ -121,8 +122,12 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
 
 def show_curve(rows: Iterable[Mapping[str, Any]], output: str) -> None:
     """Prints the table and where it and the pictures are."""
-    print(f"{'system':28} {'ranking':>10} {'k':>5} {'n':>7} {'mean':>6}  95 % interval")
-    for row in rows:
-        label = label_of(row["system"])[:28]
-        print(f"{label:28} {row['ranking']:>10} {row['k']:>5} {row['n']:>7,} {row['mean']:>6.3f}  {interval_text(row)}")
-    print(places_of(output, TABLE))
+    heads = ["system", "ranking", "k", "n", "mean", "95 % interval"]
+    cells = [
+        [
+            *(row["system"] or "all", row["ranking"], f"{row['k']}", f"{row['n']:,}", f"{row['mean']:.3f}"),
+            interval_text(row),
+        ]
+        for row in rows
+    ]
+    print_lines([*table(heads, cells, page_of(sys.stdout), names=2, texts=1), places_of(output, TABLE)])

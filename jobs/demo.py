@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from untold.jobs.asking import local_model
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.store import stage_folder
 from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.tokens import shown_tokens
@@ -39,7 +41,6 @@ MOST_WRITING = 4
 READ_FOR_ONE_WRITTEN = READ_A_SECOND / WRITTEN_A_SECOND
 TOKENS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "tokens_estimated")
 COLUMNS = ("request_id", "text", *TOKENS, "seconds", "answered_at")
-ROW = "{:24} {:>6} {:>9} {:>11} {:>12}"
 
 
 def demo_settings(settings: Settings, folder: Path) -> Settings:
@@ -203,14 +204,15 @@ def show_expected(output: str, expected_path: Path) -> None:
     if not scores or not expected:
         return
     print("\nbeside what a person would expect (statements covered / uncovered)")
-    print(ROW.format("sample", "score", "expected", "statements", "expected").rstrip())
+    rows = []
     for wanted in expected:
         given = scores.get(wanted["sample_id"], {})
         found = _counts(given.get("covered"), given.get("uncovered"))
         covered = sum(1 for statement in wanted["statements"] if statement["covered"])
         hoped = _counts(covered, len(wanted["statements"]) - covered)
         score = _number(given.get("score"))
-        print(ROW.format(wanted["sample_id"][:24], score, _number(wanted["score"]), found, hoped))
+        rows.append([wanted["sample_id"], score, _number(wanted["score"]), found, hoped])
+    print_lines(table(["sample", "score", "expected", "statements", "expected"], rows, page_of(sys.stdout)))
 
 
 def _read_scores(output: str) -> dict[str, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claims import SUPPORTED
 from untold.udfs.facts.coverage import FACT, ICAT
@@ -18,8 +20,8 @@ from untold.udfs.storage import read_lines
 METRIC = "icat"
 # A claim is held against so many chunks: of fifteen documents, each a chunk, one is about what it says
 CHUNKS = 3
-ROW = "{:20} {:>5} {:>7} {:>9} {:>9} {:>9} {:>8}"
 HEADER = ("sample", "icat", "s_fact", "expected", "claims", "expected", "aspects")
+CLAIM_HEADER = ("sample", "verdict", "claim")
 
 
 def claims_settings(settings: Settings, folder: Path, index: str) -> Settings:
@@ -43,14 +45,17 @@ def show_expected_claims(output: str, expected_path: Path) -> None:
     if not rows["scores"] or not expected:
         return
     print("\nbeside what a person would expect (claims supported / not, aspects covered / not)")
-    print(ROW.format(*HEADER).rstrip())
+    lines = []
     for wanted in expected:
         found = {name: by_sample.get(wanted["sample_id"], []) for name, by_sample in rows.items()}
-        print(_line(wanted, found).rstrip())
-    print()
-    for wanted in expected:
-        for claim in sorted(rows["claims"].get(wanted["sample_id"], []), key=lambda row: int(row["position"])):
-            print(f"{wanted['sample_id']:20} {claim['verdict'] or 'not judged':14} {claim['text']}")
+        lines.append(_line(wanted, found))
+    claims = [
+        [wanted["sample_id"], claim["verdict"] or "not judged", claim["text"]]
+        for wanted in expected
+        for claim in sorted(rows["claims"].get(wanted["sample_id"], []), key=lambda row: int(row["position"]))
+    ]
+    page = page_of(sys.stdout)
+    print_lines([*table(HEADER, lines, page), "", *table(CLAIM_HEADER, claims, page, names=3)])
 
 
 def _by_sample(run: Run, name: str) -> dict[str, list[Mapping[str, Any]]]:
@@ -60,22 +65,22 @@ def _by_sample(run: Run, name: str) -> dict[str, list[Mapping[str, Any]]]:
     return found
 
 
-def _line(wanted: Mapping[str, Any], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A sample's line: what the run found, and what was expected of its claims."""
+def _line(wanted: Mapping[str, Any], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The cells of a sample: what the run found, and what was expected of its claims."""
     measures = {row["measure"]: row["value"] for row in found["measures"]}
     score: Mapping[str, Any] = next(iter(found["scores"]), {})
     supported = [row["verdict"] == SUPPORTED for row in found["claims"]]
     hoped = [claim["supported"] for claim in wanted["claims"]]
     aspects = None if score.get("covered") is None else f"{score['covered']} / {score['uncovered']}"
-    return ROW.format(
-        wanted["sample_id"][:20],
+    return [
+        wanted["sample_id"],
         _number(measures.get(ICAT)),
         _number(measures.get(FACT)),
         _number(sum(hoped) / len(hoped)),
         _counts(supported),
         _counts(hoped),
         aspects or "-",
-    )
+    ]
 
 
 def _number(value: float | None) -> str:

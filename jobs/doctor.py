@@ -26,6 +26,7 @@ from untold.jobs.asking.endpoint import clear_text_warning
 from untold.jobs.asking.prompts import checked_template
 from untold.jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.run.session import JavaError, check_java, open_session
+from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.errors import UserError
@@ -62,7 +63,7 @@ def examine(load: Callable[[], Resolved]) -> int:
     """
     failed = False
     for finding in _findings(load):
-        print(finding, flush=True)
+        print_lines(finding.lines(page_of(sys.stdout)))
         failed = failed or finding.state == FAIL
     return 1 if failed else 0
 

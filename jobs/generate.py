@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +26,8 @@ from untold.jobs.inputs.samples import SampleError, Samples, column_named, finge
 from untold.jobs.run import manifest
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown, store_of
-from untold.jobs.run.progress import Display
+from untold.jobs.run.progress import Course, Display
+from untold.jobs.run.terminal import amount, page_of, print_lines, table
 from untold.jobs.settings.loading import Resolved
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.systems import SystemsError
@@ -217,8 +219,10 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
         texts = F.when(F.size("contexts") > 0, texts)
     rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
+    run.engines.display.course = Course(len(run.systems))
     for system in run.systems:
         run.engines.display.note(f"system {system.name}: {system.stage.model}")
+        run.engines.display.course.metric = system.name
         runner = _runner(run, system, answers[-1].runner if answers else None)
         answers.append(_Answers(system, runner, runner.ask(STAGE, rows, carry=("sample_id",))))
         # A local model's server gives its memory back before the next one starts
@@ -261,7 +265,8 @@ def _finish(run: _Generating, questions: DataFrame, invalid: DataFrame, answers:
     usage = [{"system": one.system.name, **row} for one in answers for row in one.runner.usage]
     output.write_rows("usage", usage, USAGE_OF_SYSTEMS)
     if damaged := sum(one.runner.damaged_files for one in answers):
-        run.engines.display.note(f"{damaged} damaged files of the store were moved aside: {answers[0].runner.store}")
+        moved = amount(damaged, "damaged file of the store was", "damaged files of the store were")
+        run.engines.display.note(f"{moved} moved aside: {answers[0].runner.store}")
     stopped = next((one for one in answers if one.runner.ended), None)
     ending = stopped.runner.ending if stopped else Ending()
     systems = [_count(one, output.manifest["counts"]) for one in answers]
@@ -335,12 +340,11 @@ def _count_all(systems: Sequence[Mapping[str, Any]], failures: DataFrame) -> dic
 def show_systems(outcome: GenerateOutcome, output: str) -> None:
     """Prints what became of the questions, and how to go on."""
     if outcome.unchanged:
-        print("nothing left to ask; the tables are as they were")
-    print(f"{'system':28} {'model':28} {'questions':>9} {'answered':>9} {'failed':>7} {'unasked':>8}")
-    for row in outcome.systems:
-        counts = f"{row['questions']:>9,} {row['answered']:>9,} {row['failed']:>7,} {row['unasked']:>8,}"
-        print(f"{row['system'][:28]:28} {row['model'][:28]:28} {counts}")
-    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in TABLES)}"))
+        print("Nothing to do; results unchanged")
+    counts = ("questions", "answered", "failed", "unasked")
+    rows = [[row["system"], row["model"], *(f"{row[name]:,}" for name in counts)] for row in outcome.systems]
+    heads = ["system", "model", *counts[:-1], "not asked"]
+    print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {output}")])
     if any(row["answered"] for row in outcome.systems):
-        print(redact(f"next: untold score --input {output}/samples --output DIR --metric LIST"))
-    sys.stdout.flush()
+        samples = shlex.quote(f"{output}/samples")
+        print_lines([redact(f"next: untold score --input {samples} --output DIR --metric LIST")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown, store_of
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import SMALL_BYTES, spark_schema
+from untold.jobs.run.terminal import amount, print_lines
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import FAILURES, ORDER, USAGE
@@ -148,7 +149,8 @@ def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | N
 def _show_invalid(corpus: Texts, display: Display) -> None:
     """Says how many rows are no document, and why the first of them."""
     if corpus.invalid_count:
-        display.note(f"{corpus.invalid_count:,} rows are no documents and are in the table failures; the first:")
+        rows = amount(corpus.invalid_count, "row is no document and is", "rows are no documents and are")
+        display.note(f"{rows} in the table failures; the first:")
         for line in corpus.first_invalid:
             display.note(f"  {line}")
 
@@ -208,14 +210,16 @@ def show_index(outcome: IndexOutcome, output: str) -> None:
     """Prints what is in the index, and how to search it."""
     catalog, counts = outcome.catalog, outcome.counts
     if outcome.unchanged:
-        print("nothing new in the corpus; the index is as it was")
+        print("Nothing to do; results unchanged")
     if catalog is not None:
         new = 0 if outcome.unchanged else counts["new_chunks"]
-        kind = f"{catalog.making.lists:,} lists" if catalog.making.lists else "exact"
+        kind = amount(catalog.making.lists, "list") if catalog.making.lists else "exact"
         size = sum(shard.size for shard in catalog.shards) / 2**20
-        print(
-            f"{catalog.documents:,} documents, {catalog.chunks:,} chunks ({new:,} new), "
-            f"{len(catalog.shards):,} shards, {kind}, {size:,.1f} MB"
-        )
-        print(redact(f"next: untold search --index {output} --query TEXT"))
-    sys.stdout.flush()
+        sizes = [
+            amount(catalog.documents, "document"),
+            f"{amount(catalog.chunks, 'chunk')} ({new:,} new)",
+            amount(len(catalog.shards), "shard"),
+            *(kind, f"{size:,.1f} MB"),
+        ]
+        places = f"results: {output}", f"next: untold search --index {shlex.quote(output)} --query TEXT"
+        print_lines([", ".join(sizes), *map(redact, places)])

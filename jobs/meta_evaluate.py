@@ -16,6 +16,7 @@ from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
+from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.score import ScoreRequest, score
 from untold.jobs.study import agreement
@@ -347,8 +348,8 @@ def _write_sheet(
     restate = _restater(request, sheet, display)
     counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(
-        f"annotation sheet: {counts.items:,} samples, {counts.rows:,} rows, {counts.restated:,} answers restated, "
-        f"in {request.output}"
+        f"annotation sheet: {amount(counts.items, 'sample')}, {amount(counts.rows, 'row')}, "
+        f"{amount(counts.restated, 'answer')} restated, in {request.output}"
     )
 
 

@@ -83,8 +83,10 @@ def plan(
     sha256 = _embedded_sha256(settings) if request.embedded else None
     names = stages_of(request.metrics, settings)
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+    display = display or Display()
     paths = [path for path in (request.input, request.store) if path]
     spark = spark or open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
+    display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)
     found = read_samples(
@@ -96,7 +98,8 @@ def plan(
         optional=optional_of(request.metrics),
         draw=request.draw,
     )
-    show_invalid(found, display or Display())
+    show_invalid(found, display)
+    display.status("counting requests")
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Read by every metric and stage; a plan has no output to write them to

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.endpoint import DEMO_LABEL, RunEndpoint
+from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines, Held, open_engines
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.requests import Requests
@@ -25,21 +25,24 @@ from untold.jobs.inputs.samples import SampleError, Samples, fingerprint, read_s
 from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, retrieves, stages_of
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser, check_graphframes
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import condense_contexts
 from untold.jobs.metrics.scores import score_columns, unknown_measures
+from untold.jobs.results import open_run
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown, store_of, with_added
-from untold.jobs.run.progress import Display
+from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.session import SMALL_BYTES, spark_schema
+from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import aggregate
 from untold.jobs.study.failures import dead_stages, explain_dead_stages
+from untold.jobs.study.run_summary import end_of_run
 from untold.jobs.tables import FAILURES, ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
-from untold.udfs.redaction import redact
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import definition_of
 
@@ -146,6 +149,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
     # Before anything is paid for: a missing jar would end the run after all answers
     if any(metric.has_graph for metric in run.metrics):
         check_graphframes(run.engines.spark, settings)
+    run.engines.display.status(f"reading {request.input}")
     found = read_samples(
         run.engines.spark,
         request.input,
@@ -278,12 +282,22 @@ def _score_metrics(
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
     tools = _Tools(runner, valid, catalog)
-    settings = run.request.settings
-    given = [_with_unusable(metric, metric.score(valid, tools, settings), unusable, settings) for metric in run.metrics]
+    settings, display = run.request.settings, run.engines.display
+    display.course = _course(run.metrics, settings)
+    given = []
+    for metric in run.metrics:
+        display.course.metric = metric.name
+        given.append(_with_unusable(metric, metric.score(valid, tools, settings), unusable, settings))
     names = [name for name in ORDER if any(name in tables for tables in given)]
     # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     empty = {name: run.engines.spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {name: _united(name, nothing, given) for name, nothing in empty.items()}
+
+
+def _course(metrics: Iterable[Metric], settings: Settings) -> Course:
+    """The stages to come. Contexts are condensed once for all metrics."""
+    stages = [name for metric in metrics for name in metric.asks(settings)]
+    return Course(len(stages) - max(0, stages.count(SUMMARISE) - 1))
 
 
 def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame:
@@ -319,6 +333,7 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings
 def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     """Writes the tables, then the manifest as it ended: who reads `finished` finds every table whole."""
     request, output = run.request, run.output
+    run.engines.display.status("writing the tables")
     counted = _counted(run.metrics)
     written = _write_tables(output, tables, counted)
     seed = request.settings.statistics.seed
@@ -332,10 +347,12 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     output.write_rows("usage", runner.usage, RESULT_TABLES["usage"])
     if runner.damaged_files:
-        run.engines.display.note(f"{runner.damaged_files} damaged files of the store were moved aside: {runner.store}")
+        moved = amount(runner.damaged_files, "damaged file of the store was", "damaged files of the store were")
+        run.engines.display.note(f"{moved} moved aside: {runner.store}")
     for metric in run.metrics:
         if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
-            run.engines.display.note(f"{metric.name}: {samples:,} samples have {metric.dropped}")
+            have = amount(samples, "sample has", "samples have")
+            run.engines.display.note(f"{metric.name}: {have} {metric.dropped}")
     counts = output.manifest["counts"] | _counts(**counted)
     code = runner.ending.exit_code(counts["statuses"], request.settings.fail_on_error)
     # Of all starts; null where an endpoint did not name its model
@@ -398,21 +415,8 @@ def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
 
 
 def show_summary(outcome: ScoreOutcome, output: str) -> None:
-    """Prints the summary and where the tables are.
-
-    Scores of the embedded model are labelled as those of a demo, whoever reads them.
-    """
+    """Prints how a run ended: its summary, what failed, what it took, and where to look further."""
     if outcome.unchanged:
-        print("nothing left to ask; the tables are as they were")
-    label = f" ({DEMO_LABEL}: not a judge to rely on)" if outcome.embedded else ""
-    print(f"summary{label}")
-    print(f"{'metric':8} {'system':28} {'n':>7} {'scored':>7} {'undef.':>7} {'failed':>7} {'mean':>6}  95 % interval")
-    for row in outcome.summary:
-        mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
-        system = "all" if row["level"] == "overall" else row["system"]
-        print(
-            f"{row['metric']:8} {system[:28]:28} {row['n']:>7,} {row['scored']:>7,} {row['undefined']:>7,} "
-            f"{row['failed']:>7,} {mean:>6}  {aggregate.interval_text(row)}"
-        )
-    print(redact(f"tables: {', '.join(f'{output}/{name}' for name in RESULT_TABLES)}"))
-    sys.stdout.flush()
+        print("Nothing to do; results unchanged\n")
+    run, page = open_run(output), page_of(sys.stdout)
+    print_lines(end_of_run(run, outcome.summary, outcome.counts, page, embedded=outcome.embedded))

@@ -25,6 +25,7 @@ from untold.jobs.retrieval.vectors import STAGE
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown, store_of
 from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import amount, print_lines
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import FAILURES, HITS, ORDER, USAGE
@@ -232,9 +233,10 @@ def show_hits(outcome: SearchOutcome, request: SearchRequest, *, as_json: bool) 
     """Prints the hits of one query, or where those of many are; nothing of one that ended before it was searched."""
     if request.output is not None:
         if outcome.unchanged:
-            print("nothing left to ask; the tables are as they were")
+            print("Nothing to do; results unchanged")
         counts = outcome.counts
-        print(redact(f"{counts['hits']:,} hits of {counts['queries']:,} queries: {request.output}/hits"))
+        found = f"{amount(counts['hits'], 'hit')} of {amount(counts['queries'], 'query', 'queries')}"
+        print_lines([redact(f"{found}: {request.output}/hits")])
     elif outcome.message is not None:
         # The message is all that there is to say; no hits would read as if nothing had been found
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from pyspark.sql import functions as F
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
+from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.study.aggregate import interval_text
 from untold.jobs.study.lines import (
     check_measured,
     count_distinct,
     draw_bands,
     draw_legend,
-    label_of,
     places_of,
     read_measured,
     title_of,
@@ -116,8 +117,9 @@ def draw_sweep(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
 
 def show_sweep(rows: Iterable[Mapping[str, Any]], output: str) -> None:
     """Prints the table and where it and the pictures are."""
-    print(f"{'system':28} {'beta':>7} {'n':>7} {'mean':>6}  95 % interval")
-    for row in rows:
-        label = label_of(row["system"])[:28]
-        print(f"{label:28} {row['beta']:>7g} {row['n']:>7,} {row['mean']:>6.3f}  {interval_text(row)}")
-    print(places_of(output, TABLE))
+    heads = ["system", "beta", "n", "mean", "95 % interval"]
+    cells = [
+        [row["system"] or "all", f"{row['beta']:g}", f"{row['n']:,}", f"{row['mean']:.3f}", interval_text(row)]
+        for row in rows
+    ]
+    print_lines([*table(heads, cells, page_of(sys.stdout), texts=1), places_of(output, TABLE)])

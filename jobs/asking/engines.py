@@ -57,11 +57,12 @@ def open_engines(
     long to start as Spark does, is first of all. `held`: what is used instead, and stays. From here on the first signal
     asks the run to end in order. Raises JavaError where no usable Java is found.
     """
-    interrupts = Interrupts()
+    interrupts = Interrupts(display.note)
     process = ProcessWhenNeeded(settings.ray.address, interrupts) if held is None else held.process
     if held is not None:
         held.process.serve(interrupts)
     try:
+        display.status("starting Java and Ray" if asks else "starting Java")
         if asks:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark

@@ -33,12 +33,14 @@ class AnsweringError(UserError):
 class AnsweringProcess:
     """Runs `untold.jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only.
 
-    Jobs go in and events come out as JSON, one a line; what the process and its Ray say otherwise goes to a log in a
-    folder of its own, which is removed with it and in which nothing lies that could be imported.
+    It is `ready` once its Ray is. Jobs go in and events come out as JSON, one a line; what the process and its Ray say
+    otherwise goes to a log in a folder of its own, which is removed with it and in which nothing lies that could be
+    imported.
     """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
         self.interrupts = interrupts
+        self.ready = False
         # Whether another job can follow: the last one ended as it should
         self.usable = True
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -142,6 +144,7 @@ class AnsweringProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
+                self.ready = True
                 self._events.put(json.loads(line))
         self._events.put(None)
 

@@ -28,6 +28,7 @@ from untold.jobs.asking.usage import Asked, Usage
 from untold.jobs.run.locks import FolderLock, LockedError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.tables import COMPLETIONS
@@ -97,6 +98,9 @@ class StageRunner:
         be read.
         """
         stage = self.stages[name]
+        display = self.engines.display
+        display.course.begin(name)
+        display.status(f"{display.course.describe(name)}: looking up stored answers")
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
@@ -294,6 +298,8 @@ class StageRunner:
             if lock is not None:
                 # The last look before money is spent
                 lock.check()
+            if not process.ready:
+                self.engines.display.status("starting Ray")
             event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
             show(event)
             self._heard(asking.stage.api, event["models"])
@@ -374,7 +380,7 @@ class StageRunner:
         if outcomes["unasked"] and not self.ended:
             self.ended = "broken"
             unread = outcomes["unasked"]
-            self.error = f"{unread:,} completions were written to {asking.folder} and cannot be read from there"
+            self.error = f"cannot read {amount(unread, 'completion')} back from {asking.folder}"
         if outcomes["unweighted"] and not self.warned_of_ratings:
             self.warned_of_ratings = True
             self._note("the endpoint returns no log-probabilities: ratings are not probability-weighted")

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from untold.jobs.asking.calling import Section, section_of
 from untold.jobs.asking.endpoint import key_remedy
 from untold.jobs.asking.lookups import RELATION, bind_embedding, bind_search
+from untold.jobs.run.terminal import Page, wrapped
 from untold.jobs.settings.lookups import BRAVE_URL
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.llm.calls import Answer, Request
@@ -26,6 +27,8 @@ from untold.udfs.stages import LOOKUPS
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 CALL_SECONDS = 60.0
+# Where the text of a finding begins
+INDENT = 25
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Finding:
     state: str
     about: str
     text: str
+
+    def lines(self, page: Page) -> list[str]:
+        """The finding on a page; what does not fit on its first line is indented."""
+        return wrapped(str(self), page, indent=INDENT)
 
     def __str__(self) -> str:
         return redact(f"{self.state:4}  {self.about:17}  {self.text}")

@@ -235,10 +235,10 @@ def metric_names(text: str) -> tuple[str, ...]:
 
 
 def count(text: str) -> int:
-    """A number from 1. Raises ValueError for another text."""
+    """A positive integer. Raises ValueError for another text."""
     # isdigit refuses signs, blanks and the underscores that int would read
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{text!r} is no number from 1")
+        raise ValueError(f"must be a positive integer, got {text or 'nothing'}")
     return int(text)
 
 
@@ -253,10 +253,10 @@ def weights(text: str) -> tuple[float, ...]:
         try:
             found.append(float(word))
         except ValueError:
-            raise ValueError(f"{word!r} is no number") from None
+            raise ValueError(f"must be numbers, got {word}") from None
     # Not `<= 0`, which NaN passes
     if not found or not all(0 < value <= 1000 for value in found):
-        raise ValueError(f"{text!r} is no list of numbers above 0, up to 1000")
+        raise ValueError(f"must be numbers above 0, up to 1000, got {text or 'nothing'}")
     return tuple(found)
 
 
@@ -265,7 +265,7 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"invalid int value: {text!r}") from None
+        raise ValueError(f"must be an integer, got {text or 'nothing'}") from None
 
 
 def settings_options(*, several: bool = False) -> list[click.Parameter]:
@@ -273,7 +273,7 @@ def settings_options(*, several: bool = False) -> list[click.Parameter]:
     more = "; repeatable" if several else ""
     return [
         Option("--config", "F", "a settings file (YAML)"),
-        Option("--set", "K=V", "one setting; repeatable", to="overrides", multiple=True),
+        Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
         Option("--endpoint", "NAME", f"a preset: openai, vllm, local, ...{more}", multiple=several),
     ]
 
@@ -321,7 +321,7 @@ def input_options(*, output: bool) -> list[click.Parameter]:
 
 RUN_FLAGS = [
     flag("--overwrite", "replace the tables of another run in --output"),
-    flag("--retry-failed", "ask lasting failures again"),
+    flag("--retry-failed", "retry permanently failed requests"),
     flag("--no-wait", "refuse instead of waiting for another run"),
 ]
 

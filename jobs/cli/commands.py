@@ -6,6 +6,7 @@ Jobs are imported within the functions, after the JVM was sent on its way: `--he
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.resources import as_file, files
@@ -34,6 +35,7 @@ from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 
 if TYPE_CHECKING:
+    from untold.jobs.run.progress import Display
     from untold.jobs.score import ScoreRequest
     from untold.jobs.settings.loading import Resolved
     from untold.jobs.settings.model import Settings
@@ -52,12 +54,14 @@ def _begin_spark(settings: Settings, *paths: str | None) -> None:
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     from untold.jobs.run.output import absolute, store_of
+    from untold.jobs.run.progress import Display
 
     resolved = load(options)
-    # Before the next import, so that the JVM starts beside it
-    _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
-    return _run_score(
-        _score_request(
+    with Display() as display:
+        display.status("starting Java")
+        # Before the next import, so that the JVM starts beside it
+        _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
+        request = _score_request(
             options,
             resolved,
             input=options.input,
@@ -68,7 +72,7 @@ def _score(options: Options) -> int:
             retry_failed=options.retry_failed,
             wait=not options.no_wait,
         )
-    )
+        return _run_score(request, display)
 
 
 def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRequest:
@@ -86,12 +90,12 @@ def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRe
     )
 
 
-def _run_score(request: ScoreRequest) -> int:
+def _run_score(request: ScoreRequest, display: Display) -> int:
     """Runs the main job and tells how it ended."""
-    from untold.jobs.run.progress import Display
     from untold.jobs.score import score, show_summary
 
-    outcome = score(request, Display())
+    with display:
+        outcome = score(request, display)
     tell_outcome(lambda: show_summary(outcome, request.output), outcome.message)
     return outcome.exit_code
 
@@ -112,8 +116,9 @@ def _demo_of_coverage(options: Options, resolved: Resolved, folder: Path) -> int
 
     samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
     request = _score_request(options, replace(resolved, settings=settings), input=str(samples), metrics=("e2e",))
-    with showing_results(samples, request.store, settings, resolved.embedded, Display().note):
-        code = _run_score(request)
+    display = Display()
+    with showing_results(samples, request.store, settings, resolved.embedded, display.note):
+        code = _run_score(request, display)
     # After the summary: what a person would say of the same samples
     show_expected(request.output, folder / "expected.jsonl")
     return code
@@ -127,23 +132,24 @@ def _demo_of_claims(options: Options, resolved: Resolved, folder: Path) -> int:
     from untold.jobs.run.progress import Display
 
     place = f"{absolute(options.output)}-index"
-    made = index(
-        IndexRequest(
-            input=str(folder / "corpus.jsonl"),
-            output=place,
-            settings=resolved.settings,
-            overwrite=options.overwrite,
-            command=options.command_line,
-        ),
-        Display(),
-    )
+    with Display() as display:
+        made = index(
+            IndexRequest(
+                input=str(folder / "corpus.jsonl"),
+                output=place,
+                settings=resolved.settings,
+                overwrite=options.overwrite,
+                command=options.command_line,
+            ),
+            display,
+        )
     if made.exit_code:
         tell_outcome(lambda: None, made.message)
         return made.exit_code
     settings = claims_settings(resolved.settings, folder, place)
     samples = str(folder / "samples.jsonl")
     request = _score_request(options, replace(resolved, settings=settings), input=samples, metrics=(METRIC,))
-    code = _run_score(request)
+    code = _run_score(request, Display())
     show_expected_claims(request.output, folder / "expected_claims.jsonl")
     return code
 
@@ -154,16 +160,19 @@ _DEMOS = {"e2e": _demo_of_coverage, "icat": _demo_of_claims}
 def _plan(options: Options) -> int:
     """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
     from untold.jobs.run.output import absolute, store_of
+    from untold.jobs.run.progress import Display
+    from untold.jobs.run.terminal import page_of, print_lines
 
     resolved = load(options, asks=False)
     # A plan without --output and store looks nothing up
     store = store_of(resolved.settings, absolute(options.output or ""))
-    _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
-    from untold.jobs.cli.plan_table import show_plan
-    from untold.jobs.plan import PlanRequest, plan
+    with Display() as display:
+        display.status("starting Java")
+        _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
+        from untold.jobs.cli.plan_table import plan_lines
+        from untold.jobs.plan import PlanRequest, plan
 
-    rows = plan(
-        PlanRequest(
+        request = PlanRequest(
             input=options.input,
             output=absolute(options.output) if options.output else None,
             metrics=options.metric,
@@ -174,11 +183,11 @@ def _plan(options: Options) -> int:
             draw=draw_of(options, resolved.settings),
             retry_failed=options.retry_failed,
         )
-    )
+        rows = plan(request, display)
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
-        show_plan(rows)
+        print_lines(plan_lines(rows, page_of(sys.stdout)))
     return 0
 
 
@@ -196,11 +205,15 @@ def _condense(options: Options) -> int:
     """Relations from any source to statements, without any model."""
     from untold.jobs.condense import CondenseRequest, condense, show_counts
     from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
     request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite)
-    show_counts(condense(request), output)
+    with Display() as display:
+        display.status("starting Java, reading the relations, condensing them")
+        counts = condense(request)
+    show_counts(counts, output)
     return 0
 
 
@@ -276,7 +289,7 @@ COMMANDS: dict[str, click.Command] = {
             *input_options(output=False),
             *settings_options(),
             flag("--overwrite", "as for score"),
-            flag("--retry-failed", "count lasting failures as to be asked"),
+            flag("--retry-failed", "count permanently failed requests as to be retried"),
             flag("--no-wait", "as for score"),
             flag("--json", "print JSON"),
         ],

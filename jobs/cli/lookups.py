@@ -38,7 +38,8 @@ def _index(options: Options) -> int:
         wait=not options.no_wait,
         command=options.command_line,
     )
-    outcome = index(request, Display())
+    with Display() as display:
+        outcome = index(request, display)
     tell_outcome(lambda: show_index(outcome, output), outcome.message)
     return outcome.exit_code
 
@@ -71,7 +72,8 @@ def _search(options: Options) -> int:
         wait=not options.no_wait,
         command=options.command_line,
     )
-    outcome = search(request, Display())
+    with Display() as display:
+        outcome = search(request, display)
     tell_outcome(lambda: show_hits(outcome, request, as_json=options.json), outcome.message)
     return outcome.exit_code
 
@@ -86,7 +88,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             Option("--limit", "N", "only the first N documents by document_id", read=count),
             flag("--overwrite", "make the index anew, or another in its place"),
-            flag("--retry-failed", "ask lasting failures again"),
+            flag("--retry-failed", "retry permanently failed requests"),
             flag("--no-wait", "refuse instead of waiting for another run"),
         ],
     ),
@@ -110,7 +112,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             flag("--json", "print JSON"),
             flag("--overwrite", "replace the hits of another search in --output"),
-            flag("--retry-failed", "ask lasting failures again"),
+            flag("--retry-failed", "retry permanently failed requests"),
             flag("--no-wait", "refuse instead of waiting for another run"),
         ],
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -71,32 +72,37 @@ def _generate(options: Options) -> int:
         wait=not options.no_wait,
         command=options.command_line,
     )
-    outcome = generate(request, Display())
+    with Display() as display:
+        outcome = generate(request, display)
     tell_outcome(lambda: show_systems(outcome, request.output), outcome.message)
     return outcome.exit_code
 
 
 def _compare(options: Options) -> int:
     """Outputs of `untold score` to a ranking. Asks nothing, so it needs no endpoint."""
-    from untold.jobs.compare import compare, show_comparison
+    from untold.jobs.compare import compare, comparison_lines
     from untold.jobs.run.output import absolute
     from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
+    from untold.jobs.run.terminal import page_of, print_lines
 
     settings = settings_without_endpoint(options)
-    display = Display()
-    found = compare(
-        open_session(settings),
-        [absolute(directory) for directory in options.output],
-        metrics=options.metric,
-        seed=settings.statistics.seed,
-        notify=display.note,
-        cluster=options.cluster,
-    )
+    with Display() as display:
+        display.status("starting Java")
+        spark = open_session(settings)
+        display.status("comparing systems")
+        found = compare(
+            spark,
+            [absolute(directory) for directory in options.output],
+            metrics=options.metric,
+            seed=settings.statistics.seed,
+            notify=display.note,
+            cluster=options.cluster,
+        )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        show_comparison(found)
+        print_lines(comparison_lines(found, page_of(sys.stdout), every=options.all, clustered=options.cluster))
     return 0
 
 
@@ -107,27 +113,39 @@ def _combine_studies(options: Options) -> int:
     from untold.jobs.run.progress import Display
 
     settings = settings_without_endpoint(options)
-    report = combine_studies(
-        [absolute(directory) for directory in options.studies],
-        absolute(options.output),
-        seed=settings.statistics.seed,
-        overwrite=options.overwrite,
-        notify=Display().note,
-    )
-    print(report, end="")
+    with Display() as display:
+        report = combine_studies(
+            [absolute(directory) for directory in options.studies],
+            absolute(options.output),
+            seed=settings.statistics.seed,
+            overwrite=options.overwrite,
+            notify=display.note,
+        )
+    _print_report(report)
     return 0
+
+
+def _print_report(report: str) -> None:
+    from untold.jobs.run.terminal import page_of, print_lines
+    from untold.jobs.study.report import report_lines
+
+    print_lines(report_lines(report, page_of(sys.stdout)))
 
 
 def _sweep(options: Options) -> int:
     """ICAT of an output under several betas, as a table and a plot. Asks nothing, so it needs no endpoint."""
     from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
     from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
     request = SweepRequest(output, options.betas or BETAS, settings.statistics.seed)
-    show_sweep(sweep(open_session(settings), request), output)
+    with Display() as display:
+        display.status("starting Java")
+        rows = sweep(open_session(settings), request)
+    show_sweep(rows, output)
     return 0
 
 
@@ -135,12 +153,16 @@ def _curve(options: Options) -> int:
     """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
     from untold.jobs.curve import CurveRequest, curve, show_curve
     from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
     request = CurveRequest(output, settings.statistics.seed)
-    show_curve(curve(open_session(settings), request), output)
+    with Display() as display:
+        display.status("starting Java")
+        rows = curve(open_session(settings), request)
+    show_curve(rows, output)
     return 0
 
 
@@ -180,7 +202,7 @@ def _report_annotations(options: Options) -> int:
     """Reads a filled sheet, writes the table and the report to --output, and prints the report; starts no engine."""
     from untold.jobs.study.annotations import report_study
 
-    print(report_study(options.annotations, options.key, options.output, seed=options.seed or 0), end="")
+    _print_report(report_study(options.annotations, options.key, options.output, seed=options.seed or 0))
     return 0
 
 
@@ -296,8 +318,9 @@ def _run_meta_evaluate(options: Options) -> int:
         wait=not options.no_wait,
         command=options.command_line,
     )
-    outcome = meta_evaluate(request, Display())
-    tell_outcome(lambda: print(outcome.report, end=""), outcome.message)
+    with Display() as display:
+        outcome = meta_evaluate(request, display)
+    tell_outcome(lambda: _print_report(outcome.report), outcome.message)
     return outcome.exit_code
 
 
@@ -328,6 +351,7 @@ _COMPARED = [
     Option("--output", "DIR...", "outputs of untold score", required=True, multiple=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
+    flag("--all", "print all pairs, and not only those that differ by more than chance"),
     flag("--json", "print JSON"),
 ]
 _COMBINED = [
@@ -382,7 +406,7 @@ COMMANDS: dict[str, click.Command] = {
         "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
     ),
     "meta-evaluate": Command(
-        "hold metrics against human labels",
+        "evaluate metrics against human labels",
         _meta_evaluate,
         [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
     ),

@@ -34,6 +34,7 @@ from untold.jobs.inputs.files import (
 )
 from untold.jobs.inputs.places import facts_by_file, with_row
 from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import amount
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import read_batches, type_batches
@@ -179,7 +180,8 @@ def show_invalid(found: Samples, display: Display, done: str = "scored") -> None
     Nothing where there are none. Lines name file, row and reason, never a row's text.
     """
     if found.invalid_count:
-        display.note(f"{found.invalid_count:,} rows cannot be {done} and are in the table failures; the first:")
+        rows = amount(found.invalid_count, f"row cannot be {done} and is", f"rows cannot be {done} and are")
+        display.note(f"{rows} in the table failures; the first:")
         for line in found.first_invalid:
             display.note(f"  {line}")
 

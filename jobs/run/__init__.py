@@ -1,1 +1,1 @@
-"""A run's life: its output, session, locks, interrupts and progress."""
+"""A run's life: its output, session, locks, interrupts, progress and lines on a terminal."""

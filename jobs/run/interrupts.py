@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
@@ -13,11 +12,12 @@ from types import FrameType
 class Interrupts:
     """Remembers that the run was asked to end. `requested` is looked at between pieces of work.
 
-    The first signal only sets it, and says so; the second raises KeyboardInterrupt wherever the main thread is.
+    The first signal only sets it, and `say`s so; the second raises KeyboardInterrupt wherever the main thread is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
         self.requested = False
+        self._say = say
         self._waiting = False
 
     @contextmanager
@@ -51,4 +51,4 @@ class Interrupts:
         again, self.requested = self.requested, True
         if again or self._waiting:
             raise KeyboardInterrupt
-        print("untold: ending in order; again to end at once", file=sys.stderr)
+        self._say("Stopping; press Ctrl-C again to stop now")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from untold.jobs.run.terminal import amount
+
 # Those of docs/contract.md; 130 is what shells give for an interrupted command, 128 + SIGINT
 EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}
 FAILED_TOO_MANY = 4
@@ -34,7 +36,7 @@ class Ending:
         """The line that says why it ended early, and how to go on; None where it did not."""
         again = f"continue with: {command}"
         reasons = {
-            "budget": f"the budget is used up after {self.calls:,} calls; raise budget.* and {again}",
+            "budget": f"the budget is used up after {amount(self.calls, 'call')}; raise budget.* and {again}",
             "outage": f"the endpoint does not answer; {self._kept('nothing is lost')}, {again}",
             "interrupted": f"interrupted; {self._kept('what was answered is kept')}, {again}",
             "refused": f"the endpoint refuses the run: {self.error}, then {again}",
@@ -45,7 +47,8 @@ class Ending:
 
     def _kept(self, all_kept: str) -> str:
         """What became of the answers: these words where none is known to be lost."""
-        return f"{self.lost:,} are lost and will be paid for again, all others are kept" if self.lost else all_kept
+        lost = amount(self.lost, "answer is lost", "answers are lost")
+        return f"{lost} and will be paid for again, all others are kept" if self.lost else all_kept
 
     def exit_code(self, statuses: Mapping[str, int], fail_on_error: bool | int | float) -> int:
         """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes")."""

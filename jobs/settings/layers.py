@@ -242,10 +242,10 @@ def _assign_section(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeL
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             _assign(layer, f"{name}.{key.value}" if name else str(key.value), value, loader)
+    elif not name and node.tag != _NULL:
+        layer.problems.append(f"{layer.origin}: the settings file must be a mapping")
     elif node.tag != _NULL:
-        layer.complain(
-            name or "the file", loader.construct_object(node, deep=True), "must be a mapping of settings", node
-        )
+        layer.complain(name, loader.construct_object(node, deep=True), "must be a mapping of settings", node)
 
 
 def _value(known: Known, path: tuple[str, ...], node: yaml.Node, loader: yaml.SafeLoader) -> Any:
@@ -397,7 +397,7 @@ def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer
         if equals and name.strip():
             assign_text(layer, name.strip(), text)
         else:
-            layer.problems.append(problem_line(name.strip() or "--set", {}, "--set", "must be written key=value"))
+            layer.problems.append(problem_line(name.strip() or "''", {}, "--set", "--set needs KEY=VALUE"))
         layers.append(layer)
     if endpoint is not None:
         layers.append(Layer("--endpoint", assignments=[Assignment("llm.endpoint", (), endpoint, "--endpoint")]))

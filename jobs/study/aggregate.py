@@ -23,6 +23,7 @@ COLUMN_OF_STATUS = {
 }
 MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
 GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
+FEW = 10  # values of which a bootstrap interval is rough
 Counts = dict[str, Counter[float]]
 Group = tuple[str, str | None]
 
@@ -136,13 +137,20 @@ def collect_counts(count: Callable[..., DataFrame], max_distinct: int = MAX_DIST
         yield from batch.to_pylist()
 
 
-def interval_text(row: Mapping[str, Any]) -> str:
-    """The 95 % interval of a row, as it is printed.
+def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
+    """The 95 % interval of a row as it is printed, or why there is none; one of fewer than `FEW` values says so.
 
-    >>> interval_text({"ci_low": 0.25, "ci_high": 0.5}), interval_text({"ci_low": None, "ci_high": None})
-    ('0.250 .. 0.500', '-')
+    `clustered`: it takes whole queries.
+
+    >>> [interval_text({"ci_low": low, "ci_high": 0.5, "n": n}) for low, n in [(0.25, 12), (0.25, 3), (None, 1)]]
+    ['0.250 .. 0.500', '0.250 .. 0.500 (n < 10)', '- (n = 1)']
     """
-    return "-" if row["ci_low"] is None else f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}"
+    count = row.get("scored", row["n"])
+    if row["ci_low"] is not None:
+        return f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}" + (f" (n < {FEW})" if count < FEW else "")
+    if count < 2:
+        return f"- (n = {count})"
+    return "- (one query, or all equal)" if clustered else "- (all equal)"
 
 
 def _column_of(status: str) -> str:

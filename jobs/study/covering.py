@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.run.output import Output
+from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage
@@ -101,7 +102,8 @@ def write_study(
     tiers = count_tiers(verdicts, items.judged)
     notes = [missing] if missing else []
     if tiers.unknown:
-        notes.append(f"{tiers.unknown:,} references are of no tier: some method says nothing of them")
+        one, many = (f"{words} of no tier: some method says nothing of" for words in ("reference is", "references are"))
+        notes.append(amount(tiers.unknown, f"{one} it", f"{many} them"))
     if plan.subset is not None:
         drawn, short = draw_items(tiers, plan.subset, methods, plan.seed)
         kept = items.steps.keep(drawn, "subset")
@@ -122,8 +124,8 @@ def write_study(
     queries = len({row["cluster"] for row in people})
     if queries < len(people) and not plan.clustered:
         notes.append(
-            f"{len(people):,} samples are of {queries:,} queries, and those of one query are alike: intervals that "
-            "take samples one by one are too narrow; --cluster takes whole queries"
+            f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and those of "
+            "one query are alike: intervals that take samples one by one are too narrow; --cluster takes whole queries"
         )
     found = Found(rows, labels, items.covered, counted, misses, _means(items, plan, verdicts), plan.subset)
     report = render(found, costs, clustered=plan.clustered, notes=notes)

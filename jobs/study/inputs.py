@@ -15,6 +15,7 @@ from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.results import open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run.terminal import amount
 from untold.jobs.study.aggregate import COLUMN_OF_STATUS
 from untold.jobs.tables import ATOMS, STATEMENTS
 from untold.udfs.errors import UserError
@@ -28,9 +29,9 @@ REQUIRED = ("sample_id", "metric", "score")
 KEYS = ["model", "metric", "sample_id"]
 # What is told of each kind of id that does not fit, with the name of the input
 FAULTS = {
-    "lost": "samples of {about} have no score",
-    "unknown": "scores are of no sample of {about}",
-    "repeated": "samples of {about} have several scores",
+    "lost": ("sample of {about} has no score", "samples of {about} have no score"),
+    "unknown": ("score is of no sample of {about}", "scores are of no sample of {about}"),
+    "repeated": ("sample of {about} has several scores", "samples of {about} have several scores"),
 }
 FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 # Values that a message shows: enough to see the pattern, and still one line
@@ -70,8 +71,9 @@ def _check_labels(path: str, samples: DataFrame) -> None:
     rows = wrong.orderBy(F.desc("count"), "label").collect()
     if rows:
         parts = [_describe_label(row["label"], row["count"]) for row in rows[:SHOWN]]
+        have = amount(sum(row["count"] for row in rows), "sample has", "samples have")
         raise MetaEvaluationError(
-            f"{path}: {sum(row['count'] for row in rows):,} samples have a label that is none of {', '.join(LABELS)}: "
+            f"{path}: {have} a label that is none of {', '.join(LABELS)}: "
             f"{', '.join(parts)}{', ...' if len(rows) > SHOWN else ''}; correct or remove them"
         )
 
@@ -96,7 +98,9 @@ def _check_instances(path: str, samples: DataFrame, whole: int) -> None:
         F.count("*"),
     ).collect()[0]
     if unread:
-        raise MetaEvaluationError(f"{path}: {unread:,} rows cannot be read as instances; correct or remove them")
+        raise MetaEvaluationError(
+            f"{path}: {amount(unread, 'row')} cannot be read as instances; correct or remove them"
+        )
     if cut:
         raise MetaEvaluationError(
             f"{path}: {cut:,} of {rows:,} instances lack some of their {whole} samples; "
@@ -263,7 +267,7 @@ def _check_values(frame: DataFrame, metrics: Sequence[str] | None, where: str) -
         problems.append(f"{where}: the column `metric` is null in some rows; name the metric of every score")
     for name, what in (("unnamed", "no sample_id"), ("outside", "a score that is not between 0 and 1")):
         if count := sum(row[name] for row in rows if row["metric"] in wanted):
-            problems.append(f"{where}: {count:,} rows have {what}; correct them")
+            problems.append(f"{where}: {amount(count, 'row has', 'rows have')} {what}; correct them")
     if not has:
         problems.append(f"{where}: no rows in it")
     return wanted, problems
@@ -301,7 +305,8 @@ def _check_ids(
         lost, given_id = near.get((row["model"], row["metric"]), (row["id"], None))
         shown, close = (lost, [given_id] if given_id else []) if row["fault"] == "lost" else (row["id"], [])
         example = f"`{shorten(shown)}`{aside(close)}"
-        problems.append(f"{where}: {row['count']:,} {FAULTS[row['fault']].format(about=about)}: {example}")
+        told = amount(row["count"], *(words.format(about=about) for words in FAULTS[row["fault"]]))
+        problems.append(f"{where}: {told}: {example}")
     raise_all(problems)
 
 
@@ -327,8 +332,8 @@ def describe_repeats(points: DataFrame) -> str | None:
     if questions == units:
         return None
     return (
-        f"{units:,} rows are of {questions:,} questions, and answers to one question are alike: intervals and tests "
-        "that take rows one by one are too sure; --cluster takes whole questions"
+        f"{amount(units, 'row is', 'rows are')} of {amount(questions, 'question')}, and answers to one question are "
+        "alike: intervals and tests that take rows one by one are too sure; --cluster takes whole questions"
     )
 
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run.terminal import amount
 from untold.jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.retrieval.local_models import ModelFiles
@@ -104,7 +105,9 @@ def check_items(
     shown = broken.select("sample_id", "error").orderBy("sample_id").limit(SHOWN).collect()
     if shown:
         parts = ", ".join(f"`{shorten(row['sample_id'])}` ({row['error']})" for row in shown)
-        raise MetaEvaluationError(f"{path}: {broken.count():,} samples have items that cannot be read: {parts}")
+        raise MetaEvaluationError(
+            f"{path}: {amount(broken.count(), 'sample has', 'samples have')} items that cannot be read: {parts}"
+        )
     labels = read.select(F.explode("items").alias("item")).select(F.explode("item.labels").alias("label"))
     known = labels.where("label IS NOT NULL").groupBy("label").count().orderBy(F.desc("count"), "label")
     found = [row["label"] for row in known.limit(MOST_LABELS).collect()]
@@ -256,12 +259,12 @@ def _check_ids(rows: DataFrame, items: DataFrame, about: str) -> None:
     named = F.min(F.struct("sample_id", "reference_id")).alias("first")
     shown = faults.agg(F.count("*").alias("count"), named).orderBy("model", "metric", "fault").collect()
     words = {
-        "unknown": f"statements are of no item of {about}",
-        "repeated": f"items of {about} have several statements",
+        "unknown": (f"statement is of no item of {about}", f"statements are of no item of {about}"),
+        "repeated": (f"item of {about} has several statements", f"items of {about} have several statements"),
     }
     raise_all(
         [
-            f"{row['model']}: {row['metric']}: {row['count']:,} {words[row['fault']]}: reference_id "
+            f"{row['model']}: {row['metric']}: {amount(row['count'], *words[row['fault']])}: reference_id "
             f"`{shorten(row['first']['reference_id'])}` of sample `{shorten(row['first']['sample_id'])}`"
             for row in shown
         ]

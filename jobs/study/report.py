@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from matplotlib import style
@@ -13,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from untold.graph.drawing import FORMATS, STYLE, one_line, save_figure
+from untold.jobs.run.terminal import Page, table
 from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.intervals import IntArray
@@ -35,6 +37,8 @@ MEASURE_HEADS = {
     "floor_constant": "constant label",
     "floor_overlap": "token overlap",
 }
+# How a cell of a number, an interval or nothing begins
+_NUMBER = re.compile(r"[-+<]?(\d|$)")
 # Floors are drawn as lines and told as bare numbers
 WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
 PUBLISHED_NOTE = (
@@ -259,6 +263,24 @@ def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table of cells that are escaped."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+
+
+def report_lines(report: str, page: Page) -> list[str]:
+    """The lines of a report: Markdown as it is, and on a terminal with tables that fit its width."""
+    lines: list[str] = []
+    for is_table, group in groupby(report.removesuffix("\n").split("\n"), key=lambda line: line.startswith("| ")):
+        if not is_table or page.width is None:
+            lines += group
+            continue
+        heads, _, *rows = (_cells(line) for line in group)
+        numeric = [all(_NUMBER.match(row[place]) for row in rows) for place in range(len(heads))]
+        lines += table(heads, rows, page, names=[*numeric, True].index(True))
+    return lines
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a Markdown table."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def markdown_cell(cell: str) -> str:

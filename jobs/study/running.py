@@ -9,6 +9,7 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.run import manifest
 from untold.jobs.run.outcome import FAILED_TOO_MANY
 from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import amount
 from untold.jobs.study.asking import Asker
 from untold.jobs.study.report import Cost
 from untold.jobs.study.requests import Endpoint, MetaEvaluationOutcome, MetaEvaluationRequest
@@ -24,7 +25,8 @@ def verify_endpoints(request: MetaEvaluationRequest, claims: Claims, display: Di
         if told.exit_code not in (0, FAILED_TOO_MANY):
             return MetaEvaluationOutcome(told.exit_code, message=told.message)
         if told.without_evidence:
-            display.note(f"{told.without_evidence:,} claims have no evidence: not supported, unasked")
+            have = amount(told.without_evidence, "claim has", "claims have")
+            display.note(f"{have} no evidence: not supported, unasked")
         code = max(code, told.exit_code)
     return MetaEvaluationOutcome(code)
 

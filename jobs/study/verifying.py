@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from untold.jobs.asking.lost import has_failed
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.samples import SampleError, Samples, read_rows
+from untold.jobs.run.terminal import amount
 from untold.jobs.study.agreement import read_rows as rows_of
 from untold.jobs.study.asking import Asker
 from untold.jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
@@ -86,8 +87,9 @@ def label_claims(about: str, samples: DataFrame) -> Claims:
     found = wrong.collect()
     if found:
         parts = [f"`{shorten(row['label'])}`{aside(near_misses(row['label'], VERDICTS))}" for row in found[:SHOWN]]
+        have = amount(sum(row["count"] for row in found), "claim has", "claims have")
         raise MetaEvaluationError(
-            f"{about}: {sum(row['count'] for row in found):,} claims have a label that is none of "
+            f"{about}: {have} a label that is none of "
             f"{', '.join(VERDICTS)}: {', '.join(parts)}{', ...' if len(found) > SHOWN else ''}; correct or remove them"
         )
     if rows.isEmpty():
@@ -163,15 +165,21 @@ def _check(verdicts: DataFrame, claims: Claims) -> None:
     given = verdicts.groupBy(*KEYS).agg(F.count("*").alias("given"), F.first("verdict").alias("verdict"))
     both = given.join(known, on="claim_id", how="left")
     fault = (
-        F.when(F.isnull("known"), "verdicts are on no claim of the input")
-        .when(F.col("given") > 1, "claims have several verdicts")
-        .when(~F.col("verdict").isin(*VERDICTS), f"verdicts are none of {', '.join(VERDICTS)}")
+        F.when(F.isnull("known"), "unknown")
+        .when(F.col("given") > 1, "double")
+        .when(~F.col("verdict").isin(*VERDICTS), "other")
     )
+    known_verdicts = ", ".join(VERDICTS)
+    words = {
+        "unknown": ("verdict is on no claim of the input", "verdicts are on no claim of the input"),
+        "double": ("claim has several verdicts", "claims have several verdicts"),
+        "other": (f"verdict is none of {known_verdicts}", f"verdicts are none of {known_verdicts}"),
+    }
     faults = both.select(*KEYS, fault.alias("fault")).where("fault IS NOT NULL").groupBy("model", "metric", "fault")
     shown = faults.agg(F.count("*").alias("count"), F.min("claim_id").alias("first"))
     raise_all(
         [
-            f"{row['model']}: {row['metric']}: {row['count']:,} {row['fault']} ({claims.about}): claim_id "
+            f"{row['model']}: {row['metric']}: {amount(row['count'], *words[row['fault']])} ({claims.about}): claim_id "
             f"`{shorten(row['first'])}`"
             for row in shown.orderBy("model", "metric", "fault").collect()
         ]

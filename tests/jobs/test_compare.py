@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from scipy.stats import false_discovery_control, permutation_test
 
 from untold.jobs.cli.main import main
-from untold.jobs.compare import CompareError, compare, count_differences
+from untold.jobs.compare import CompareError, compare, comparison_lines, count_differences
 from untold.jobs.results import UnreadableRunError
+from untold.jobs.run.terminal import Page
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
@@ -237,6 +238,53 @@ def test_what_is_no_output_of_score_is_refused(spark: SparkSession, tmp_path: Pa
         compare(spark, [str(tmp_path)], seed=0)
 
 
+def ranking(*p_values: float | None) -> dict[str, list[dict[str, Any]]]:
+    """Systems, and pairs with these adjusted p-values."""
+    system = {"metric": "qa", "n": 20, "scored": 20, "mean": 0.5, "ci_low": 0.25, "ci_high": 0.75}
+    pair = {"metric": "qa", "n": 20, "difference": 0.125, "p_value": 0.01}
+    places = enumerate(p_values)
+    return {
+        "systems": [{**system, "system": f"system-{place}"} for place in range(3)],
+        "comparisons": [
+            {**pair, "first": f"s{place}", "second": f"t{place}", "p_adjusted": value} for place, value in places
+        ],
+    }
+
+
+def test_pairs_are_shown_that_differ_by_more_than_chance() -> None:
+    found = ranking(0.049, 0.05, None)
+    lines = list(comparison_lines(found, Page()))
+    assert [line.split() for line in lines[5:7]] == [
+        ["metric", "first", "second", "n", "diff.", "p", "p", "adj."],
+        ["qa", "s0", "t0", "20", "+0.125", "0.0100", "0.0490"],
+    ]
+    assert lines[8:] == ["2 pairs do not differ by more than chance (p adj. < 0.05); --all or --json shows them"]
+    shown = list(comparison_lines(found, Page(), every=True))
+    assert [line.split()[1] for line in shown[6:]] == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ({"scored": 12, "ci_low": 0.25}, "0.250 .. 0.500"),
+        ({"scored": 9, "ci_low": 0.25}, "0.250 .. 0.500 (n < 10)"),
+        ({"scored": 1, "ci_low": None}, "- (n = 1)"),
+        ({"scored": 0, "ci_low": None}, "- (n = 0)"),
+        ({"scored": 12, "ci_low": None}, "- (all equal)"),
+    ],
+)
+def test_an_interval_that_cannot_be_had_says_why(row: dict[str, Any], shown: str) -> None:
+    (system, *_) = ranking()["systems"]
+    lines = list(comparison_lines({"systems": [{**system, **row, "ci_high": 0.5}], "comparisons": []}, Page()))
+    assert lines[1].endswith(f"  {shown}")
+
+
+def test_intervals_of_queries_say_that_these_may_be_one() -> None:
+    (system, *_) = ranking()["systems"]
+    alone = {"systems": [{**system, "ci_low": None}], "comparisons": []}
+    assert list(comparison_lines(alone, Page(), clustered=True))[1].endswith("- (one query, or all equal)")
+
+
 def test_the_command_prints_a_table_or_json(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,13 +298,11 @@ def test_the_command_prints_a_table_or_json(
     assert json.loads(capsys.readouterr().out) == compare(spark, outputs, seed=4)
     assert main(command) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in shown] == [
-        ["metric", "system"],
-        ["qa", "b"],
-        ["qa", "a"],
-        [],
-        ["metric", "first"],
-        ["qa", "b"],
+    assert [line.split()[:2] for line in shown] == [["metric", "system"], ["qa", "b"], ["qa", "a"], [], ["1", "pair"]]
+    assert main([*command, "--all"]) == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        ["metric", "first", "second"],
+        ["qa", "b", "a"],
     ]
     assert main([*command, "--metric", "nli"]) == 1
     assert "no scores of metric nli" in capsys.readouterr().err

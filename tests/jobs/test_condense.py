@@ -213,12 +213,16 @@ REFUSED = {
         "`Entails` (did you mean `entailment`?) in 1",
     ),
     "null id": (changed(RELATIONS, 2, premise_id=None), NODES, "no `premise_id` in 1 of 8 rows"),
-    "unknown id": (changed(RELATIONS, 2, premise_id="C3"), NODES, "1 ids are not among the nodes"),
+    "unknown id": (changed(RELATIONS, 2, premise_id="C3"), NODES, "1 id is not among the nodes"),
     "near id": (changed(RELATIONS, 2, premise_id="C3"), NODES, "`C3` (did you mean `c3`?)"),
-    "two texts": (RELATIONS, [*NODES, {**NODES[1], "text": "Other."}], "1 ids have different texts (`c0`)"),
+    "two texts": (RELATIONS, [*NODES, {**NODES[1], "text": "Other."}], "1 id has different texts (`c0`)"),
     "unknown origin": (RELATIONS, changed(NODES, 1, origin="contexts"), "`contexts` (did you mean `context`?)"),
     "null text": (RELATIONS, changed(NODES, 1, text=None), "no `text` in 1 of 6 rows"),
-    "frequency": (RELATIONS, [{**row, "frequency": 0} for row in NODES], "`frequency` is no number from 1 in 6 rows"),
+    "frequency": (
+        RELATIONS,
+        [{**row, "frequency": 0} for row in NODES],
+        "`frequency` must be a positive integer; 6 rows",
+    ),
     "samples in one": (RELATIONS, [{**row, "sample_id": "1"} for row in NODES], "has the column `sample_id`"),
 }
 

@@ -43,7 +43,7 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert again.returncode == 0
-    assert "nothing left to ask" in again.stdout
+    assert "Nothing to do; results unchanged" in again.stdout
 
 
 def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_documents(tmp_path: Path) -> None:

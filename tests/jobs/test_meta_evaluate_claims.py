@@ -118,12 +118,12 @@ def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> 
         run(spark, request)
     about = tmp_path / "wiki.jsonl"
     assert str(raised.value).splitlines() == [
-        f"m: verify_claim: 1 claims have several verdicts ({about}): claim_id `c00`",
-        f"m: verify_claim: 1 verdicts are none of supported, contradicted, not_supported ({about}): claim_id `c01`",
-        f"m: verify_claim: 1 verdicts are on no claim of the input ({about}): claim_id `c99`",
+        f"m: verify_claim: 1 claim has several verdicts ({about}): claim_id `c00`",
+        f"m: verify_claim: 1 verdict is none of supported, contradicted, not_supported ({about}): claim_id `c01`",
+        f"m: verify_claim: 1 verdict is on no claim of the input ({about}): claim_id `c99`",
     ]
     write_lines(about, [{**claims[0], "label": "suported"}, *claims[1:]])
-    with pytest.raises(MetaEvaluationError, match=r"1 claims have a label that is none of supported, .*`suported`"):
+    with pytest.raises(MetaEvaluationError, match=r"1 claim has a label that is none of supported, .*`suported`"):
         run(spark, request)
     write_lines(about, [{"claim": "c", "label": "supported"}])
     with pytest.raises(SampleError, match="no column `evidence`"):

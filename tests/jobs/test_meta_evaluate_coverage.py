@@ -298,7 +298,7 @@ def item(**values: Any) -> Rows:
     [
         ([{"query": "q", "response": "r", "aspect": ["a"]}], {}, "no column `aspects` (did you mean `aspect`?) or"),
         ([{"query": "q", "response": "r", "aspects": ["a"]}], {}, "no item has a label; give each {id, text, labels}"),
-        (item(text=None), {}, "1 samples have items that cannot be read: "),
+        (item(text=None), {}, "1 sample has items that cannot be read: "),
         (item(labels=["right"]), {}, "no label is one of covered, true, yes, 1; name those that mean covered with"),
         (item(), {"covered": ("Yes!",)}, "no item is labelled `Yes!` (did you mean `yes`?); labels are `yes`"),
     ],
@@ -323,8 +323,8 @@ def test_statements_that_do_not_fit_are_refused_all_at_once(spark: SparkSession,
         run(spark, request)
     about = tmp_path / "wiki.jsonl"
     assert str(raised.value).splitlines() == [
-        f"m: icat: 1 items of {about} have several statements: reference_id `f1` of sample `s00`",
-        f"m: icat: 1 statements are of no item of {about}: reference_id `f9` of sample `s00`",
+        f"m: icat: 1 item of {about} has several statements: reference_id `f1` of sample `s00`",
+        f"m: icat: 1 statement is of no item of {about}: reference_id `f9` of sample `s00`",
     ]
 
 

@@ -156,7 +156,7 @@ def test_tiers_count_the_methods_that_call_a_reference_covered(study: MetaEvalua
     # One verdict of each model is not known, of the same reference
     assert len(tiers) == SAMPLES * REFERENCES - 1
     report = (Path(study.output) / "meta_evaluation.md").read_text()
-    assert "Note: 1 references are of no tier: some method says nothing of them." in report
+    assert "Note: 1 reference is of no tier: some method says nothing of it." in report
 
 
 def test_what_was_missed_was_no_candidate_or_not_entailed(study: MetaEvaluationRequest) -> None:

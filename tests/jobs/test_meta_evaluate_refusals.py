@@ -57,8 +57,8 @@ def test_ids_that_are_missing_on_either_side_are_counted_with_near_misses(spark:
     told = refused(spark, ask(wiki, {"m": write_scores(wiki / "m", scores)}))
     where, about = f"m ({wiki / 'm'})", wiki / "wiki.jsonl"
     assert told.splitlines() == [
-        f"{where}: e2e: 1 samples of {about} have several scores: `0-answer0`",
-        f"{where}: e2e: 1 scores are of no sample of {about}: `9-answer0`",
+        f"{where}: e2e: 1 sample of {about} has several scores: `0-answer0`",
+        f"{where}: e2e: 1 score is of no sample of {about}: `9-answer0`",
         f"{where}: nli: 5 samples of {about} have no score: `1-answer0` (did you mean `1_ANSWER0`?)",
         f"{where}: nli: 5 scores are of no sample of {about}: `1_ANSWER0`",
     ]
@@ -75,7 +75,7 @@ def test_metrics_that_are_not_there_are_named_with_the_nearest(spark: SparkSessi
         ("scor", None, "no column `score` (did you mean `scor`?); it has metric, sample_id, scor"),
         ("score", pa.array(["high"] * 40), "the column `score` is string; give numbers from 0 to 1"),
         ("score", pa.array([2.0, -1.0] + [0.5] * 38), "2 rows have a score that is not between 0 and 1"),
-        ("sample_id", pa.array([None] + ["x"] * 39), "1 rows have no sample_id"),
+        ("sample_id", pa.array([None] + ["x"] * 39), "1 row has no sample_id"),
         ("metric", pa.array([None] + ["e2e"] * 39), "the column `metric` is null in some rows"),
     ],
 )

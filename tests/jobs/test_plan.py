@@ -18,12 +18,12 @@ from tests.runs.here import RunHere
 from untold.jobs.asking import local_model
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.store import stage_folder
-from untold.jobs.cli.plan_table import show_plan
+from untold.jobs.cli.plan_table import plan_lines
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, PlanRequest, completion_limit, hours_of, plan
 from untold.jobs.results import open_run
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.loading import load_settings
+from untold.jobs.run.terminal import Page
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.jobs.tables import SAMPLES
 from untold.udfs.llm.keys import Stage
@@ -358,32 +358,38 @@ def test_hours_are_those_of_the_tighter_limit() -> None:
     assert hours_of(LlmSettings(), 60, 120_000) is None
 
 
-def test_table_shows_bounds_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
+def plan_row(**fields: Any) -> dict[str, Any]:
     row = {"metric": "e2e", "stage": "summarise_context", "requests": 1200, "exact": True, "reused": 200}
-    first = {**row, "prompt_tokens": 5000, "completion_tokens": 700, "cost": 1.5, "hours": None}
-    first |= {"expected_requests": 300, "expected_prompt_tokens": 900, "expected_completion_tokens": 20}
-    first |= {"expected_cost": 0.25}
-    show_plan([first, {**first, "stage": "evaluate_coverage", "exact": False}])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1] == [
-        "e2e",
-        "summarise_context",
-        "=",
-        "1,200",
-        "200",
-        "5,000",
-        "700",
-        "1.50",
-        "-",
-        "300",
-        "900",
-        "20",
-        "0.25",
+    row |= {"prompt_tokens": 5000, "completion_tokens": 700, "cost": 1.5, "hours": None}
+    row |= {"expected_requests": 300, "expected_prompt_tokens": 900, "expected_completion_tokens": 20}
+    return {**row, "expected_cost": 0.25, **fields}
+
+
+def test_tables_show_what_is_possible_and_what_is_expected() -> None:
+    rows = [plan_row(), plan_row(stage="evaluate_coverage", exact=False)]
+    lines = [" ".join(line.split()) for line in plan_lines(rows, Page())]
+    assert lines[:11] == [
+        "possible",
+        "metric stage requests reused tokens in tokens out cost hours",
+        "e2e summarise_context = 1,200 200 5,000 700 1.50 -",
+        "e2e evaluate_coverage <= 1,200 200 5,000 700 1.50 -",
+        "total <= 2,400 400 10,000 1,400 3.00 -",
+        "",
+        "expected",
+        "metric stage requests tokens in tokens out cost",
+        "e2e summarise_context 300 900 20 0.25",
+        "e2e evaluate_coverage 300 900 20 0.25",
+        "total 600 1,800 40 0.50",
     ]
-    assert lines[2][:3] == ["e2e", "evaluate_coverage", "<="]
-    assert lines[3] == ["total", "<=", "2,400", "400", "10,000", "1,400", "3.00", "-", "600", "1,800", "40", "0.50"]
 
 
-def test_planning_needs_no_key() -> None:
-    resolved = load_settings(None, [], "openai", {}, asks=False, local_installed=lambda: False)
-    assert resolved.settings.llm.base_url
+def test_a_plan_of_a_million_requests_fits_100_columns() -> None:
+    tokens = {name: 10**9 for name in plan_row() if name.endswith("tokens")}
+    millions = {"requests": 1_000_000, "exact": False, "reused": 0, "expected_requests": 500_000, "cost": 12_345.0}
+    rows = [
+        plan_row(metric=metric, stage=stage, hours=100.0, **tokens, **millions)
+        for metric in ("importance", "longrecall")
+        for stage in STAGES
+    ]
+    assert max(map(len, plan_lines(rows[:1], Page()))) <= 100
+    assert max(map(len, plan_lines(rows, Page(100)))) <= 100

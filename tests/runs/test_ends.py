@@ -114,7 +114,8 @@ def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
     written = sum(pq.read_metadata(file).num_rows for file in disk.folder.rglob("*.parquet"))
     lost = server.count() - written
     assert (ended.code, written > 0, lost > 0) == (1, True, True), ended.err
-    assert f"(No space left on device); {lost} are lost and will be paid for again" in ended.err.splitlines()[-1]
+    told = f"(No space left on device); {lost} answer{'s are' if lost > 1 else ' is'} lost and will be paid for again"
+    assert told in ended.err.splitlines()[-1]
     assert "what was answered is kept" not in ended.err
     disk.empty()
     server.reset()

@@ -76,7 +76,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     assert server.count("embed_text") == texts + 1
     again = run_here.command(words("search", server, *found))
     assert again.code == 0, again.err
-    assert "nothing left to ask" in again.out, again.out
+    assert "Nothing to do; results unchanged" in again.out, again.out
 
     grown = {**CORPUS, "new": "a wholly new one"}
     del grown["doc-001"]

@@ -126,7 +126,7 @@ def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
     assert ended.code == 0, ended.err
     # A claim without evidence is not supported, unasked; what was answered before the budget ended it is kept
     assert server.count("verify_claim") == server.count() == 6
-    assert "1 claims have no evidence: not supported, unasked" in ended.err
+    assert "1 claim has no evidence: not supported, unasked" in ended.err
     found = {(row["model"], row["measure"]): row for row in read_table(output, "meta_evaluation")}
     assert [found[model, "accuracy"]["value"] for model in MODELS] == [1, 1]
     place = output / "runs" / MODELS[1] / "claims"

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from untold.udfs.errors import UserError
-from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.hints import did_you_mean, near_misses, shorten
 from untold.udfs.sheets.spreadsheets import Cell
 from untold.udfs.statistics.confusion import LABELS, match_label
 from untold.udfs.statistics.intervals import clustered_bca_interval
@@ -209,13 +209,14 @@ def _find_columns(name: str, rows: Rows, columns: Sequence[str]) -> dict[str, in
 
 
 def _read_number(cells: Mapping[str, str], column: str) -> int:
-    """A number from 1; spreadsheets may have made it 1.0."""
+    """A positive integer; spreadsheets may have made it 1.0."""
     try:
         number = float(cells[column])
     except ValueError:
         number = 0.0
     if not (number.is_integer() and number >= 1):
-        raise AnnotationError(f"{column} is {'empty' if not cells[column] else 'no number from 1'}")
+        wrong = f"must be a positive integer, got {shorten(cells[column])}" if cells[column] else "is empty"
+        raise AnnotationError(f"{column} {wrong}")
     return int(number)
 
 

@@ -122,6 +122,21 @@ def test_commands_that_run_or_plan_a_metric_take_settings(capsys: pytest.Capture
     assert all(flag in shown for flag in ("--config", "--set", "--endpoint", "--debug"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--help"], "evaluate metrics against human labels"),
+        (["score", "--help"], "retry permanently failed requests"),
+        (["index", "--help"], "--set KEY=VALUE"),
+        (["compare", "--help"], "print all pairs"),
+    ],
+)
+def test_the_help_says_what_a_word_does(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Puts a command `fail` beside the others that ends with this error."""
 
@@ -300,6 +315,10 @@ def test_one_flag_takes_several_outputs(capsys: pytest.CaptureFixture[str]) -> N
         (["scor"], "did you mean score?"),
         (["schema", "score"], "did you mean scores?"),
         (["prompts", "extract_atom"], "did you mean extract_atoms?"),
+        ([*SCORE, "--limit", "0"], "argument --limit: must be a positive integer, got 0\n"),
+        ([*SCORE, "--limit", "many"], "argument --limit: must be a positive integer, got many\n"),
+        (["meta-evaluate", "--seed", "one"], "argument --seed: must be an integer, got one\n"),
+        (["sweep", "--output", "a", "--betas", "1,x"], "argument --betas: must be numbers, got x\n"),
         (["schema", "scores", "atoms"], "untold schema: unrecognized arguments: atoms"),
         ([], "untold: the following arguments are required: COMMAND\n"),
     ],

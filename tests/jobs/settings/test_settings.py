@@ -233,7 +233,7 @@ def test_all_problems_are_reported_at_once_with_their_layers(tmp_path: Path) -> 
         f"llm.modl=x ({config} line 2)",
         f"llm.max_attempts=0 ({config} line 3): must be an integer >= 1",
         "UNTOLD_STOR=x",
-        "zzz (--set): must be written key=value",
+        "zzz (--set): --set needs KEY=VALUE",
         "thresholds.relevance=9 (--set)",
     ):
         assert sum(part in line for line in lines) == 1
@@ -266,7 +266,7 @@ store: 2026-01-01
         ("llm:\n  model: a\n  model: b\n", "model (PATH line 3): the key stands twice"),
         ("llm:\n  model: a\nllm.model: b\n", "llm.model (PATH line 3): set twice"),
         ("llm:\n  extra_body: {a: {b: 1, b: 2}}\n", "b (PATH line 2): the key stands twice"),
-        ("- a\n", "must be a mapping"),
+        ("- a\n", "PATH: the settings file must be a mapping"),
         ("llm: &x {extra_body: *x}\n", "no valid YAML"),
         ("store: !!python/object:os.system x\n", "line 1: no valid YAML"),
         ("store: \x00", "characters that YAML does not allow"),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.study.report import draw, find_published, render
+from untold.jobs.run.terminal import Page
+from untold.jobs.study.report import draw, find_published, markdown_table, render, report_lines
 
 
 def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:
@@ -52,3 +53,15 @@ def test_every_cell_of_the_report_stands_under_its_heading() -> None:
 
     expected = {"n": "20", "left out": "3", "LMR": "0.500", "constant label": "0.250", "calls": "-"}
     assert expected.items() <= dict(zip(heads, cells, strict=True)).items()
+
+
+def test_a_terminal_gets_tables_that_fit_and_a_pipe_markdown() -> None:
+    names = [f"provider/a|model-of-a-long-name-{number}" for number in range(2)]
+    rows = [["e2e", name, "1,200", "0.802 [0.748, 0.846]"] for name in names]
+    report = f"# Report\n\n{markdown_table(['metric', 'model', 'n', 'LMR'], rows)}\n"
+    assert "".join(f"{line}\n" for line in report_lines(report, Page())) == report
+    assert report_lines(report, Page(60))[2:] == [
+        "metric  model                        n                   LMR",
+        "e2e     provider/a|…long-name-0  1,200  0.802 [0.748, 0.846]",
+        "e2e     provider/a|…long-name-1  1,200  0.802 [0.748, 0.846]",
+    ]

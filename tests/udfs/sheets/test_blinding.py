@@ -161,10 +161,10 @@ def test_a_wrong_cell_is_told_by_row_and_item(cell: str, problem: str) -> None:
     [
         (["1", "1", "NONE"], "item 1, method 1 a second time"),
         (["", "1", "NONE"], "item is empty"),
-        (["1", "one", "NONE"], "method is no number from 1"),
-        (["1.5", "1", "NONE"], "item is no number from 1"),
-        (["-1", "1", "NONE"], "item is no number from 1"),
-        (["inf", "1", "NONE"], "item is no number from 1"),
+        (["1", "one", "NONE"], "method must be a positive integer, got one"),
+        (["1.5", "1", "NONE"], "item must be a positive integer, got 1.5"),
+        (["-1", "1", "NONE"], "item must be a positive integer, got -1"),
+        (["inf", "1", "NONE"], "item must be a positive integer, got inf"),
     ],
 )
 def test_a_row_that_is_no_item_and_method_of_its_own_is_told(row: list[str], problem: str) -> None:
