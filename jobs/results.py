@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from udfs.errors import UserError
-from udfs.hints import did_you_mean, near_misses
-from udfs.storage import Place, PlaceError
+from untold.udfs.errors import UserError
+from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.storage import Place, PlaceError
 
 MANIFEST = "manifest.json"
 
@@ -74,7 +74,7 @@ class Run:
 
 
 def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
-    """The run whose output is `directory`: a local path or a URI, as `udfs.storage.Place` knows them.
+    """The run whose output is `directory`: a local path or a URI, as `untold.udfs.storage.Place` knows them.
 
     Raises `UnreadableRunError` where there is no readable manifest.json, and where its status is `running` unless
     `allow_running`: the tables beside such a manifest may be missing, half written or those of an earlier start.

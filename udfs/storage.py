@@ -21,8 +21,8 @@ import pyarrow as pa
 import yaml
 from pyarrow import fs
 
-from udfs.errors import UserError
-from udfs.redaction import redact
+from untold.udfs.errors import UserError
+from untold.udfs.redaction import redact
 
 # The variable of the setting of that name: every process of a run finds the options there, on whatever machine
 VARIABLE = "UNTOLD_STORAGE__OPTIONS"

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from time import time
 from uuid import uuid4
 
-from jobs.asking.snapshots import (
+from untold.jobs.asking.snapshots import (
     MERGED,
     Listing,
     LiveFile,
@@ -23,9 +23,9 @@ from jobs.asking.snapshots import (
     list_folder,
     write_snapshot,
 )
-from jobs.tables import COMPLETIONS
-from udfs.llm.store_files import Described, Merge, count_rows, digest_of, merge_files
-from udfs.storage import Entry, Place
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.store_files import Described, Merge, count_rows, digest_of, merge_files
+from untold.udfs.storage import Entry, Place
 
 # A file costs a scan about a millisecond (20,000: 25 s): a few are cheaper read than rewritten.
 COMPACT_FROM_FILES = 8

@@ -10,12 +10,12 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking import store
-from udfs.llm.keys import Stage
-from udfs.stages import definition_of
-from udfs.stages.arrow import read_things
-from udfs.stages.figures import RATINGS, Figures, Line
-from udfs.storage import Place
+from untold.jobs.asking import store
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import definition_of
+from untold.udfs.stages.arrow import read_things
+from untold.udfs.stages.figures import RATINGS, Figures, Line
+from untold.udfs.storage import Place
 
 # Means are good to a few percent from so many, and reading them takes seconds whatever a store holds
 MOST_COMPLETIONS = 2_000

@@ -9,11 +9,11 @@ from contextlib import contextmanager, nullcontext
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.asking.snapshots import find_damaged, find_whole, set_aside
-from jobs.run.locks import FolderLock
-from udfs.llm.retrying import is_passing
-from udfs.llm.units import list_units, read_request_ids
-from udfs.storage import Place
+from untold.jobs.asking.snapshots import find_damaged, find_whole, set_aside
+from untold.jobs.run.locks import FolderLock
+from untold.udfs.llm.retrying import is_passing
+from untold.udfs.llm.units import list_units, read_request_ids
+from untold.udfs.storage import Place
 
 COLUMNS = ["request_id", "error_type"]
 

@@ -16,8 +16,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from udfs.llm.store_files import count_rows, is_damaged
-from udfs.storage import Entry, Place
+from untold.udfs.llm.store_files import count_rows, is_damaged
+from untold.udfs.storage import Entry, Place
 
 SNAPSHOT = "_snapshot-"
 MERGED = "base-"

@@ -13,10 +13,10 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.run.manifest import NAME, OutputError
-from jobs.tables import TABLES
-from udfs.samples.files import is_remote
-from udfs.storage import Entry, Place, local_path
+from untold.jobs.run.manifest import NAME, OutputError
+from untold.jobs.tables import TABLES
+from untold.udfs.samples.files import is_remote
+from untold.udfs.storage import Entry, Place, local_path
 
 # What our commands write beside tables, where nobody else would; none of it is removed for its name alone
 _WORK = "_work"

@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.run import manifest
-from jobs.run.folders import check_folders
-from jobs.run.locks import FolderLock
-from jobs.run.manifest import Identity, OutputError
-from jobs.run.outcome import Ending
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Counted, Workspace
-from jobs.settings.model import Settings
-from jobs.tables import ADDED, TABLES
-from udfs.redaction import without_secrets
-from udfs.storage import Place
+from untold.jobs.run import manifest
+from untold.jobs.run.folders import check_folders
+from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.manifest import Identity, OutputError
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import ADDED, TABLES
+from untold.udfs.redaction import without_secrets
+from untold.udfs.storage import Place
 
 WORK = "_work"
 # Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones

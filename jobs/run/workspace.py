@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from udfs.storage import Place
+from untold.udfs.storage import Place
 
 
 @dataclass

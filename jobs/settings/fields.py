@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from udfs.redaction import is_secret_name
-from udfs.storage import SCHEMES
+from untold.udfs.redaction import is_secret_name
+from untold.udfs.storage import SCHEMES
 
 # Sent from settings and templates: a second value in extra_body would change completions behind a request's key
 _OWN_REQUEST_FIELDS = frozenset(

@@ -1,6 +1,6 @@
 """The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones.
 
-Dejl et al. 2025; methods, section 6. What a sheet looks like is `udfs.sheets.blinding`'s.
+Dejl et al. 2025; methods, section 6. What a sheet looks like is `untold.udfs.sheets.blinding`'s.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.results import Run, open_run
-from jobs.run import manifest
-from jobs.tables import HUMAN_STUDY
-from udfs.facts.nodes import ANSWER_FORM
-from udfs.llm.segments import write_file
-from udfs.sheets.blinding import (
+from untold.jobs.results import Run, open_run
+from untold.jobs.run import manifest
+from untold.jobs.tables import HUMAN_STUDY
+from untold.udfs.facts.nodes import ANSWER_FORM
+from untold.udfs.llm.segments import write_file
+from untold.udfs.sheets.blinding import (
     ERROR_TYPES,
     AnnotationError,
     DrawnSample,
@@ -32,9 +32,9 @@ from udfs.sheets.blinding import (
     read_annotations,
     summarise_study,
 )
-from udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
-from udfs.statistics.confusion import LABELS
-from udfs.storage import Place, PlaceError
+from untold.udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
+from untold.udfs.statistics.confusion import LABELS
+from untold.udfs.storage import Place, PlaceError
 
 KEY = "annotation_key.csv"
 SHEET = "annotation_sheet"

@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.run.session import spark_schema
-from jobs.tables import MEASURES_SUMMARY
-from udfs.storage import Place
+from untold.jobs.run.session import spark_schema
+from untold.jobs.tables import MEASURES_SUMMARY
+from untold.udfs.storage import Place
 
 
 def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:

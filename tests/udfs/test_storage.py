@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.object_store import BUCKET, ObjectStore
-from udfs.llm.segments import read_ids, write_file
-from udfs.llm.store_files import count_rows
-from udfs.storage import VARIABLE, Place, PlaceError, environment_of
+from untold.udfs.llm.segments import read_ids, write_file
+from untold.udfs.llm.store_files import count_rows
+from untold.udfs.storage import VARIABLE, Place, PlaceError, environment_of
 
 
 class Calls:
@@ -207,7 +207,7 @@ def test_a_file_system_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
 _WRITER = """
 import sys
 import pyarrow as pa
-from udfs.llm.segments import write_file
+from untold.udfs.llm.segments import write_file
 number = 0
 while True:
     ids = [f"{number}-{row}" for row in range(200)]

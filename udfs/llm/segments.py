@@ -10,9 +10,9 @@ from time import monotonic
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.store_files import DamagedError, read_column
-from udfs.storage import Place
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.store_files import DamagedError, read_column
+from untold.udfs.storage import Place
 
 FLUSH_BYTES = 8 * 2**20
 # Half of what may be unwritten: the other half goes on being collected while these are written.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from udfs.storage import Place
+from untold.udfs.storage import Place
 
 # Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
 PAUSES = (0.0, 0.1, 1.0, 5.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from udfs.storage import Place
+from untold.udfs.storage import Place
 
 # One unit is lost from an actor's memory when it dies, and two wait in it: both bounds keep that small (2,000 requests
 # with contexts of 100 KB took 327 MB).

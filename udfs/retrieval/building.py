@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from udfs.retrieval import dense
-from udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
-from udfs.retrieval.cutting import CHUNKS
-from udfs.retrieval.places import coarse_of, open_shard, place_to_write, shard_folder
-from udfs.retrieval.shards import (
+from untold.udfs.retrieval import dense
+from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
+from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.places import coarse_of, open_shard, place_to_write, shard_folder
+from untold.udfs.retrieval.shards import (
     DamagedShardError,
     Facts,
     ShardName,
@@ -24,7 +24,7 @@ from udfs.retrieval.shards import (
     rows_of,
     write_dead,
 )
-from udfs.storage import Place
+from untold.udfs.storage import Place
 
 NAMED = pa.schema([("shard", pa.int32()), ("name", pa.string()), ("chunks", pa.int64())])
 BUILT = pa.schema(

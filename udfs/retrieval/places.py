@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from udfs.retrieval.catalog import COARSE, DEAD, SHARDS
-from udfs.retrieval.shards import FACTS_FILE, Shard, move_folder, read_dead
-from udfs.storage import Place
+from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS
+from untold.udfs.retrieval.shards import FACTS_FILE, Shard, move_folder, read_dead
+from untold.udfs.storage import Place
 
 
 def shard_folder(index: str, name: str) -> str:

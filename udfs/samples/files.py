@@ -7,7 +7,7 @@ import io
 import os
 from typing import IO, Any, cast
 
-from udfs.storage import Place
+from untold.udfs.storage import Place
 
 # A read of an object store is a request: lines are taken from a megabyte at a time.
 BUFFER_BYTES = 1 << 20

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.inputs.files import COMPRESSED, count_bytes
-from jobs.run.session import SMALL, session_options
-from jobs.settings.model import Settings, SparkSettings, StorageSettings
 from tests.fakes.object_store import BUCKET, ObjectStore
-from udfs.storage import Place
+from untold.jobs.inputs.files import COMPRESSED, count_bytes
+from untold.jobs.run.session import SMALL, session_options
+from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
+from untold.udfs.storage import Place
 
 WORKERS = "spark.executorEnv."
 JVM = "spark.driver.extraJavaOptions"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.object_store import BUCKET, ObjectStore
-from udfs.retrieval.catalog import COARSE, SHARDS
-from udfs.retrieval.places import coarse_of, local_folder, place_to_write, shard_folder
-from udfs.retrieval.shards import FACTS_FILE
-from udfs.storage import environment_of
+from untold.udfs.retrieval.catalog import COARSE, SHARDS
+from untold.udfs.retrieval.places import coarse_of, local_folder, place_to_write, shard_folder
+from untold.udfs.retrieval.shards import FACTS_FILE
+from untold.udfs.storage import environment_of
 
 INDEX = f"s3://{BUCKET}/index"
 
