@@ -29,7 +29,8 @@ VARIABLE = "UNTOLD_STORAGE__OPTIONS"
 SCHEMES = ("s3", "gs", "abfss")
 # Names that other engines have for a scheme
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
-_URI = re.compile(r"([A-Za-z][\w+.-]*)://([^/]*)/?(.*)", re.DOTALL)
+# A password before a host may hold slashes; what follows a port is a path
+_URI = re.compile(r"([A-Za-z][\w+.-]*)://((?:[^/@:]+:(?!\d+/)[^@]*@|[^/@]*@)?[^/]*)/?(.*)", re.DOTALL)
 _LOCAL = fs.LocalFileSystem()
 _KINDS: Any = {fs.FileType.NotFound: None, fs.FileType.File: "file", fs.FileType.Directory: "folder"}
 # A file that is on its way to an object store and larger waits on disk
@@ -85,7 +86,15 @@ class Place:
         if self.local is not None:
             return _LOCAL, self.local
         scheme, authority, path = cast(re.Match[str], _URI.fullmatch(self.uri)).groups()
-        system, root = _open(_ALIASES.get(scheme, scheme), authority, os.environ.get(VARIABLE, ""))
+        try:
+            system, root = _open(_ALIASES.get(scheme, scheme), authority, os.environ.get(VARIABLE, ""))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, PlaceError):
+                raise
+            # What Arrow says of an address repeats it, key and all
+            reason = "" if isinstance(error, pa.ArrowInvalid) else f" ({error})"
+            text = f"{self.uri}: cannot be opened{reason}; check the address and storage.options"
+            raise PlaceError(redact(text)) from error
         return system, f"{root.rstrip('/')}/{path}".rstrip("/") or "/"
 
     def entry(self) -> Entry:
@@ -286,17 +295,12 @@ def _open(scheme: str, authority: str, options: str) -> tuple[fs.FileSystem, str
     user, _, host = authority.rpartition("@")
     if scheme == "s3" and given and user:
         given["access_key"], _, given["secret_key"] = map(unquote, user.partition(":"))
-    try:
-        if not given:
-            system, path = fs.FileSystem.from_uri(f"{scheme}://{authority or '/'}")
-            return system, str(path)
-        if scheme == "abfss":
-            return fs.AzureFileSystem(host.partition(".")[0], **given), user
-        return (fs.S3FileSystem if scheme == "s3" else fs.GcsFileSystem)(**given), host
-    except (pa.ArrowInvalid, TypeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        text = f"{scheme}://{authority}: cannot be opened ({reason}); check the address and storage.options"
-        raise PlaceError(redact(text)) from error
+    if not given:
+        system, path = fs.FileSystem.from_uri(f"{scheme}://{authority or '/'}")
+        return system, str(path)
+    if scheme == "abfss":
+        return fs.AzureFileSystem(host.partition(".")[0], **given), user
+    return (fs.S3FileSystem if scheme == "s3" else fs.GcsFileSystem)(**given), host
 
 
 def _secret(variable: str) -> str:
