@@ -12,16 +12,16 @@ import pyarrow as pa
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from jobs import tables
-from jobs.cli.commands import COMMANDS
-from jobs.cli.studies import COVERAGE_FORMATS, QUESTION_FORMATS
-from jobs.metrics import METRICS
-from jobs.settings.loading import describe, preset_names
-from jobs.settings.model import Settings
-from jobs.settings.templates import find_template
-from udfs.samples.adapters import FORMATS
-from udfs.samples.claims import CLAIM_FORMATS
-from udfs.stages import STAGES
+from untold.jobs import tables
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.studies import COVERAGE_FORMATS, QUESTION_FORMATS
+from untold.jobs.metrics import METRICS
+from untold.jobs.settings.loading import describe, preset_names
+from untold.jobs.settings.model import Settings
+from untold.jobs.settings.templates import find_template
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.claims import CLAIM_FORMATS
+from untold.udfs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = re.compile(r"((?:^# [^\n]*\n)+)(\w+) = pa\.schema\(\n(.*?)^\)", re.MULTILINE | re.DOTALL)

@@ -10,16 +10,16 @@ from pathlib import Path
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from jobs.cli.commands import COMMANDS
-from jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
-from jobs.metrics import METRICS
-from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
-from jobs.settings.loading import describe
-from jobs.study.aggregate import COLUMN_OF_STATUS
-from jobs.tables import TABLES
-from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from udfs.stages import STAGES
-from udfs.stages.figures import Line
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
+from untold.jobs.metrics import METRICS
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
+from untold.jobs.settings.loading import describe
+from untold.jobs.study.aggregate import COLUMN_OF_STATUS
+from untold.jobs.tables import TABLES
+from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.figures import Line
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")

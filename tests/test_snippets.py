@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli.commands import COMMANDS
-from jobs.results import open_run
-from jobs.settings.layers import read_yaml
 from tests.fakes.model_server import ModelServer
 from tests.jobs.metrics.test_toy_metric import ENTRY_POINTS, TEMPLATE, TOY
 from tests.runs.here import RunHere
 from tests.test_notebooks import execute
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.results import open_run
+from untold.jobs.settings.layers import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
@@ -41,7 +41,7 @@ RUN_ELSEWHERE = {
     "pip install -e '.[test]' && pytest": ".ci/run",
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
     "untold sweep --output grounded": "tests/jobs/test_sweep.py",
-    "python -m jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
+    "python -m untold.jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
 }
 # The same jobs as others, under other settings
@@ -205,7 +205,7 @@ def test_a_command_works(
         environment.pop("UNTOLD_PROMPTS_DIR")
     monkeypatch.chdir(folder)
     if command == AS_IT_STANDS:
-        line = [sys.executable, "-P", "-m", "jobs.cli", *words[1:]]
+        line = [sys.executable, "-P", "-m", "untold.jobs.cli", *words[1:]]
         run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         code, out, err = run.returncode, run.stdout, run.stderr
     else:
