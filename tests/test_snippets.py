@@ -39,6 +39,8 @@ LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja"}
 RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
+    # The answers of these tests make no claims for this sample, so there is nothing to sweep
+    "untold sweep --output grounded": "tests/jobs/test_sweep.py",
     "python -m untold.jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
 }
