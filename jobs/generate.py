@@ -20,6 +20,7 @@ from jobs.asking.prompts import bind_stage
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
 from jobs.inputs.drawing import Draw, shown_draw
+from jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from jobs.inputs.questions import read_questions
 from jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from jobs.run import manifest
@@ -57,6 +58,7 @@ class GenerateRequest:
     format: str | None = None
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -162,6 +164,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
         format=request.format,
         limit=request.limit,
         draw=request.draw,
+        options=request.read,
     )
     for note in notes:
         run.engines.display.note(note)

@@ -20,7 +20,7 @@ from jobs.asking.requests import Requests
 from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
 from jobs.inputs.drawing import Draw, shown_draw
-from jobs.inputs.files import count_bytes
+from jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
 from jobs.metrics import METRICS, digests_of, needs_of, optional_of, retrieves, stages_of
 from jobs.metrics.base import Metric, Tables
@@ -61,6 +61,7 @@ class ScoreRequest:
     format: str | None = None
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -153,6 +154,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         draw=request.draw,
         required=needs_of(request.metrics, settings),
         optional=optional_of(request.metrics),
+        options=request.read,
     )
     show_invalid(found, run.engines.display)
     digests = digests_of(request.metrics, settings)

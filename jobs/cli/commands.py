@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.cli.arguments import (
+    READ_OPTIONS,
     RUN_FLAGS,
     Command,
     Option,
     Options,
+    check_samples,
     data_set,
     draw_of,
     flag,
     input_options,
     load,
     one_of,
+    read_options,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -34,6 +37,7 @@ from jobs.cli.lookups import COMMANDS as LOOKUPS
 from jobs.cli.studies import COMMANDS as STUDIES
 
 if TYPE_CHECKING:
+    from jobs.inputs.files import ReadOptions
     from jobs.score import ScoreRequest
     from jobs.settings.loading import Resolved
     from jobs.settings.model import Settings
@@ -49,11 +53,21 @@ def _begin_spark(settings: Settings, *paths: str | None) -> None:
     begin_session(settings, small=count_bytes(*filter(None, paths)) < SMALL_BYTES)
 
 
+def _check_scored(options: Options, settings: Settings) -> ReadOptions:
+    """How the samples of `score` and `plan` are read. Raises what `check_samples` raises."""
+    from jobs.inputs.checking import adapter_of
+    from jobs.metrics import needs_of
+
+    adapter = adapter_of(data_set(options.format, options.conflictbank))
+    return check_samples(options, needs_of(options.metric, settings), adapter)
+
+
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     from jobs.run.output import absolute, store_of
 
     resolved = load(options)
+    read = _check_scored(options, resolved.settings)
     # Before the next import, so that the JVM starts beside it
     _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
     return _run_score(
@@ -65,6 +79,7 @@ def _score(options: Options) -> int:
             format=data_set(options.format, options.conflictbank),
             limit=options.limit,
             draw=draw_of(options, resolved.settings),
+            read=read,
             retry_failed=options.retry_failed,
             wait=not options.no_wait,
         )
@@ -156,6 +171,7 @@ def _plan(options: Options) -> int:
     from jobs.run.output import absolute, store_of
 
     resolved = load(options, asks=False)
+    read = _check_scored(options, resolved.settings)
     # A plan without --output and store looks nothing up
     store = store_of(resolved.settings, absolute(options.output or ""))
     _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
@@ -172,6 +188,7 @@ def _plan(options: Options) -> int:
             format=data_set(options.format, options.conflictbank),
             limit=options.limit,
             draw=draw_of(options, resolved.settings),
+            read=read,
             retry_failed=options.retry_failed,
         )
     )
@@ -192,12 +209,18 @@ def _show(options: Options) -> int:
 
 def _condense(options: Options) -> int:
     """Relations from any source to statements, without any model."""
-    from jobs.condense import CondenseRequest, condense, show_counts
+    from jobs.condense import FREQUENCY, GROUPS, NODE_NEEDS, RELATION_NEEDS, CondenseRequest, condense, show_counts
+    from jobs.inputs.checking import check_input
     from jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
-    request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite)
+    read = read_options(options, (*RELATION_NEEDS, *NODE_NEEDS, *GROUPS, FREQUENCY))
+    for path, needs in ((options.relations, RELATION_NEEDS), (options.nodes, NODE_NEEDS)):
+        own = {name: other for name, other in read.columns.items() if name in needs}
+        if path is not None:
+            check_input(path, replace(read, columns=own), needs)
+    request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite, read)
     show_counts(condense(request), output)
     return 0
 
@@ -286,6 +309,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--relations", "PATH", "premise_id, hypothesis_id, relation", required=True),
             Option("--nodes", "PATH", "id, text, origin; without it every id is a context"),
             Option("--output", "DIR", "where the tables go", required=True),
+            *READ_OPTIONS,
             *settings_options(),
             flag("--overwrite", "replace what --output holds"),
         ],

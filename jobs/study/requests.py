@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 from jobs.asking.endpoint import DEMO_LABEL
 from jobs.inputs.drawing import Draw
+from jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from jobs.settings.model import Settings
 from jobs.study.coverage import DATASET as COVERAGE
 from jobs.study.verifying import DATASET as CLAIMS
@@ -65,6 +66,7 @@ class MetaEvaluationRequest:
     judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     sheet: Sheet | None = None
     cluster: bool = False
     format: str | None = None
