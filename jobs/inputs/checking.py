@@ -31,6 +31,7 @@ from udfs.samples.records import (
     READ_ERRORS,
     READERS_OF_PARTS,
     WIDTH_ADVICE,
+    Reader,
     Unit,
     UnreadableFileError,
     describe_break,
@@ -123,9 +124,8 @@ def check_input(
     `required`: the columns that are needed without an adapter; `names`: what else these may be called.
     """
     files, _ = input_files(path, adapter, options, CHECKED_FILES)
-    if adapter is not None and adapter.read is not None:
-        return
-    heads = {number: _head(file, options.columns) for number, file in enumerate(files)}
+    read = None if adapter is None else adapter.read
+    heads = {number: _head(file, read, options.columns) for number, file in enumerate(files)}
     heads = with_names(heads, files, names or {})
     check_columns(path, files, heads, adapter.required if adapter else required, options.columns)
     if len(files) < CHECKED_FILES and not any(head.rows for head in heads.values()):
@@ -141,15 +141,15 @@ def with_names(facts: Mapping[int, Facts], files: Sequence[InputFile], names: Na
     }
 
 
-def _head(file: InputFile, columns: Mapping[str, str]) -> Facts:
-    """What the first rows of a file tell, or the footer of Parquet."""
+def _head(file: InputFile, read: Reader | None, columns: Mapping[str, str]) -> Facts:
+    """What the first rows of a file tell, or the footer of Parquet; `read` is how an adapter reads files of its own."""
     if file.kind == "parquet":
         return Facts(frozenset(file.types), rows=sum(file.row_groups))
     length = HEAD_BYTES if file.kind == "lines" else 0
     unit = Unit(0, file.path, file.kind, length=length, encoding=file.encoding, delimiter=file.delimiter)
     found, tally = set(file.types), Tally()
     try:
-        for record in islice(tally.rows(unit, READERS_OF_PARTS[file.kind], columns), HEAD_ROWS):
+        for record in islice(tally.rows(unit, read or READERS_OF_PARTS[file.kind], columns), HEAD_ROWS):
             found.update(record.values)
     except (UnreadableFileError, *READ_ERRORS) as error:
         return Facts(problem=describe_break(error))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
-from pathlib import PurePath, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -43,7 +43,7 @@ from udfs.samples.shapes import Shape, merge_columns
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
-TAB_EXTENSION = ".tsv"
+TAB_EXTENSIONS = tuple(f".tsv{ending}" for ending in ("", *COMPRESSIONS))
 TEXT_KINDS = dict.fromkeys(JSON_EXTENSIONS, "json") | {".csv": "csv", ".tsv": "csv"}
 KINDS = {".parquet": "parquet"} | {
     extension + ending: kind for extension, kind in TEXT_KINDS.items() for ending in ("", *COMPRESSIONS)
@@ -259,7 +259,7 @@ def _inspect(file: InputFile, options: ReadOptions) -> InputFile:
     encoding = encoding_of(file.path, options.encoding)
     if kind == "json":
         return replace(file, kind=json_kind(file.path, encoding), encoding=encoding)
-    delimiter = options.delimiter or ("\t" if TAB_EXTENSION in PurePath(file.path.lower()).suffixes else None)
+    delimiter = options.delimiter or ("\t" if file.path.lower().endswith(TAB_EXTENSIONS) else None)
     header, delimiter = csv_header(file.path, encoding, delimiter)
     names = renamed(dict.fromkeys(header), options.columns)
     return replace(file, kind=kind, types=names, encoding=encoding, delimiter=delimiter)

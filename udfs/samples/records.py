@@ -51,10 +51,10 @@ def undecodable(line: int, encoding: str) -> str:
     """What is said of a line that is not of its file's encoding.
 
     >>> undecodable(3, UTF_8)
-    'line 3 is not UTF-8; say how the file is encoded, such as --encoding cp1252'
+    'line 3 is not UTF-8; give its encoding, such as --encoding cp1252'
     """
     known = encoding.removesuffix("-sig")
-    way = "say how the file is encoded, such as --encoding cp1252" if known == "utf-8" else "give another --encoding"
+    way = "give its encoding, such as --encoding cp1252" if known == "utf-8" else "give another --encoding"
     return f"line {line} is not {known.upper()}; {way}"
 
 

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from jobs.cli.main import main
-from jobs.inputs.checking import check_input
+from jobs.inputs.checking import adapter_of, check_input
 from jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
 from tests.sample_files import ROW, write_csv, write_lines, write_parquet
+from udfs.samples.adapters import FORMATS
 from udfs.samples.conversion import EITHER, REQUIRED
 
 ENDPOINT = ("--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=m")
 RAGAS = {"question": "q", "answer": "r", "contexts": ["a"], "ground_truth": "g"}
 NEW_RAGAS = {"user_input": "q", "response": "r", "retrieved_contexts": ["a"], "reference": "g"}
 TREC_RAG = {"topic_id": "1", "topic": "q", "answer": [{"text": "r", "citations": [0]}], "references": ["a b"]}
-NOT_UTF_8 = "is not UTF-8; say how the file is encoded, such as --encoding cp1252"
+NOT_UTF_8 = "is not UTF-8; give its encoding, such as --encoding cp1252"
 
 
 def told(path: Path | str, options: ReadOptions = AS_THEY_ARE, required: tuple[str, ...] = REQUIRED) -> str:
@@ -106,6 +107,19 @@ def test_files_in_other_forms_are_of_use(tmp_path: Path, name: str, text: bytes,
     (tmp_path / name).write_bytes(text)
 
     assert told(tmp_path / name, options) == ""
+
+
+def test_files_that_a_format_reads_itself_are_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"results": [{"query": "q"}]}))
+    check_input(str(tmp_path), AS_THEY_ARE, (), FORMATS["ragchecker"])
+
+    (tmp_path / "b.json").write_text(json.dumps([ROW]))
+    with pytest.raises(SampleError, match=r"b\.json: no JSON object with a list `results`"):
+        check_input(str(tmp_path), AS_THEY_ARE, (), FORMATS["ragchecker"])
+    with pytest.raises(SampleError, match="no column `question`"):
+        check_input(write_lines(tmp_path / "c.jsonl", [ROW]), AS_THEY_ARE, (), FORMATS["expertqa"])
+    with pytest.raises(SampleError, match="unknown format `expertq`"):
+        adapter_of("expertq")
 
 
 def test_a_column_beyond_the_first_rows_is_not_looked_for(tmp_path: Path) -> None:

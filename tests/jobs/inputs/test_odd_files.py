@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from jobs.cli.main import main
 from jobs.condense import CondenseRequest, condense
 from jobs.inputs.columns import UnreadableTableError, read_table
 from jobs.inputs.files import ReadOptions, SampleError
-from jobs.inputs.samples import fingerprint, read_samples
+from jobs.inputs.samples import fingerprint, read_samples, show_invalid
 from jobs.inputs.texts import read_corpus, read_queries
+from jobs.run.progress import Display
 from jobs.run.workspace import Workspace
 from jobs.settings.model import LlmSettings, Settings
 from tests.sample_files import ROW, write_csv, write_lines
@@ -84,7 +86,7 @@ def test_a_line_of_another_encoding_is_named_by_its_place_in_the_file(spark: Spa
         read_samples(spark, str(tmp_path / "a.jsonl"))
 
     assert str(error.value) == (
-        f"{tmp_path}/a.jsonl: line 41 is not UTF-8; say how the file is encoded, such as --encoding cp1252"
+        f"{tmp_path}/a.jsonl: line 41 is not UTF-8; give its encoding, such as --encoding cp1252"
     )
 
 
@@ -103,7 +105,11 @@ def test_rows_are_numbered_as_in_their_files_everywhere(spark: SparkSession, tmp
         f"{tmp_path}/a.jsonl row 7: no JSON",
         f"{tmp_path}/b.csv row 6: query is null",
     ]
-    assert (read.left_out, read.duplicates) == (("README.md",), 1)
+    # Two are one, the second row of the array
+    assert read.duplicates == 1
+    shown = StringIO()
+    show_invalid(read, Display(shown))
+    assert "left out, as their extensions are not those of data: README.md\n" in shown.getvalue()
     write_lines(tmp_path / "a.jsonl", ["", {**ROW, "sample_id": "s"}, "", {**bad, "sample_id": "s"}])
     with pytest.raises(SampleError, match=f"has two contents: {tmp_path}/a.jsonl row 2 and {tmp_path}/a.jsonl row 4"):
         read_samples(spark, str(tmp_path / "a.jsonl"))

@@ -215,7 +215,7 @@ def test_missing_columns_of_all_files_are_named_at_once(spark: SparkSession, tmp
         ("a.txt", b"x", "unknown extension"),
         ("a.parquet", b"PAR1 not really", "cannot be read"),
         ("a.jsonl.gz", b"not gzip", "cannot be read"),
-        ("a.jsonl", b"caf\xe9\n", "line 1 is not UTF-8; say how the file is encoded"),
+        ("a.jsonl", b"caf\xe9\n", "line 1 is not UTF-8; give its encoding"),
         ("a.csv", b"query,query\n", "twice"),
         (".", None, "no such file, or no files"),
     ],

@@ -96,7 +96,7 @@ def test_the_first_line_that_is_not_of_the_encoding_is_named(tmp_path: Path, bef
         values_of(unit_of(tmp_path / "a", kind))
 
     assert str(error.value) == (
-        f"line {len(opening) + before + 1} is not UTF-8; say how the file is encoded, such as --encoding cp1252"
+        f"line {len(opening) + before + 1} is not UTF-8; give its encoding, such as --encoding cp1252"
     )
 
 
