@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import PurePath
 
-from jobs.inputs.files import (
+from untold.jobs.inputs.files import (
     Facts,
     InputFile,
     ReadOptions,
@@ -20,13 +20,13 @@ from jobs.inputs.files import (
     inspect_files,
     raise_problems,
 )
-from udfs.hints import aside, near_misses
-from udfs.samples.adapters import FORMATS, Adapter
-from udfs.samples.batches import Tally
-from udfs.samples.conversion import KNOWN, OPTIONAL, QUESTION_ID, REQUIRED
-from udfs.samples.files import encoding_of
-from udfs.samples.plain import Names, given
-from udfs.samples.records import (
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.batches import Tally
+from untold.udfs.samples.conversion import KNOWN, OPTIONAL, QUESTION_ID, REQUIRED
+from untold.udfs.samples.files import encoding_of
+from untold.udfs.samples.plain import Names, given
+from untold.udfs.samples.records import (
     MAX_COLUMNS,
     READ_ERRORS,
     READERS_OF_PARTS,

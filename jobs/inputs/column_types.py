@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from udfs.samples.conversion import KNOWN
-from udfs.samples.shapes import Shape, merge_columns
+from untold.udfs.samples.conversion import KNOWN
+from untold.udfs.samples.shapes import Shape, merge_columns
 
 INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 # What Spark writes to Parquet and reads back as it was; other types are carried as text

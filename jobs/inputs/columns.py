@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, data_files, inspect_files
-from jobs.inputs.samples import column_named
-from udfs.samples.files import UTF_8, compression_of, cuts_lines
+from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, data_files, inspect_files
+from untold.jobs.inputs.samples import column_named
+from untold.udfs.samples.files import UTF_8, compression_of, cuts_lines
 
 
 class UnreadableTableError(ValueError):

@@ -17,9 +17,9 @@ import pyarrow.fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from jobs.inputs.column_types import spark_type
-from udfs.errors import UserError
-from udfs.samples.files import (
+from untold.jobs.inputs.column_types import spark_type
+from untold.udfs.errors import UserError
+from untold.udfs.samples.files import (
     COMPRESSIONS,
     UTF_8,
     compression_of,
@@ -28,7 +28,7 @@ from udfs.samples.files import (
     is_remote,
     split_uri,
 )
-from udfs.samples.records import (
+from untold.udfs.samples.records import (
     READ_ERRORS,
     Unit,
     UnreadableFileError,
@@ -38,7 +38,7 @@ from udfs.samples.records import (
     open_parquet,
     renamed,
 )
-from udfs.samples.shapes import Shape, merge_columns
+from untold.udfs.samples.shapes import Shape, merge_columns
 
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.inputs.files import Facts, InputFile
-from udfs.samples.records import undecodable
+from untold.jobs.inputs.files import Facts, InputFile
+from untold.udfs.samples.records import undecodable
 
 STARTS = "file int, block long, path string, rows_before long, numbers_before long"
 
@@ -27,7 +27,7 @@ class Parts:
 
 
 def read_parts(found: Sequence[str]) -> Parts:
-    """The facts of all parts (`udfs.samples.batches.Tally.facts`), put together by file."""
+    """The facts of all parts (`untold.udfs.samples.batches.Tally.facts`), put together by file."""
     merged: dict[int, Facts] = {}
     starts: list[tuple[int, int, int, int]] = []
     lines: dict[int, int] = {}

@@ -11,11 +11,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.inputs.checking import check_columns, describe_left_out, input_files, with_names
-from jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
-from jobs.inputs.places import Parts, read_parts, with_row
-from jobs.run.workspace import Workspace
-from udfs.samples.plain import Names, read_plain
+from untold.jobs.inputs.checking import check_columns, describe_left_out, input_files, with_names
+from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
+from untold.jobs.inputs.places import Parts, read_parts, with_row
+from untold.jobs.run.workspace import Workspace
+from untold.udfs.samples.plain import Names, read_plain
 
 DOCUMENT = {
     "document_id": ("document_id", "id"),

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.samples.adapters import Adapter
-from udfs.samples.conversion import KNOWN, Sample, to_sample
-from udfs.samples.records import (
+from untold.udfs.samples.adapters import Adapter
+from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
+from untold.udfs.samples.records import (
     READ_ERRORS,
     READERS_OF_PARTS,
     ROWS_PER_BATCH,
@@ -25,8 +25,8 @@ from udfs.samples.records import (
     describe_break,
     renamed,
 )
-from udfs.samples.shapes import Shape, merge_shapes, shape_of
-from udfs.samples.values import as_type
+from untold.udfs.samples.shapes import Shape, merge_shapes, shape_of
+from untold.udfs.samples.values import as_type
 
 # Kinds of files whose columns have one type each: items may be JSON in a column of text.
 ITEMS_ARE_TEXT = ("csv", "parquet")
@@ -138,7 +138,7 @@ class Tally:
                 yield _named(unit, record, columns)
 
     def facts(self, unit: Unit, columns: Iterable[str], shapes: Mapping[str, Shape]) -> str:
-        """The facts of a unit as JSON, as `jobs.inputs.places` reads them."""
+        """The facts of a unit as JSON, as `untold.jobs.inputs.places` reads them."""
         undecodable = (self.broken.line, self.broken.encoding) if isinstance(self.broken, UndecodableError) else None
         facts = {
             "file": unit.file,

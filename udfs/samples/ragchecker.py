@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from udfs.samples.records import Record, Unit, UnreadableFileError, read_text
-from udfs.samples.values import canonical, load_json
+from untold.udfs.samples.records import Record, Unit, UnreadableFileError, read_text
+from untold.udfs.samples.values import canonical, load_json
 
 FILES = "*.json*"
 RESULTS = "results"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from udfs.samples.records import Record, Unit, UnreadableFileError, read_text
+from untold.udfs.samples.records import Record, Unit, UnreadableFileError, read_text
 
 TOPICS = "*topics.web.*"
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.main import main
-from jobs.inputs.checking import adapter_of, check_input
-from jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
-from jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
 from tests.sample_files import ROW, write_csv, write_lines, write_parquet
-from udfs.samples.adapters import FORMATS
-from udfs.samples.conversion import EITHER, REQUIRED
+from untold.jobs.cli.main import main
+from untold.jobs.inputs.checking import adapter_of, check_input
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
+from untold.jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.conversion import EITHER, REQUIRED
 
 ENDPOINT = ("--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=m")
 RAGAS = {"question": "q", "answer": "r", "contexts": ["a"], "ground_truth": "g"}
@@ -229,7 +229,7 @@ def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:
     environ = {**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")}
 
     ended = subprocess.run(
-        [sys.executable, "-m", "jobs.cli", *words("score", tmp_path)],
+        [sys.executable, "-m", "untold.jobs.cli", *words("score", tmp_path)],
         cwd=Path(__file__).parents[3],
         env=environ,
         capture_output=True,

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.cli.main import main
-from jobs.condense import CondenseRequest, condense
-from jobs.inputs.columns import UnreadableTableError, read_table
-from jobs.inputs.files import ReadOptions, SampleError
-from jobs.inputs.samples import fingerprint, read_samples, show_invalid
-from jobs.inputs.texts import read_corpus, read_queries
-from jobs.run.progress import Display
-from jobs.run.workspace import Workspace
-from jobs.settings.model import LlmSettings, Settings
 from tests.sample_files import ROW, write_csv, write_lines
-from udfs.samples.conversion import KNOWN
+from untold.jobs.cli.main import main
+from untold.jobs.condense import CondenseRequest, condense
+from untold.jobs.inputs.columns import UnreadableTableError, read_table
+from untold.jobs.inputs.files import ReadOptions, SampleError
+from untold.jobs.inputs.samples import fingerprint, read_samples, show_invalid
+from untold.jobs.inputs.texts import read_corpus, read_queries
+from untold.jobs.run.progress import Display
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import LlmSettings, Settings
+from untold.udfs.samples.conversion import KNOWN
 
 ASKED = ({**ROW, "query": "café?", "n": "1"}, {**ROW, "query": "tea?", "response": "", "n": "2"})
 RENAMED = {"query": "question", "response": "answer"}

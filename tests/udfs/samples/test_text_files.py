@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.sample_files import ROW
-from udfs.samples.adapters import FORMATS
-from udfs.samples.batches import Tally
-from udfs.samples.files import check_encoding, encoding_of
-from udfs.samples.records import (
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.batches import Tally
+from untold.udfs.samples.files import check_encoding, encoding_of
+from untold.udfs.samples.records import (
     DELIMITERS,
     READERS,
     READERS_OF_PARTS,
