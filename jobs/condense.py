@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.columns import UnreadableTableError, as_text, describe_unreadable, read_table
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.metrics.condensing import Condensed, Condenser
 from untold.jobs.run import manifest
@@ -36,6 +37,9 @@ RELATION_VALUES = tuple(dict.fromkeys((*FORWARD, *BACKWARD, *UNORDERED, "contrad
 ORIGINS = ("context", "response", "both")
 # What a graph is named by: the relations of one sample under one metric
 GROUPS = ("sample_id", "metric")
+RELATION_NEEDS = ("premise_id", "hypothesis_id", "relation")
+NODE_NEEDS = ("id", "text", "origin")
+FREQUENCY = "frequency"
 # Examples that a message shows
 SHOWN = 3
 TABLES = {"statements": STATEMENTS, "atoms": ATOMS, "scores": SCORES}
@@ -54,6 +58,7 @@ class CondenseRequest:
     output: str
     settings: Settings
     overwrite: bool = False
+    read: ReadOptions = AS_THEY_ARE
 
 
 def condense(request: CondenseRequest) -> dict[str, int]:
@@ -102,13 +107,13 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
     nodes: columns of `merge_nodes`. A null relation is a pair that was not judged. Raises RelationsError.
     """
     spark = steps.spark
-    raw = _read_rows(spark, request.relations, ("premise_id", "hypothesis_id", "relation"))
+    raw = _read_rows(spark, request.relations, RELATION_NEEDS, request.read)
     relations = _keep_rows(steps, request.relations, _with_graph(raw, "premise_id", "hypothesis_id", "relation"))
     _check_values(request.relations, relations, "relation", RELATION_VALUES)
     _check_present(request.relations, relations, ("premise_id", "hypothesis_id"))
     if request.nodes is None:
         return relations, steps.keep(nodes_of(relations))
-    read = _read_rows(spark, request.nodes, ("id", "text", "origin"))
+    read = _read_rows(spark, request.nodes, NODE_NEEDS, request.read)
     _check_groups(request, raw.columns, read.columns)
     if "frequency" not in read.columns:
         read = read.withColumn("frequency", F.lit(None))
@@ -128,17 +133,17 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
     return relations, nodes
 
 
-def _read_rows(spark: SparkSession, path: str, required: Sequence[str]) -> DataFrame:
+def _read_rows(spark: SparkSession, path: str, required: Sequence[str], options: ReadOptions) -> DataFrame:
     """The rows of the files, the known columns as text. Raises RelationsError for missing columns, with near misses."""
     try:
-        rows = read_table(spark, path)
+        rows = read_table(spark, path, options)
     except UnreadableTableError as error:
         raise RelationsError(str(error)) from error
     missing = [name for name in required if name not in rows.columns]
     if missing:
         parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
         raise RelationsError(f"{path}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
-    return as_text(rows, (*required, *GROUPS, "frequency"))
+    return as_text(rows, (*required, *GROUPS, FREQUENCY))
 
 
 def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:

@@ -21,6 +21,7 @@ from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.drawing import Draw, shown_draw
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from untold.jobs.run import manifest
@@ -59,6 +60,7 @@ class GenerateRequest:
     format: str | None = None
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -164,6 +166,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
         format=request.format,
         limit=request.limit,
         draw=request.draw,
+        options=request.read,
     )
     for note in notes:
         run.engines.display.note(note)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
-from untold.jobs.inputs.files import count_bytes
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import Texts, read_corpus
 from untold.jobs.retrieval.asking import Asking, bind_vectors, open_asking
@@ -48,6 +48,7 @@ class IndexRequest:
     output: str
     settings: Settings
     limit: int | None = None
+    read: ReadOptions = AS_THEY_ARE
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -98,7 +99,7 @@ def _index(request: IndexRequest, output: Output, asking: Asking) -> IndexOutcom
     output.claim({"dataset": COMMAND, "metrics": [COMMAND], "results": results, "stages": {STAGE: digest}})
     before = catalog_in(output.earlier)
     steps = output.workspace(asking.engines.spark)
-    corpus = read_corpus(steps, request.input, request.limit)
+    corpus = read_corpus(steps, request.input, request.limit, request.read)
     _show_invalid(corpus, asking.engines.display)
     documents = steps.keep(corpus.rows, "documents")
     content = fingerprint(documents.select("document_id", "content"))
@@ -148,6 +149,8 @@ def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | N
 
 def _show_invalid(corpus: Texts, display: Display) -> None:
     """Says how many rows are no document, and why the first of them."""
+    for line in corpus.notes:
+        display.note(line)
     if corpus.invalid_count:
         rows = amount(corpus.invalid_count, "row is no document and is", "rows are no documents and are")
         display.note(f"{rows} in the table failures; the first:")

@@ -128,10 +128,16 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
 def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     """The input of a study, as samples."""
     if request.dataset == CLAIMS:
-        return read_claims(spark, request.input, request.layout, request.limit, request.draw)
+        return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
     needs = NEEDS if request.dataset == COVERAGE else REQUIRED
     return read_samples(
-        spark, request.input, format=request.layout, limit=request.limit, draw=request.draw, required=needs
+        spark,
+        request.input,
+        format=request.layout,
+        limit=request.limit,
+        draw=request.draw,
+        required=needs,
+        options=request.read,
     )
 
 
@@ -292,6 +298,7 @@ def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreR
         format=request.layout,
         limit=request.limit,
         draw=request.draw,
+        read=request.read,
         overwrite=request.overwrite,
         retry_failed=request.retry_failed,
         wait=request.wait,

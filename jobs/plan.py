@@ -20,8 +20,8 @@ from untold.jobs.asking.likely import read_figures
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.files import count_bytes
-from untold.jobs.inputs.samples import read_samples, show_invalid
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
+from untold.jobs.inputs.samples import SampleError, Samples, read_samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric
 from untold.jobs.metrics.contexts import condense_contexts
@@ -58,6 +58,7 @@ class PlanRequest:
     format: str | None = None
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     retry_failed: bool = False
 
     @cached_property
@@ -97,7 +98,9 @@ def plan(
         required=needs_of(request.metrics, settings),
         optional=optional_of(request.metrics),
         draw=request.draw,
+        options=request.read,
     )
+    _check_valid(request.input, found)
     show_invalid(found, display)
     display.status("counting requests")
     planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
@@ -107,6 +110,12 @@ def plan(
     for metric in request.metrics:
         planner.add(METRICS[metric], samples, settings)
     return planner.rows()
+
+
+def _check_valid(path: str, found: Samples) -> None:
+    """Raises SampleError where no row can be scored: a plan of nothing would read as a run that costs nothing."""
+    if found.invalid_count == found.row_count:
+        raise SampleError(f"{path}: all {found.row_count:,} rows are invalid; the first: {found.first_invalid[0]}")
 
 
 def _embedded_sha256(settings: Settings) -> str:

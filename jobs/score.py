@@ -20,7 +20,7 @@ from untold.jobs.asking.requests import Requests
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.drawing import Draw, shown_draw
-from untold.jobs.inputs.files import count_bytes
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
 from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, retrieves, stages_of
 from untold.jobs.metrics.base import Metric, Tables
@@ -65,6 +65,7 @@ class ScoreRequest:
     format: str | None = None
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     overwrite: bool = False
     retry_failed: bool = False
     wait: bool = True
@@ -158,6 +159,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         draw=request.draw,
         required=needs_of(request.metrics, settings),
         optional=optional_of(request.metrics),
+        options=request.read,
     )
     show_invalid(found, run.engines.display)
     digests = digests_of(request.metrics, settings)

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import read_queries
 from untold.jobs.retrieval.asking import Asking, bind_vectors, open_asking
@@ -49,6 +50,7 @@ class SearchRequest:
     settings: Settings
     query: str | None = None
     queries: str | None = None
+    read: ReadOptions = AS_THEY_ARE
     output: str | None = None
     top: int = 10
     retriever: str = "dense"
@@ -143,7 +145,7 @@ def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking
     spark = asking.engines.spark
     # In the output, which executors can read; before it is claimed, as it is the queries that say whose it is
     steps = output.workspace(spark)
-    found = read_queries(steps, str(request.queries))
+    found = read_queries(steps, str(request.queries), request.read)
     queries = found.rows.select("query_id", "query")
     content = fingerprint(queries)
     output.claim(_identity(request, catalog, asking.stages, content))
@@ -155,7 +157,7 @@ def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking
     given = {"path": request.queries, "fingerprint": content, "index": request.index}
     fields: dict[str, Any] = {"metrics": [COMMAND], "input": given, "counts": counts}
     output.begin(shown(request.settings), **fields)
-    for line in found.first_invalid:
+    for line in (*found.notes, *found.first_invalid):
         asking.engines.display.note(line)
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
     runner = asking.runner(steps, store_of(request.settings, output.place))

@@ -20,9 +20,11 @@ from untold.udfs.redaction import redact
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.drawing import Draw
+    from untold.jobs.inputs.files import ReadOptions
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
     from untold.jobs.settings.model import Settings
+    from untold.udfs.samples.adapters import Adapter
 
 # In the context's meta, which every context of one command line shares
 DEBUG = "untold.debug"
@@ -260,6 +262,42 @@ def weights(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def column_pairs(text: str) -> dict[str, str]:
+    """What files call our columns, by ours. Raises ValueError for a pair without a half, and for a column twice.
+
+    >>> column_pairs("query=question, contexts=retrieved_contexts")
+    {'query': 'question', 'contexts': 'retrieved_contexts'}
+    """
+    pairs: dict[str, str] = {}
+    for pair in text.split(","):
+        ours, _, theirs = (half.strip() for half in pair.partition("="))
+        if not ours or not theirs:
+            raise ValueError(f"{pair.strip()!r} is not of the form OURS=THEIRS")
+        if ours in pairs:
+            raise ValueError(f"{ours} is named twice")
+        pairs[ours] = theirs
+    return pairs
+
+
+def encoding(text: str) -> str:
+    """An encoding of text that Python knows. Raises ValueError for another."""
+    from untold.udfs.samples.files import check_encoding
+
+    return check_encoding(text)
+
+
+def delimiter(text: str) -> str:
+    """The character between the cells of CSV. Raises ValueError for what cannot be one.
+
+    >>> delimiter(";"), delimiter("tab")
+    (';', '\\t')
+    """
+    found = "\t" if text in ("tab", "\\t") else text
+    if len(found) != 1 or found in '"\r\n':
+        raise ValueError(f"{text!r} is no delimiter; give one character, or tab")
+    return found
+
+
 def whole_number(text: str) -> int:
     """An integer. Raises ValueError for another text."""
     try:
@@ -314,9 +352,41 @@ def input_options(*, output: bool) -> list[click.Parameter]:
         Option("--metric", "LIST", "metrics, by comma", names=known_metrics, read=metric_names, required=True),
         Option("--format", "NAME", "a known data set", names=known_formats),
         CONFLICTBANK_OPTION,
+        *READ_OPTIONS,
         SAMPLE_OPTION,
         Option("--limit", "N", "only the first N samples by sample_id", read=count),
     ]
+
+
+READ_OPTIONS = [
+    Option("--columns", "OURS=THEIRS,...", "what the files call our columns: query=question,...", read=column_pairs),
+    Option("--encoding", "NAME", "encoding of CSV and JSON, such as cp1252 (utf-8)", read=encoding),
+    Option("--delimiter", "CHAR", "delimiter of CSV (comma, tab or semicolon, by the header)", read=delimiter),
+]
+
+
+def read_options(options: Options, known: Sequence[str]) -> ReadOptions:
+    """How the command line says that files are read. Raises UsageError for a column that is not among the known."""
+    from untold.jobs.inputs.files import ReadOptions
+
+    columns: dict[str, str] = options.columns or {}
+    for name in columns:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "the names of this format are fixed"
+            raise click.UsageError(with_hint(f"argument --columns: no column {name}; {there}", name, known))
+    return ReadOptions(columns, options.encoding, options.delimiter)
+
+
+def check_samples(options: Options, required: Sequence[str], adapter: Adapter | None = None) -> ReadOptions:
+    """How the samples of `--input` are read, checked by the beginnings of their files.
+
+    Before Spark starts, so that a wrong path or column is told at once. Raises SampleError and UsageError.
+    """
+    from untold.jobs.inputs.checking import check_input, known_columns
+
+    read = read_options(options, known_columns(adapter))
+    check_input(options.input, read, required, adapter)
+    return read
 
 
 RUN_FLAGS = [

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from untold.jobs.cli.arguments import (
+    READ_OPTIONS,
     RUN_FLAGS,
     Command,
     Option,
     Options,
+    check_samples,
     data_set,
     draw_of,
     flag,
     input_options,
     load,
     one_of,
+    read_options,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -35,6 +38,7 @@ from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 
 if TYPE_CHECKING:
+    from untold.jobs.inputs.files import ReadOptions
     from untold.jobs.run.progress import Display
     from untold.jobs.score import ScoreRequest
     from untold.jobs.settings.loading import Resolved
@@ -51,12 +55,22 @@ def _begin_spark(settings: Settings, *paths: str | None) -> None:
     begin_session(settings, small=count_bytes(*filter(None, paths)) < SMALL_BYTES)
 
 
+def _check_scored(options: Options, settings: Settings) -> ReadOptions:
+    """How the samples of `score` and `plan` are read. Raises what `check_samples` raises."""
+    from untold.jobs.inputs.checking import adapter_of
+    from untold.jobs.metrics import needs_of
+
+    adapter = adapter_of(data_set(options.format, options.conflictbank))
+    return check_samples(options, needs_of(options.metric, settings), adapter)
+
+
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     from untold.jobs.run.output import absolute, store_of
     from untold.jobs.run.progress import Display
 
     resolved = load(options)
+    read = _check_scored(options, resolved.settings)
     with Display() as display:
         display.status("starting Java")
         # Before the next import, so that the JVM starts beside it
@@ -69,6 +83,7 @@ def _score(options: Options) -> int:
             format=data_set(options.format, options.conflictbank),
             limit=options.limit,
             draw=draw_of(options, resolved.settings),
+            read=read,
             retry_failed=options.retry_failed,
             wait=not options.no_wait,
         )
@@ -164,6 +179,7 @@ def _plan(options: Options) -> int:
     from untold.jobs.run.terminal import page_of, print_lines
 
     resolved = load(options, asks=False)
+    read = _check_scored(options, resolved.settings)
     # A plan without --output and store looks nothing up
     store = store_of(resolved.settings, absolute(options.output or ""))
     with Display() as display:
@@ -181,6 +197,7 @@ def _plan(options: Options) -> int:
             format=data_set(options.format, options.conflictbank),
             limit=options.limit,
             draw=draw_of(options, resolved.settings),
+            read=read,
             retry_failed=options.retry_failed,
         )
         rows = plan(request, display)
@@ -203,13 +220,27 @@ def _show(options: Options) -> int:
 
 def _condense(options: Options) -> int:
     """Relations from any source to statements, without any model."""
-    from untold.jobs.condense import CondenseRequest, condense, show_counts
+    from untold.jobs.condense import (
+        FREQUENCY,
+        GROUPS,
+        NODE_NEEDS,
+        RELATION_NEEDS,
+        CondenseRequest,
+        condense,
+        show_counts,
+    )
+    from untold.jobs.inputs.checking import check_input
     from untold.jobs.run.output import absolute
     from untold.jobs.run.progress import Display
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
-    request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite)
+    read = read_options(options, (*RELATION_NEEDS, *NODE_NEEDS, *GROUPS, FREQUENCY))
+    for path, needs in ((options.relations, RELATION_NEEDS), (options.nodes, NODE_NEEDS)):
+        own = {name: other for name, other in read.columns.items() if name in needs}
+        if path is not None:
+            check_input(path, replace(read, columns=own), needs)
+    request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite, read)
     with Display() as display:
         display.status("starting Java, reading the relations, condensing them")
         counts = condense(request)
@@ -301,6 +332,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--relations", "PATH", "premise_id, hypothesis_id, relation", required=True),
             Option("--nodes", "PATH", "id, text, origin; without it every id is a context"),
             Option("--output", "DIR", "where the tables go", required=True),
+            *READ_OPTIONS,
             *settings_options(),
             flag("--overwrite", "replace what --output holds"),
         ],

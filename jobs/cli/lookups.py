@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 
 from untold.jobs.cli.arguments import (
+    READ_OPTIONS,
     Command,
     Option,
     Options,
     count,
     flag,
     one_of,
+    read_options,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -24,6 +26,11 @@ def _index(options: Options) -> int:
     from untold.jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
+    from untold.jobs.inputs.checking import check_input
+    from untold.jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
+
+    read = read_options(options, tuple(DOCUMENT))
+    check_input(options.input, read, DOCUMENT_NEEDS, names=DOCUMENT)
     from untold.jobs.index import IndexRequest, index, show_index
     from untold.jobs.run.progress import Display
 
@@ -33,6 +40,7 @@ def _index(options: Options) -> int:
         output=output,
         settings=settings,
         limit=options.limit,
+        read=read,
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -55,6 +63,12 @@ def _search(options: Options) -> int:
     from untold.jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
+    from untold.jobs.inputs.checking import check_input
+    from untold.jobs.inputs.texts import QUERY, QUERY_NEEDS
+
+    read = read_options(options, tuple(QUERY))
+    if options.queries is not None:
+        check_input(options.queries, read, QUERY_NEEDS, names=QUERY)
     from untold.jobs.run.progress import Display
     from untold.jobs.search import SearchRequest, search, show_hits
 
@@ -63,6 +77,7 @@ def _search(options: Options) -> int:
         settings=settings,
         query=options.query,
         queries=options.queries,
+        read=read,
         output=None if options.output is None else absolute(options.output),
         top=options.top,
         retriever=options.retriever,
@@ -85,6 +100,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Option("--input", "PATH", "documents: document_id (or id), text (or contents); title, url", required=True),
             Option("--output", "DIR", "where the index goes", required=True),
+            *READ_OPTIONS,
             *settings_options(),
             Option("--limit", "N", "only the first N documents by document_id", read=count),
             flag("--overwrite", "make the index anew, or another in its place"),
@@ -99,6 +115,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--index", "DIR", "an index", required=True),
             Option("--query", "TEXT", "what to look for"),
             Option("--queries", "FILE", "many queries: query, query_id; with --output"),
+            *READ_OPTIONS,
             Option("--output", "DIR", "where the table of hits goes"),
             Option("--top", "N", "hits of a query (10)", read=count, default=10),
             Option(

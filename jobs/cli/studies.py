@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from untold.jobs.cli.arguments import (
     CONFLICTBANK_OPTION,
+    READ_OPTIONS,
     RUN_FLAGS,
     SAMPLE_OPTION,
     Command,
     Option,
     Options,
+    check_samples,
     count,
     data_set,
     draw_of,
@@ -35,6 +38,7 @@ from untold.jobs.cli.arguments import (
 from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
+    from untold.jobs.inputs.files import ReadOptions
     from untold.jobs.meta_evaluate import Endpoint, Sheet
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
@@ -53,12 +57,14 @@ def _generate(options: Options) -> int:
     if (options.format == CONTEXTS_APART) != (options.contexts is not None):
         raise click.UsageError(f"--format {CONTEXTS_APART} and --contexts go together: give both, or neither")
     # Only here: wrong use is told before the engines are imported
-    from untold.jobs.generate import GenerateRequest, generate, show_systems
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
     from untold.jobs.settings.systems import load_systems
 
     systems = load_systems(options.systems, lambda layer: load(options, system=layer))
+    read = _check_questions(options)
+    from untold.jobs.generate import GenerateRequest, generate, show_systems
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
+
     request = GenerateRequest(
         input=options.input,
         output=absolute(options.output),
@@ -67,6 +73,7 @@ def _generate(options: Options) -> int:
         format=None if options.format == CONTEXTS_APART else options.format,
         limit=options.limit,
         draw=draw_of(options, next(iter(systems.values())).settings),
+        read=read,
         overwrite=options.overwrite,
         retry_failed=options.retry_failed,
         wait=not options.no_wait,
@@ -76,6 +83,19 @@ def _generate(options: Options) -> int:
         outcome = generate(request, display)
     tell_outcome(lambda: show_systems(outcome, request.output), outcome.message)
     return outcome.exit_code
+
+
+def _check_questions(options: Options) -> ReadOptions:
+    """How the questions are read. Raises what `check_samples` raises, for the file of their contexts too."""
+    from untold.jobs.inputs.checking import adapter_of, check_input
+    from untold.jobs.inputs.questions import QUESTION
+    from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
+
+    if options.contexts is None:
+        return check_samples(options, QUESTION, adapter_of(options.format))
+    read = check_samples(options, (), QUESTIONS)
+    check_input(options.contexts, replace(read, columns={}), (), CONTEXTS)
+    return read
 
 
 def _compare(options: Options) -> int:
@@ -297,6 +317,7 @@ def _run_meta_evaluate(options: Options) -> int:
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
     endpoints = tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved)
     scores, judges = _judges_of(options)
+    read = _check_labelled(options)
     request = MetaEvaluationRequest(
         dataset=str(data_set(options.dataset, options.conflictbank)),
         input=options.input,
@@ -308,6 +329,7 @@ def _run_meta_evaluate(options: Options) -> int:
         judges=judges or None,
         limit=options.limit,
         draw=draw_of(options, settings),
+        read=read,
         sheet=_sheet_of(each[0], endpoints),
         cluster=options.cluster,
         format=options.format,
@@ -322,6 +344,19 @@ def _run_meta_evaluate(options: Options) -> int:
         outcome = meta_evaluate(request, display)
     tell_outcome(lambda: _print_report(outcome.report), outcome.message)
     return outcome.exit_code
+
+
+def _check_labelled(options: Options) -> ReadOptions:
+    """How the input of a study is read. Raises what `check_samples` raises."""
+    from untold.jobs.inputs.checking import adapter_of
+    from untold.jobs.study.covering import NEEDS
+    from untold.jobs.study.verifying import layout_of
+
+    if options.dataset == "claims":
+        return check_samples(options, (), layout_of(options.format))
+    is_data_set = options.dataset != "coverage"
+    name = data_set(options.dataset, options.conflictbank) if is_data_set else options.format
+    return check_samples(options, NEEDS, adapter_of(name))
 
 
 def _sheet_of(options: Options, endpoints: Sequence[Endpoint]) -> Sheet | None:
@@ -344,6 +379,7 @@ _QUESTIONS = [
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
     Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
     Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
+    *READ_OPTIONS,
     SAMPLE_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
@@ -380,6 +416,7 @@ _LABELLED = [
     ),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
+    *READ_OPTIONS,
     SAMPLE_OPTION,
 ]
 _HUMAN_STUDY = [

@@ -6,13 +6,16 @@ relations has millions of narrow rows, one of which says nothing without the oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inputs.files import find_files, inspect_files
+from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, data_files, inspect_files
+from untold.jobs.inputs.samples import column_named
+from untold.udfs.samples.files import UTF_8, compression_of, cuts_lines
 from untold.udfs.storage import Place
 
 
@@ -20,23 +23,44 @@ class UnreadableTableError(ValueError):
     """Files that Spark cannot read as a table. The message is one line that names the path."""
 
 
-def read_table(spark: SparkSession, path: str) -> DataFrame:
+def read_table(spark: SparkSession, path: str, options: ReadOptions = AS_THEY_ARE) -> DataFrame:
     """All columns of the files of a path, by extension; a column that some files lack is null there.
 
     Raises SampleError where there are no files, UnreadableTableError for a schema that cannot be read; the rows are
     read when they are asked for, and then Spark's error says so (`describe_unreadable`).
     """
-    by_kind: dict[str, list[str]] = {}
-    for file in inspect_files(find_files(path)):
-        by_kind.setdefault(file.kind, []).append(Place(file.path).spark)
+    files = sorted(inspect_files(data_files(path)[0], options), key=_form)
+    _check_forms(files)
+    if any(file.encoding != UTF_8 for file in files):
+        # Else Spark knows but seven encodings
+        spark.conf.set("spark.sql.legacy.javaCharsets", True)
     try:
-        frames = [_read_kind(spark, kind, files) for kind, files in sorted(by_kind.items())]
+        frames = [_read_kind(spark, list(alike)) for _, alike in groupby(files, _form)]
     except PySparkException as error:
         raise UnreadableTableError(describe_unreadable(path, error)) from error
     rows = frames[0]
     for frame in frames[1:]:
         rows = rows.unionByName(frame, allowMissingColumns=True)
-    return rows
+    return rename_columns(rows, options.columns)
+
+
+def _check_forms(files: Sequence[InputFile]) -> None:
+    """Raises UnreadableTableError for what our own readers can read, and Spark's cannot."""
+    for file in files:
+        if compression_of(file.path) == "zstd":
+            raise UnreadableTableError(f"{file.path}: .zst is not read here; decompress it, or give Parquet")
+        if file.kind == "lines" and not cuts_lines(file.encoding):
+            raise UnreadableTableError(
+                f"{file.path}: JSON Lines in {file.encoding.upper()} are not read here; save them as UTF-8"
+            )
+
+
+def rename_columns(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """The rows with our names for columns, by ours those that they have; what one of these replaces is left out."""
+    theirs = {other: ours for ours, other in columns.items() if other in rows.columns}
+    replaced = {*theirs.values()} - {*theirs}
+    kept = [name for name in rows.columns if name not in replaced]
+    return rows.select(*[column_named(name).alias(theirs.get(name, name)) for name in kept])
 
 
 def describe_unreadable(path: str, error: PySparkException) -> str:
@@ -54,10 +78,24 @@ def as_text(rows: DataFrame, names: Sequence[str]) -> DataFrame:
     return rows.select(*[F.col(name).cast("string").alias(name) for name in known])
 
 
-def _read_kind(spark: SparkSession, kind: str, files: list[str]) -> DataFrame:
-    """One kind of file, each value as Spark reads it; JSON's and CSV's as text. A broken row fails the reading."""
+def _form(file: InputFile) -> tuple[str, str, str]:
+    """What files have in common that one reader can read."""
+    return file.kind, file.encoding, file.delimiter
+
+
+def _read_kind(spark: SparkSession, files: Sequence[InputFile]) -> DataFrame:
+    """Files of one form, each value as Spark reads it; JSON's and CSV's as text. A broken row fails the reading."""
+    kind, encoding, delimiter = _form(files[0])
+    paths = [Place(file.path).spark for file in files]
     if kind == "parquet":
-        return spark.read.option("mergeSchema", "true").parquet(*files)
+        return spark.read.option("mergeSchema", "true").parquet(*paths)
+    charset = None if encoding == UTF_8 else encoding
     if kind == "csv":
-        return spark.read.csv(files, header=True, multiLine=True, escape='"', mode="FAILFAST")
-    return spark.read.json(files, primitivesAsString=True, multiLine=kind == "array", mode="FAILFAST")
+        return spark.read.csv(
+            paths, header=True, multiLine=True, escape='"', mode="FAILFAST", encoding=charset, sep=delimiter
+        )
+    # Of other encodings than UTF-8 Spark has to be told
+    ends = "\n" if kind == "lines" and charset else None
+    return spark.read.json(
+        paths, primitivesAsString=True, multiLine=kind == "array", mode="FAILFAST", encoding=charset, lineSep=ends
+    )

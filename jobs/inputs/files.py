@@ -9,84 +9,87 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
+from untold.jobs.inputs.column_types import spark_type
 from untold.udfs.errors import UserError
-from untold.udfs.hints import aside, near_misses
-from untold.udfs.samples.conversion import KNOWN, REQUIRED
-from untold.udfs.samples.files import is_gzip, is_remote
+from untold.udfs.samples.files import (
+    COMPRESSIONS,
+    UTF_8,
+    compression_of,
+    cuts_lines,
+    encoding_of,
+    is_remote,
+)
 from untold.udfs.samples.records import (
-    MAX_COLUMNS,
     READ_ERRORS,
-    WIDTH_ADVICE,
     Unit,
     UnreadableFileError,
     column_names,
     csv_header,
     json_kind,
     open_parquet,
+    renamed,
 )
 from untold.udfs.samples.shapes import Shape, merge_columns
 from untold.udfs.storage import Place, local_path
 
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
-# Of a file with thousands of columns the message stays a line or two
-SHOWN_COLUMNS = 20
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
-EXTENSIONS = {".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"} | {
-    extension + suffix: "json" for extension in JSON_EXTENSIONS for suffix in ("", ".gz")
+TAB_EXTENSIONS = tuple(f".tsv{ending}" for ending in ("", *COMPRESSIONS))
+TEXT_KINDS = dict.fromkeys(JSON_EXTENSIONS, "json") | {".csv": "csv", ".tsv": "csv"}
+KINDS = {".parquet": "parquet"} | {
+    extension + ending: kind for extension, kind in TEXT_KINDS.items() for ending in ("", *COMPRESSIONS)
 }
-# What data sets call these columns; spelling alone does not bring one near the other
-OTHER_NAMES = {
-    "query": ("question", "prompt", "input", "instruction"),
-    "response": ("answer", "output", "completion", "prediction"),
-    "contexts": ("context", "documents", "passages", "sources"),
-}
-INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-# What Spark writes to Parquet and reads back as it was; other types are carried as text
-CARRIED = (
-    T.StringType,
-    T.BooleanType,
-    *INTEGRAL,
-    T.FloatType,
-    T.DoubleType,
-    T.DecimalType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    T.BinaryType,
-)
+KNOWN_EXTENSIONS = f".parquet, {', '.join(TEXT_KINDS)}; all but the first also with {' or '.join(COMPRESSIONS)}"
 # Text in gzip or zstd, about
 COMPRESSED = 10
-# Of a decimal in Spark; Arrow has some of 76
-MOST_DIGITS = 38
-UNIT_TYPE = "file int, path string, kind string, start long, length long, group int"
+UNIT_TYPE = "file int, path string, kind string, start long, length long, group int, encoding string, delimiter string"
 
 
 class SampleError(UserError):
     """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
 
 
+class BrokenLinkError(OSError):
+    """A link to a file that is not there; its text is the link's path."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How the files of an input are read; no part of what an output belongs to, which is what was read.
+
+    `columns`: the names that files have for our columns, by ours (`{"query": "question"}`). `encoding`: of text files
+    without a byte order mark, None for UTF-8. `delimiter`: of CSV, None where each header tells.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    encoding: str | None = None
+    delimiter: str | None = None
+
+
+AS_THEY_ARE = ReadOptions()
+
+
 @dataclass(frozen=True)
 class InputFile:
-    """A file: its size in bytes, its kind, and what a header or footer says: columns, types, rows by row group.
+    """A file: its size in bytes, its kind, and what a header or footer says: columns with types, rows by row group.
 
-    `kind`: parquet, csv, lines or array (both JSON); empty before `inspect_files`. `columns`: None where only reading
-    all of it would tell, as with JSON.
+    `kind`: parquet, csv, lines or array (both JSON); empty before `inspect_files`. `types`: by column, under our names,
+    None in CSV, which has no types; empty where only reading all of it would tell, as with JSON.
     """
 
     path: str
     size: int
     kind: str = ""
-    columns: tuple[str, ...] | None = None
-    types: Mapping[str, T.DataType] = field(default_factory=dict)
+    types: Mapping[str, T.DataType | None] = field(default_factory=dict)
     row_groups: tuple[int, ...] = ()
+    encoding: str = UTF_8
+    delimiter: str = ","
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ def find_files(path: str) -> list[InputFile]:
     """
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
+    except BrokenLinkError as error:
+        raise SampleError(f"{error}: a link to a file that is not there; remove or mend it") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise SampleError(
             f"{path}: cannot be listed ({type(error).__name__}); check the path and its rights"
@@ -119,6 +124,21 @@ def find_files(path: str) -> list[InputFile]:
     if not found:
         raise SampleError(f"{path}: no such file, or no files in it; check the path")
     return sorted(found, key=lambda file: file.path)
+
+
+def data_files(path: str) -> tuple[list[InputFile], list[InputFile]]:
+    """The files of a path that hold data by their extension, and those beside them that do not, such as a README.
+
+    Where no file has a known extension, all are data: `inspect_files` says what is wrong with each. Raises SampleError
+    as `find_files`.
+    """
+    found = find_files(path)
+    known = [file for file in found if _kind(file.path)]
+    return (known, [file for file in found if not _kind(file.path)]) if known else (found, [])
+
+
+def _kind(path: str) -> str | None:
+    return next((kind for extension, kind in KINDS.items() if path.lower().endswith(extension)), None)
 
 
 def count_bytes(*paths: str) -> int:
@@ -135,7 +155,7 @@ def count_bytes(*paths: str) -> int:
 
 def is_compressed(path: str) -> bool:
     """Whether a file's name says that it holds more than its size."""
-    return is_gzip(path) or path.lower().endswith(".parquet")
+    return compression_of(path) is not None or path.lower().endswith(".parquet")
 
 
 def _find_local(path: str) -> list[InputFile]:
@@ -144,8 +164,17 @@ def _find_local(path: str) -> list[InputFile]:
         matches = [path]
     else:
         matches = [match for match in glob.glob(path, recursive=True) if _is_shown(os.path.basename(match))]
-    paths = {file for match in matches for file in ([match] if os.path.isfile(match) else _walk(match))}
-    return [InputFile(file, os.path.getsize(file)) for file in paths]
+    if not matches and os.path.islink(path):
+        raise BrokenLinkError(path)
+    paths = {file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])}
+    return [InputFile(file, _size(file)) for file in paths]
+
+
+def _size(path: str) -> int:
+    """A file's bytes. Raises BrokenLinkError for a link to nothing."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise BrokenLinkError(path)
+    return os.path.getsize(path)
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -187,72 +216,51 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def inspect_files(found: list[InputFile]) -> list[InputFile]:
+def inspect_files(found: Sequence[InputFile], options: ReadOptions = AS_THEY_ARE) -> list[InputFile]:
     """The files with their kind, and what headers and footers say. Raises SampleError with a line a useless file."""
     files, problems = [], []
     for file in found:
         try:
-            files.append(_inspect(file))
+            files.append(_inspect(file, options))
         except UnreadableFileError as problem:
             problems.append(f"{file.path}: {problem}")
         except READ_ERRORS as error:
             problems.append(
                 f"{file.path}: cannot be read ({type(error).__name__}); replace the file or check its rights"
             )
-    _raise(problems)
+    raise_problems(problems)
     return files
 
 
-def _inspect(file: InputFile) -> InputFile:
+def _inspect(file: InputFile, options: ReadOptions) -> InputFile:
     """A file with its kind, by extension and for JSON by its first bytes, and what its header or footer says.
 
     Raises UnreadableFileError for an extension that is not known, or a file that is not what it is called.
     """
-    name = file.path.lower()
-    kind = next((kind for extension, kind in EXTENSIONS.items() if name.endswith(extension)), None)
+    kind = _kind(file.path)
     if kind is None:
-        raise UnreadableFileError(f"unknown extension; known are {', '.join(EXTENSIONS)}")
+        raise UnreadableFileError(f"unknown extension; known are {KNOWN_EXTENSIONS}")
+    if kind == "parquet":
+        return _inspect_parquet(file, options)
+    encoding = encoding_of(file.path, options.encoding)
     if kind == "json":
-        return replace(file, kind=json_kind(file.path))
-    if kind == "csv":
-        return replace(file, kind=kind, columns=tuple(csv_header(file.path)) or None)
+        return replace(file, kind=json_kind(file.path, encoding), encoding=encoding)
+    delimiter = options.delimiter or ("\t" if file.path.lower().endswith(TAB_EXTENSIONS) else None)
+    header, delimiter = csv_header(file.path, encoding, delimiter)
+    names = renamed(dict.fromkeys(header), options.columns)
+    return replace(file, kind=kind, types=names, encoding=encoding, delimiter=delimiter)
+
+
+def _inspect_parquet(file: InputFile, options: ReadOptions) -> InputFile:
     with open_parquet(file.path) as parquet:
         schema = parquet.schema_arrow
         groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
     named = zip(column_names(schema.names), schema.types, strict=True)
-    types = {name: _spark_type(arrow) for name, arrow in named}
-    return replace(file, kind=kind, columns=tuple(types), types=types, row_groups=groups)
+    types = renamed({name: spark_type(arrow) for name, arrow in named}, options.columns)
+    return replace(file, kind="parquet", types=types, row_groups=groups)
 
 
-def _spark_type(arrow: pa.DataType) -> T.DataType:
-    """The Spark type of a Parquet column; text where Spark has none that it can write."""
-    # Spark has no unsigned types; those of 64 bits may not fit a long, and become text
-    if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
-        return T.LongType()
-    # A timestamp without a zone stays one where it is a column; within lists and structs Spark takes it for UTC
-    bare = pa.types.is_timestamp(arrow)
-    try:
-        spark_type = from_arrow_type(arrow, prefer_timestamp_ntz=bare)
-    except (TypeError, ValueError, pa.ArrowException):
-        return T.StringType()
-    return spark_type if _is_writable(spark_type) else T.StringType()
-
-
-def _is_writable(spark_type: T.DataType) -> bool:
-    """Whether Spark can write a type to Parquet and read it back. Names in a struct may not differ by case alone."""
-    if isinstance(spark_type, T.StructType):
-        names = {name.lower() for name in spark_type.names}
-        return 0 < len(names) == len(spark_type.names) and all(_is_writable(field.dataType) for field in spark_type)
-    if isinstance(spark_type, T.ArrayType):
-        return _is_writable(spark_type.elementType)
-    if isinstance(spark_type, T.MapType):
-        return isinstance(spark_type.keyType, T.StringType) and _is_writable(spark_type.valueType)
-    if isinstance(spark_type, T.DecimalType):
-        return 0 <= spark_type.scale <= spark_type.precision <= MOST_DIGITS
-    return isinstance(spark_type, CARRIED)
-
-
-def _raise(problems: Sequence[str]) -> None:
+def raise_problems(problems: Sequence[str]) -> None:
     """Raises SampleError with a line a problem, the first `SHOWN_PROBLEMS` of them, where there are any."""
     if problems:
         more = [f"and {len(problems) - SHOWN_PROBLEMS} more files"] if len(problems) > SHOWN_PROBLEMS else []
@@ -299,85 +307,10 @@ def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> It
         for group, count in enumerate(file.row_groups):
             yield Unit(number, file.path, file.kind, start, count, group)
             start += count
-    elif file.kind == "lines" and not whole_files and not is_gzip(file.path):
-        for start in range(0, max(file.size, 1), split):
-            yield Unit(number, file.path, file.kind, start, min(split, max(file.size - start, 1)))
-    else:
-        yield Unit(number, file.path, file.kind)
-
-
-def check_columns(path: str, files: list[InputFile], facts: Mapping[int, Facts], required: Sequence[str]) -> None:
-    """Raises SampleError with a line a file that broke off or lacks columns, and for too many columns in all."""
-    problems = []
-    union: set[str] = set()
-    for number, file in enumerate(files):
-        found = facts.get(number, Facts())
-        columns = set(file.columns or found.columns)
-        missing = [name for name in required if not columns.intersection(name.split(" or "))]
-        union |= columns
-        if found.problem:
-            problems.append(f"{file.path}: {found.problem}")
-        elif missing and (file.columns or found.rows):
-            problems.append(f"{file.path}: {_describe_missing(missing, columns)}")
-    _raise(problems)
-    if len(union) > MAX_COLUMNS:
-        raise SampleError(f"{path}: {len(union):,} columns over all files, at most {MAX_COLUMNS:,}; {WIDTH_ADVICE}")
-
-
-def _describe_missing(missing: Sequence[str], columns: set[str]) -> str:
-    if not columns:
-        return "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet"
-    parts = [f"no column `{name}`{_near(name, columns)}" for name in missing]
-    shown = ", ".join(f"`{name}`" for name in sorted(columns)[:SHOWN_COLUMNS])
-    more = f" and {len(columns) - SHOWN_COLUMNS} more" if len(columns) > SHOWN_COLUMNS else ""
-    return f"{'; '.join(parts)}; it has {shown}{more}; rename or add columns"
-
-
-def _near(name: str, columns: set[str]) -> str:
-    """Columns that a missing one may be called in this file, as the end of a message; empty where none is near."""
-    known = sorted(columns - set(REQUIRED))
-    words = [name, *OTHER_NAMES.get(name, ())]
-    near = [match for word in words for match in near_misses(word, known, most=2, cutoff=0.7)]
-    return aside(list(dict.fromkeys(near))[:3])
-
-
-def carried_types(files: list[InputFile], facts: Mapping[int, Facts], adapted: bool) -> dict[str, T.DataType]:
-    """The type of every column beside the known, over all files. `adapted`: an adapter makes the columns.
-
-    Where files differ in a column's type it is one that holds all of them, text at last. CSV says nothing of types:
-    text.
-    """
-    types: dict[str, T.DataType] = {}
-    for file in () if adapted else files:
-        for name, spark_type in file.types.items():
-            types[name] = _common_type(types.get(name, spark_type), spark_type)
-        types |= {name: types.get(name, T.StringType()) for name in file.columns or () if file.kind == "csv"}
-    shapes: Mapping[str, Shape] = {}
-    for found in facts.values():
-        shapes = merge_columns(shapes, found.shapes)
-    for name, shape in shapes.items():
-        if shape != "null" or name not in types:
-            spark_type = _type_of_shape(shape)
-            types[name] = _common_type(types.get(name, spark_type), spark_type)
-    return {name: spark_type for name, spark_type in types.items() if name not in KNOWN}
-
-
-def _type_of_shape(shape: Shape) -> T.DataType:
-    """A shape as Spark type: text where all is null or types do not agree. A struct without fields is text too."""
-    if isinstance(shape, str):
-        simple = {"boolean": T.BooleanType(), "long": T.LongType(), "double": T.DoubleType()}
-        return cast(T.DataType, simple.get(shape, T.StringType()))
-    if "list" in shape:
-        return T.ArrayType(_type_of_shape(shape["list"]))
-    fields = [T.StructField(name, _type_of_shape(shape["struct"][name])) for name in sorted(shape["struct"])]
-    return T.StructType(fields) if fields else T.StringType()
-
-
-def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
-    """The type that holds values of both: long for integers, double for other numbers, else text."""
-    if left == right:
-        return left
-    if isinstance(left, INTEGRAL) and isinstance(right, INTEGRAL):
-        return T.LongType()
-    numeric = (*INTEGRAL, T.FloatType, T.DoubleType)
-    return T.DoubleType() if isinstance(left, numeric) and isinstance(right, numeric) else T.StringType()
+        return
+    whole = Unit(number, file.path, file.kind, encoding=file.encoding, delimiter=file.delimiter)
+    if file.kind != "lines" or whole_files or compression_of(file.path) or not cuts_lines(file.encoding):
+        yield whole
+        return
+    for start in range(0, max(file.size, 1), split):
+        yield replace(whole, start=start, length=min(split, max(file.size - start, 1)))

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inputs.files import Facts
+from untold.jobs.inputs.files import Facts, InputFile
+from untold.udfs.samples.records import undecodable
+
+STARTS = "file int, block long, path string, rows_before long, numbers_before long"
 
 
-def facts_by_file(found: Sequence[str]) -> dict[int, Facts]:
-    """By file: what its units found."""
+@dataclass(frozen=True)
+class Parts:
+    """What the parts of an input tell: facts by file, and of each part where it begins (`STARTS` without the path).
+
+    `rows_before`: rows of its file before it, blank lines counted; `numbers_before`: records of all files before it.
+    """
+
+    facts: Mapping[int, Facts]
+    starts: Sequence[tuple[int, int, int, int]]
+
+
+def read_parts(found: Sequence[str]) -> Parts:
+    """The facts of all parts (`untold.udfs.samples.batches.Tally.facts`), put together by file."""
     merged: dict[int, Facts] = {}
+    starts: list[tuple[int, int, int, int]] = []
+    lines: dict[int, int] = {}
+    records = 0
     # Sorted, so that which of two problems is shown does not depend on which task was first
     for plain in sorted(map(json.loads, found), key=lambda each: (each["file"], each["block"])):
-        facts = Facts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], plain["problem"])
-        merged[plain["file"]] = merged.get(plain["file"], Facts()).merge(facts)
-    return merged
+        file, problem = plain["file"], plain["problem"]
+        before = lines.get(file, 0)
+        starts.append((file, plain["block"], before, records))
+        lines[file], records = before + plain["lines"], records + plain["rows"]
+        if plain["undecodable"] is not None:
+            line, encoding = plain["undecodable"]
+            problem = undecodable(before + line, encoding)
+        facts = Facts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], problem)
+        merged[file] = merged.get(file, Facts()).merge(facts)
+    return Parts(merged, starts)
 
 
-def _starts(rows: DataFrame) -> DataFrame:
-    """file, block, before: the rows of the file before each of its blocks."""
-    earlier = Window.partitionBy("file").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
-    blocks = rows.groupBy("file", "block").agg(F.max("n").alias("count"))
-    return blocks.select("file", "block", F.coalesce(F.sum("count").over(earlier), F.lit(0)).alias("before"))
-
-
-def with_row(places: DataFrame, rows: DataFrame) -> DataFrame:
-    """The places with `row`, 1-based in its file; `rows` are all there are."""
-    starts = F.broadcast(_starts(rows))
-    return places.join(starts, on=["file", "block"], how="left").withColumn("row", F.col("before") + F.col("n"))
+def with_row(places: DataFrame, parts: Parts, files: Sequence[InputFile]) -> DataFrame:
+    """The places (file, block, n) with the columns of `STARTS`, and `row`, which is 1-based in the file."""
+    starts = [(file, block, files[file].path, *before) for file, block, *before in parts.starts]
+    known = F.broadcast(places.sparkSession.createDataFrame(starts, STARTS))
+    return places.join(known, on=["file", "block"], how="left").withColumn("row", F.col("rows_before") + F.col("n"))

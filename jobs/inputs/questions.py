@@ -8,11 +8,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
 from untold.jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.conversion import OF_ANSWERS
 from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
+
+# What a question needs that brings its contexts
+QUESTION = ("query", "contexts")
 
 
 def read_questions(
@@ -23,6 +27,7 @@ def read_questions(
     format: str | None = None,
     limit: int | None = None,
     draw: Draw | None = None,
+    options: ReadOptions = AS_THEY_ARE,
 ) -> tuple[Samples, list[str]]:
     """The questions of a file, a folder or a glob, and lines that say what of the input is left out.
 
@@ -34,22 +39,25 @@ def read_questions(
     has no contexts, they are empty. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
     selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of
     those that have contexts, `limit` of these the first by id.
-    Raises SampleError as `read_samples`, and where no question has contexts. Methods, section 8.
+    `options` as `read_samples` takes them. Raises SampleError as that does, and where no question has contexts.
+    Methods, section 8.
     """
     if contexts is not None:
-        return _join_contexts(spark, path, contexts, limit, draw)
+        return _join_contexts(spark, path, contexts, limit, draw, options)
     if format is None:
-        found = read_rows(spark, path, None, limit, ("query", "contexts"), draw)
+        found = read_rows(spark, path, None, limit, QUESTION, draw, options=options)
     else:
-        found = _read_known(spark, path, format, limit, draw)
+        found = _read_known(spark, path, format, limit, draw, options)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
     notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
 
 
-def _read_known(spark: SparkSession, path: str, format: str, limit: int | None, draw: Draw | None) -> Samples:
+def _read_known(
+    spark: SparkSession, path: str, format: str, limit: int | None, draw: Draw | None, options: ReadOptions
+) -> Samples:
     """Questions of a known data set; where it has no contexts, these are empty lists."""
-    found = read_rows(spark, path, FORMATS[format], limit, ("query",), draw, tuple(OPTIONAL_TYPES))
+    found = read_rows(spark, path, FORMATS[format], limit, ("query",), draw, tuple(OPTIONAL_TYPES), options)
     nothing = F.array().cast(CONTEXTS_TYPE)
     contexts = F.coalesce("contexts", nothing) if "contexts" in found.samples.columns else nothing
     samples = found.samples.select("sample_id", "query", contexts.alias("contexts"), *_rest(found.samples))
@@ -57,11 +65,12 @@ def _read_known(spark: SparkSession, path: str, format: str, limit: int | None, 
 
 
 def _join_contexts(
-    spark: SparkSession, path: str, contexts: str, limit: int | None, draw: Draw | None
+    spark: SparkSession, path: str, contexts: str, limit: int | None, draw: Draw | None, options: ReadOptions
 ) -> tuple[Samples, list[str]]:
     """The questions of one file with the contexts of another, by sample_id, and lines on what either has alone."""
-    asked = read_rows(spark, path, QUESTIONS, required=("query",))
-    given = read_rows(spark, contexts, CONTEXTS, required=("contexts",))
+    asked = read_rows(spark, path, QUESTIONS, required=("query",), options=options)
+    # The names are those of the questions' file
+    given = read_rows(spark, contexts, CONTEXTS, required=("contexts",), options=replace(options, columns={}))
     all_questions = asked.samples.drop(*OF_ANSWERS, "contexts").join(
         given.samples.select("sample_id", "contexts"), on="sample_id", how="inner"
     )

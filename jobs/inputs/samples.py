@@ -6,7 +6,6 @@ of a column carried along is known only at the end of the last file.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,23 +20,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, describe_left_out, input_files
+from untold.jobs.inputs.column_types import carried_types
 from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.files import (
-    Facts,
-    InputFile,
-    SampleError,
-    carried_types,
-    check_columns,
-    find_files,
-    inspect_files,
-    plan_units,
-)
-from untold.jobs.inputs.places import facts_by_file, with_row
+from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
+from untold.jobs.inputs.places import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
-from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter
-from untold.udfs.samples.batches import read_batches, type_batches
+from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
 
@@ -84,7 +75,7 @@ class Samples:
     `samples`: sample_id, query, response, contexts array<struct<id, text>>, system, label, then the rest by name; a row
     a distinct input row, invalid ones included, null where unusable. It is read from what the one pass over the files
     kept. `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts exact duplicates
-    dropped. `columns` are those of the files.
+    dropped. `columns` are those of the files, under our names; `left_out` files of no known extension.
     """
 
     samples: DataFrame
@@ -94,6 +85,7 @@ class Samples:
     duplicates: int
     first_invalid: list[str]
     columns: frozenset[str]
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,7 @@ class _Pass:
 
     rows: DataFrame
     by_id: DataFrame
-    facts: Mapping[int, Facts]
+    parts: Parts
     total: int
     distinct: int
     conflicts: int
@@ -118,15 +110,17 @@ def read_samples(
     required: Sequence[str] = REQUIRED,
     optional: Sequence[str] = (),
     draw: Draw | None = None,
+    options: ReadOptions = AS_THEY_ARE,
 ) -> Samples:
     """The samples of a file, a directory or a glob, read and checked.
 
-    `format` names an adapter of `FORMATS`; `draw` keeps rows at random, `limit` of these the first samples by
-    sample_id; `required` are the columns that whoever scores them reads, `optional` those that are read where they are
-    there, with the types of `OPTIONAL_TYPES`. Raises SampleError for what
-    cannot be read, a missing column, too many columns, no samples at all, and one sample_id with two contents.
+    `options` say what the files call our columns, and how their text is written. `format` names an adapter of
+    `FORMATS`; `draw` keeps rows at random, `limit` of these the first samples by sample_id; `required` are the columns
+    that whoever scores them reads, `optional` those that are read where they are there, with the types of
+    `OPTIONAL_TYPES`. Raises SampleError for what cannot be read, a missing column, too many columns, no samples at all,
+    and one sample_id with two contents.
     """
-    return read_rows(spark, path, _adapter(format), limit, required, draw, optional)
+    return read_rows(spark, path, adapter_of(format), limit, required, draw, optional, options)
 
 
 def read_rows(
@@ -137,6 +131,7 @@ def read_rows(
     required: Sequence[str] = REQUIRED,
     draw: Draw | None = None,
     optional: Sequence[str] = (),
+    options: ReadOptions = AS_THEY_ARE,
 ) -> Samples:
     """As `read_samples`, by an adapter or none, and for rows that need have only some of `REQUIRED`.
 
@@ -144,10 +139,12 @@ def read_rows(
     """
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
-    files = _files(path, adapter)
+    check_names(options.columns, adapter)
+    files, left_out = input_files(path, adapter, options)
     units = plan_units(spark, files, whole_files=adapter is not None)
-    found = _read(units, adapter, required, optional)
-    check_columns(path, files, found.facts, adapter.required if adapter else required)
+    found = _read(units, Wanted(adapter, tuple(required), tuple(optional), dict(options.columns)))
+    facts = found.parts.facts
+    check_columns(path, files, facts, adapter.required if adapter else required, options.columns)
     if found.conflicts:
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
@@ -160,7 +157,8 @@ def read_rows(
     invalid = _invalid(found, kept, files)
     shown = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
     first = [row["error"] for row in shown.collect()] if found.broken else []
-    carried = carried_types(files, found.facts, adapted=adapter is not None)
+    headers = [file.types for file in files] if adapter is None else []
+    carried = carried_types(headers, [one.shapes for one in facts.values()])
     carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
     return Samples(
         samples=_samples(kept, required, carried),
@@ -170,15 +168,18 @@ def read_rows(
         invalid_count=invalid.count() if len(first) == SHOWN_INVALID else len(first),
         duplicates=found.total - found.distinct,
         first_invalid=first,
-        columns=frozenset[str]().union(*(facts.columns for facts in found.facts.values())),
+        columns=frozenset[str]().union(*(one.columns for one in facts.values())),
+        left_out=left_out,
     )
 
 
 def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:
     """Says how many rows cannot be scored, or what else was to be done with them, and why the first of them.
 
-    Nothing where there are none. Lines name file, row and reason, never a row's text.
+    Nothing where there are none, and which files were left out. Lines name file, row and reason, never a row's text.
     """
+    if found.left_out:
+        display.note(describe_left_out(found.left_out))
     if found.invalid_count:
         rows = amount(found.invalid_count, f"row cannot be {done} and is", f"rows cannot be {done} and are")
         display.note(f"{rows} in the table failures; the first:")
@@ -232,37 +233,10 @@ def column_named(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _adapter(name: str | None) -> Adapter | None:
-    """The adapter of that name; None where files are read by extension. Raises SampleError for another name."""
-    if name is None:
-        return None
-    if name not in FORMATS:
-        raise SampleError(
-            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}; formats: {', '.join(sorted(FORMATS))}, "
-            "or none to go by extension"
-        )
-    return FORMATS[name]
-
-
-def _files(path: str, adapter: Adapter | None) -> list[InputFile]:
-    """The files of a path, known by extension; of an adapter that reads files of its own, those alone.
-
-    Raises SampleError where there are none, or some cannot be read.
-    """
-    found = find_files(path)
-    if adapter is None or adapter.read is None:
-        return inspect_files(found)
-    files = [file for file in found if fnmatch.fnmatchcase(file.path, adapter.files)]
-    if not files:
-        raise SampleError(f"{path}: no file named like {adapter.files}; give the folder of the data set")
-    return files
-
-
-def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str], optional: Sequence[str]) -> _Pass:
+def _read(units: DataFrame, wanted: Wanted) -> _Pass:
     """Reads the files, once: what it found is kept, and everything that must be known of it is one row of sums."""
     schema = T.StructType(READ_FIELDS)
-    wanted: dict[str, Any] = {"required": tuple(required), "optional": tuple(optional)}
-    read = partial(read_batches, adapter=adapter, schema=_arrow(units.sparkSession, schema), **wanted)
+    read = partial(read_batches, wanted=wanted, schema=_arrow(units.sparkSession, schema))
     # On disk: an input may be larger than the memory of all workers together
     everything = units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY)
     # Rows of facts have no id, and those of two units that are equal word for word say nothing twice
@@ -280,11 +254,9 @@ def _read(units: DataFrame, adapter: Adapter | None, required: Sequence[str], op
         F.count_if(is_sample & (F.col("low") != F.col("high"))).alias("conflicts"),
         F.coalesce(F.sum("broken"), F.lit(0)).alias("broken"),
     ).collect()[0]
-    return _Pass(
-        everything.where(is_sample).drop("facts"),
-        by_id.where(is_sample),
-        **{**sums.asDict(), "facts": facts_by_file(sums[0])},
-    )
+    counts = sums.asDict()
+    parts = read_parts(counts.pop("facts"))
+    return _Pass(everything.where(is_sample).drop("facts"), by_id.where(is_sample), parts, **counts)
 
 
 def _arrow(spark: SparkSession, schema: T.StructType) -> pa.Schema:
@@ -299,12 +271,12 @@ def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
     rows = found.rows.select("sample_id", "content", *PLACE).join(F.broadcast(shown), on="sample_id", how="left_semi")
     firsts = rows.groupBy("sample_id", "content").agg(F.min(F.struct(*PLACE)).alias("at"))
     by_id: dict[str, list[tuple[int, int]]] = {}
-    for place in with_row(firsts.select("sample_id", "at.*"), found.rows).collect():
+    for place in with_row(firsts.select("sample_id", "at.*"), found.parts, files).collect():
         by_id.setdefault(place["sample_id"], []).append((place["file"], place["row"]))
     lines = []
     for name in sorted(by_id):
         first, second, *_ = sorted(by_id[name])
-        at = " and ".join(f"{files[file].path}:{row}" for file, row in (first, second))
+        at = " and ".join(f"{files[file].path} row {row}" for file, row in (first, second))
         lines.append(f"sample_id `{name}` has two contents: {at}")
     more = f"{found.conflicts - len(lines)} more such ids; " if found.conflicts > len(lines) else ""
     return "\n".join([*lines, f"{more}give every distinct row an id of its own, or none"])
@@ -335,14 +307,9 @@ def _invalid(found: _Pass, kept: DataFrame, files: list[InputFile]) -> DataFrame
     if not found.broken:
         return spark.createDataFrame([], "file int, row long, part int, sample_id string, error string")
     broken = kept.where(F.col("error").isNotNull()).select("sample_id", *PLACE, "error")
-    paths = spark.createDataFrame([(n, file.path) for n, file in enumerate(files)], "file int, path string")
     message = F.format_string("%s row %d: %s", F.col("path"), F.col("row"), F.col("error"))
-    named = (
-        with_row(broken, found.rows)
-        .join(F.broadcast(paths), on="file", how="left")
-        .select("file", "row", "part", "sample_id", message.alias("error"))
-    )
-    return named.persist(StorageLevel.DISK_ONLY)
+    named = with_row(broken, found.parts, files)
+    return named.select("file", "row", "part", "sample_id", message.alias("error")).persist(StorageLevel.DISK_ONLY)
 
 
 def _samples(rows: DataFrame, required: Sequence[str], carried: Mapping[str, T.DataType]) -> DataFrame:

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from untold.jobs.inputs.files import InputFile, SampleError, check_columns, find_files, inspect_files, plan_units
-from untold.jobs.inputs.places import facts_by_file, with_row
+from untold.jobs.inputs.checking import check_columns, describe_left_out, input_files, with_names
+from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
+from untold.jobs.inputs.places import Parts, read_parts, with_row
 from untold.jobs.run.workspace import Workspace
-from untold.udfs.samples.plain import Names, given, read_plain
+from untold.udfs.samples.plain import Names, read_plain
 
 DOCUMENT = {
     "document_id": ("document_id", "id"),
@@ -22,8 +23,10 @@ DOCUMENT = {
     "title": ("title",),
     "url": ("url",),
 }
+DOCUMENT_NEEDS = ("document_id", "text")
 QUERY = {"query_id": ("query_id",), "query": ("query",)}
-PLACE = ("file", "block", "n")
+QUERY_NEEDS = ("query",)
+PLACE = ("file", "block", "n", "number")
 SHOWN_CONFLICTS = 5
 SHOWN_INVALID = 20
 # Half of a sha2-256: short enough to be read, long enough that no two texts of a billion have one
@@ -35,7 +38,7 @@ class Texts:
     """What was read: `rows`, a row a distinct id, and `invalid`: id (may be null), error, with file and row.
 
     `rows` of a corpus: document_id, title, url, text, content (a hash of the other three); of queries: query_id, query.
-    `duplicates` counts rows that repeat another word for word.
+    `duplicates` counts rows that repeat another word for word; `notes` say what of the input is left out.
     """
 
     rows: DataFrame
@@ -44,33 +47,31 @@ class Texts:
     invalid_count: int
     duplicates: int
     first_invalid: list[str]
+    notes: Sequence[str] = ()
 
 
-def read_corpus(steps: Workspace, path: str, limit: int | None = None) -> Texts:
+def read_corpus(steps: Workspace, path: str, limit: int | None = None, options: ReadOptions = AS_THEY_ARE) -> Texts:
     """The documents of a file, a folder or a glob. `limit`: the first so many by document_id.
 
     Raises SampleError for what cannot be read, a missing column, no document at all, and one id with two contents.
     """
-    read = _read(steps, path, DOCUMENT, ("document_id", "text"))
+    read = _read(steps, path, DOCUMENT, DOCUMENT_NEEDS, options)
     content = F.sha2(F.to_json(F.struct("title", "url", "text")), 256)
     named = read.rows.withColumn("content", F.substring(content, 1, CONTENT_CHARACTERS))
     problem = F.coalesce("problem", _missing("document_id"), F.when(F.col("text").isNull(), "text is null"))
     return _checked(steps, path, replace(read, rows=named), "document_id", problem, limit)
 
 
-def read_queries(steps: Workspace, path: str) -> Texts:
+def read_queries(steps: Workspace, path: str, options: ReadOptions = AS_THEY_ARE) -> Texts:
     """The queries of a file, a folder or a glob; one without an id has its number, from 1 over all files.
 
     Raises SampleError as `read_corpus`.
     """
-    read = _read(steps, path, QUERY, ("query",))
-    before = Window.orderBy("file").rowsBetween(Window.unboundedPreceding, -1)
-    counts = read.rows.groupBy("file").count()
-    starts = counts.select("file", F.coalesce(F.sum("count").over(before), F.lit(0)).alias("first"))
-    numbered = with_row(read.rows, read.rows).join(F.broadcast(starts), on="file", how="left")
-    number = (F.col("first") + F.col("row")).cast("string")
-    named = numbered.withColumn("query_id", F.coalesce(F.nullif("query_id", F.lit("")), number))
-    rows = named.withColumn("content", F.col("query")).drop("first", "row", "before")
+    read = _read(steps, path, QUERY, QUERY_NEEDS, options)
+    number = (F.col("numbers_before") + F.col("number")).cast("string")
+    placed = with_row(read.rows, read.parts, read.files)
+    named = placed.withColumn("query_id", F.coalesce(F.nullif("query_id", F.lit("")), number))
+    rows = named.withColumn("content", F.col("query")).select(*read.rows.columns, "content")
     return _checked(steps, path, replace(read, rows=steps.keep(rows, "numbered")), "query_id", _wrong_query(), None)
 
 
@@ -87,30 +88,26 @@ def _missing(name: str) -> Column:
 
 @dataclass(frozen=True)
 class _Read:
-    """The rows of all files with their places, and the files."""
+    """The rows of all files with their places, the files, where their parts begin, and which files are left out."""
 
     rows: DataFrame
     files: Sequence[InputFile]
+    parts: Parts
+    left_out: Sequence[str]
 
 
-def _read(steps: Workspace, path: str, names: Names, required: Sequence[str]) -> _Read:
+def _read(steps: Workspace, path: str, names: Names, required: Sequence[str], options: ReadOptions) -> _Read:
     """Reads the files once. Raises SampleError for what cannot be read and for columns that are not there."""
-    files = inspect_files(find_files(path))
-    types: Mapping[str, T.DataType] = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType()}
+    files, left_out = input_files(path, None, options)
+    types: Mapping[str, T.DataType] = {"file": T.IntegerType(), **dict.fromkeys(("block", "n", "number"), T.LongType())}
     fields = [*types.items(), *((name, T.StringType()) for name in (*names, "problem", "facts"))]
     schema = T.StructType([T.StructField(name, kind) for name, kind in fields])
-    read = partial(read_plain, names=names, schema=to_arrow_schema(schema))
+    read = partial(read_plain, names=names, columns=dict(options.columns), schema=to_arrow_schema(schema))
     kept = steps.keep(plan_units(steps.spark, files, whole_files=False).mapInArrow(read, schema), "read")
-    facts = facts_by_file([row["facts"] for row in kept.where(F.col("facts").isNotNull()).select("facts").collect()])
-    check_columns(path, [_renamed(file, names) for file in files], facts, required)
-    return _Read(kept.where(F.col("facts").isNull()).drop("facts"), files)
-
-
-def _renamed(file: InputFile, names: Names) -> InputFile:
-    """A file with our columns beside those that its header names."""
-    if file.columns is None:
-        return file
-    return replace(file, columns=tuple(sorted({*file.columns, *given(names, file.columns)})))
+    told = kept.where(F.col("facts").isNotNull()).select("facts").collect()
+    parts = read_parts([row["facts"] for row in told])
+    check_columns(path, files, with_names(parts.facts, files, names), required, options.columns)
+    return _Read(kept.where(F.col("facts").isNull()).drop("facts"), files, parts, left_out)
 
 
 def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column, limit: int | None) -> Texts:
@@ -131,7 +128,7 @@ def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column
     if not counts["all"]:
         raise SampleError(f"{path}: no rows in it; give a file with at least one row")
     broken = counts["all"] - counts["good"]
-    invalid = _invalid(steps, rows.where(~good), read, key) if broken else None
+    invalid = _invalid(rows.where(~good), read, key) if broken else None
     first = invalid.orderBy("file", "row").limit(SHOWN_INVALID).collect() if invalid is not None else []
     wanted = [name for name in rows.columns if name not in (*PLACE, "problem")]
     distinct = rows.where(good).select(*wanted)
@@ -144,6 +141,7 @@ def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column
         invalid_count=broken,
         duplicates=counts["good"] - counts["distinct"],
         first_invalid=[row["error"] for row in first],
+        notes=[describe_left_out(read.left_out)] if read.left_out else [],
     )
 
 
@@ -151,12 +149,10 @@ def _nothing(steps: Workspace) -> DataFrame:
     return steps.spark.createDataFrame([], "id string, error string")
 
 
-def _invalid(steps: Workspace, broken: DataFrame, read: _Read, key: str) -> DataFrame:
+def _invalid(broken: DataFrame, read: _Read, key: str) -> DataFrame:
     """file, row, the id, error with file and row in it."""
-    paths = steps.spark.createDataFrame([(n, file.path) for n, file in enumerate(read.files)], "file int, path string")
-    placed = with_row(broken, read.rows).join(F.broadcast(paths), on="file", how="left")
-    where = F.concat(F.col("path"), F.lit(":"), F.col("row").cast("string"), F.lit(": "), F.col("problem"))
-    return placed.select("file", "row", key, where.alias("error"))
+    placed = with_row(broken, read.parts, read.files)
+    return placed.select("file", "row", key, F.format_string("%s row %d: %s", "path", "row", "problem").alias("error"))
 
 
 def _describe_conflicts(rows: DataFrame, read: _Read, key: str, conflicts: int) -> str:
@@ -170,12 +166,12 @@ def _describe_conflicts(rows: DataFrame, read: _Read, key: str, conflicts: int) 
         .select(key, "at.*")
     )
     by_id: dict[str, list[tuple[int, int]]] = {}
-    for place in with_row(firsts, read.rows).collect():
+    for place in with_row(firsts, read.parts, read.files).collect():
         by_id.setdefault(place[key], []).append((place["file"], place["row"]))
     lines = []
     for name in sorted(by_id):
         first, second, *_ = sorted(by_id[name])
-        at = " and ".join(f"{read.files[file].path}:{row}" for file, row in (first, second))
+        at = " and ".join(f"{read.files[file].path} row {row}" for file, row in (first, second))
         lines.append(f"{key} `{name}` has two contents: {at}")
     more = f"{conflicts - len(lines)} more such ids; " if conflicts > len(lines) else ""
     return "\n".join([*lines, f"{more}give every distinct row an id of its own"])

@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
 from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.coverage import DATASET as COVERAGE
 from untold.jobs.study.verifying import DATASET as CLAIMS
@@ -65,6 +66,7 @@ class MetaEvaluationRequest:
     judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
     limit: int | None = None
     draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
     sheet: Sheet | None = None
     cluster: bool = False
     format: str | None = None

@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.lost import has_failed
 from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.samples import SampleError, Samples, read_rows
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
+from untold.jobs.inputs.samples import Samples, read_rows
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.agreement import read_rows as rows_of
 from untold.jobs.study.asking import Asker
@@ -20,6 +21,7 @@ from untold.jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.facts.claims import NOT_SUPPORTED
 from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.claims import CLAIM_FORMATS, NEEDS
 from untold.udfs.statistics.verdicts import VERDICTS, constant_label, labels_of, supported_share, verdict_intervals
 
@@ -59,12 +61,24 @@ class Verified:
     without_evidence: int
 
 
-def read_claims(spark: SparkSession, path: str, format: str | None, limit: int | None, draw: Draw | None) -> Samples:
+def read_claims(
+    spark: SparkSession,
+    path: str,
+    format: str | None,
+    limit: int | None,
+    draw: Draw | None,
+    options: ReadOptions = AS_THEY_ARE,
+) -> Samples:
     """The claims of a file as samples (`udfs.samples.claims`). Raises SampleError as `read_rows`, and for a format."""
+    return read_rows(spark, path, layout_of(format), limit, NEEDS, draw, ("query_id",), options)
+
+
+def layout_of(format: str | None) -> Adapter:
+    """The layout of claims of that name, the plain one for None. Raises SampleError for another name."""
     name = format or LAYOUT
     if name not in CLAIM_FORMATS:
         raise SampleError(f"unknown format `{name}`{aside(near_misses(name, CLAIM_FORMATS))} of claims")
-    return read_rows(spark, path, CLAIM_FORMATS[name], limit, NEEDS, draw, ("query_id",))
+    return CLAIM_FORMATS[name]
 
 
 def label_claims(about: str, samples: DataFrame) -> Claims:

@@ -75,7 +75,7 @@ def test_an_id_of_a_question_does_not_depend_on_its_answers_or_its_file(spark: S
 
 
 def test_rows_that_are_no_questions_and_missing_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    rows = [QUESTION, {**QUESTION, "query": " "}, {"query": "p", "contexts": "text"}]
+    rows = [QUESTION, {**QUESTION, "query": " "}, {"query": "p", "contexts": 3}]
     path = write_lines(tmp_path / "a.jsonl", rows)
 
     found, _ = read_questions(spark, path)

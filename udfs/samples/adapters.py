@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from untold.udfs.samples import expertqa, k_qa, lists, realsumm, trec_web
+from untold.udfs.samples import expertqa, k_qa, lists, ragchecker, realsumm, trec_web
 from untold.udfs.samples.records import READERS, Record, Unit
 
 LINES = "*.jsonl"
@@ -27,6 +27,8 @@ CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
 class Adapter:
     """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for.
 
+    `optional`: columns that are read too, where they are there.
+
     Files that no extension names have a `read` of their own, which is given those that are named like `files`.
     `by_row`: ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole.
     """
@@ -36,6 +38,7 @@ class Adapter:
     files: str = "*"
     read: Callable[[Unit], Iterator[Record]] | None = None
     by_row: bool = True
+    optional: tuple[str, ...] = ()
 
 
 def _wikicontradict(record: Record, row: int) -> list[Record]:
@@ -130,4 +133,5 @@ FORMATS: dict[str, Adapter] = {
     "qampari": Adapter(lists.QAMPARI, lists.qampari),
     "romqa": Adapter(lists.ROMQA, lists.romqa),
     "longfact": Adapter(("prompt",), _longfact),
+    "ragchecker": Adapter((), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False),
 }

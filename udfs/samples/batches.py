@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,38 +14,46 @@ from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
 from untold.udfs.samples.records import (
     READ_ERRORS,
-    READERS,
+    READERS_OF_PARTS,
     ROWS_PER_BATCH,
+    Reader,
     Record,
+    UndecodableError,
     Unit,
     UnreadableFileError,
     check_width,
+    describe_break,
+    renamed,
 )
 from untold.udfs.samples.shapes import Shape, merge_shapes, shape_of
 from untold.udfs.samples.values import as_type
 
-# Kinds of files whose columns have one type each: contexts may be JSON in a column of text.
-CONTEXTS_ARE_TEXT = ("csv", "parquet")
+# Kinds of files whose columns have one type each: items may be JSON in a column of text.
+ITEMS_ARE_TEXT = ("csv", "parquet")
 
 
-def read_batches(
-    batches: Iterable[pa.RecordBatch],
-    adapter: Adapter | None,
-    required: Sequence[str],
-    schema: pa.Schema,
-    optional: Sequence[str] = (),
-) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of each row: by an adapter or none, which columns, and what a file calls them (ours to theirs)."""
+
+    adapter: Adapter | None = None
+    required: Sequence[str] = ()
+    optional: Sequence[str] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_batches(batches: Iterable[pa.RecordBatch], wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """A row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception.
 
-    Columns: file, block, n, part (the place; `n` is the 1-based row of the unit), content, error; the six known columns
-    of samples; rest, the other columns as `type_batches` takes them, null where there are none; facts, JSON of file,
-    columns, shapes, rows and problem.
+    Columns: file, block, n, part (the place; `n` is the 1-based row of the unit, blank lines counted), content, error;
+    the six known columns of samples; rest, the other columns as `type_batches` takes them, null where there are none;
+    facts, JSON of file, columns, shapes, rows, lines and problem.
 
     Lazy: a unit is read as its rows are taken, so that a worker holds `ROWS_PER_BATCH` of them.
     """
     for batch in batches:
         for row in batch.to_pylist():
-            yield from in_batches(_rows(Unit(**row), adapter, required, optional), schema)
+            yield from in_batches(_rows(Unit(**row), wanted), schema)
 
 
 def type_batches(
@@ -62,60 +71,97 @@ def type_batches(
 
 def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mapping[str, str]) -> Iterator[pa.Array]:
     """The columns of `schema` behind the known ones, in its order."""
-    for field in list(schema)[len(KNOWN) :]:
-        source = sources[field.name]
-        yield pa.array([as_type(values.get(source), field.type) for values in rest], field.type)
+    for column in list(schema)[len(KNOWN) :]:
+        source = sources[column.name]
+        yield pa.array([as_type(values.get(source), column.type) for values in rest], column.type)
 
 
-def _samples(
-    unit: Unit, adapter: Adapter | None, required: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[dict[str, int], Record, Sample]]:
-    """Each sample with its place and the record that it was read from."""
-    read = READERS[unit.kind] if adapter is None or adapter.read is None else adapter.read
-    for n, record in enumerate(read(unit), start=1):
-        expanded = adapter.expand(record, unit.start + n - 1) if adapter else [record]
-        for part, row in enumerate(expanded):
-            place = {"file": unit.file, "block": unit.start, "n": n, "part": part}
-            yield place, record, to_sample(row, unit.kind in CONTEXTS_ARE_TEXT, required, optional)
-
-
-def _rows(
-    unit: Unit, adapter: Adapter | None, required: Sequence[str], optional: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def _rows(unit: Unit, wanted: Wanted) -> Iterator[dict[str, Any]]:
     """The rows of a unit as `read_batches` has them, then that of its facts."""
-    types_are_known = unit.kind == "parquet" and adapter is None
+    types_are_known = unit.kind == "parquet" and wanted.adapter is None
     columns: set[str] = set()
     shapes: dict[str, Shape] = {}
+    tally, n, part = Tally(), 0, 0
     # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
-    problem, n = None, 0
     try:
-        for place, record, sample in _samples(unit, adapter, required, optional):
-            n = place["n"]
+        for record in tally.rows(unit, _reader(unit, wanted.adapter), wanted.columns):
             columns.update(record.values)
             # As it grows: a file whose keys are data would fill the memory before its end.
             check_width(len(columns))
-            if not types_are_known:
-                for name, value in sample.rest.items():
-                    shapes[name] = merge_shapes(shapes.get(name, "null"), shape_of(value))
-            yield {**place, "content": sample.content, "error": sample.error, **sample.known, "rest": _packed(sample)}
-    except UnreadableFileError as error:
-        problem = str(error)
-    except READ_ERRORS as error:
-        problem = f"cannot be read to its end ({type(error).__name__}); replace the file or check its rights"
-    facts = {
-        "file": unit.file,
-        "block": unit.start,
-        "columns": sorted(columns),
-        "shapes": shapes,
-        "rows": n,
-        "problem": problem,
-    }
-    yield {"file": unit.file, "block": unit.start, "n": n, "facts": json.dumps(facts)}
+            for sample in _samples(unit, record, tally.rows_read, wanted):
+                if not types_are_known:
+                    for name, value in sample.rest.items():
+                        shapes[name] = merge_shapes(shapes.get(name, "null"), shape_of(value))
+                # Several records may be of one row, too
+                n, part = tally.row, part + 1 if tally.row == n else 0
+                place = {"file": unit.file, "block": unit.start, "n": n, "part": part}
+                packed = _packed(sample)
+                yield {**place, "content": sample.content, "error": sample.error, **sample.known, "rest": packed}
+    except (UnreadableFileError, *READ_ERRORS) as error:
+        tally.broken = error
+    facts = tally.facts(unit, columns, shapes)
+    yield {"file": unit.file, "block": unit.start, "n": tally.row, "facts": facts}
+
+
+def _reader(unit: Unit, adapter: Adapter | None) -> Reader:
+    return READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
+
+
+def _samples(unit: Unit, record: Record, number: int, wanted: Wanted) -> list[Sample]:
+    """The samples of a record, which is the `number`th of its unit."""
+    adapter = wanted.adapter
+    rows = adapter.expand(record, unit.start + number - 1) if adapter else [record]
+    as_text = unit.kind in ITEMS_ARE_TEXT
+    return [to_sample(row, as_text, wanted.required, wanted.optional) for row in rows]
 
 
 def _packed(sample: Sample) -> bytes | None:
     """What is carried along, exactly as it was read: JSON has no dates, bytes and decimals, which Parquet has."""
     return pickle.dumps(dict(sample.rest)) if sample.rest else None
+
+
+@dataclass
+class Tally:
+    """What is counted while a unit is read: its rows, where the last one began, and what broke it."""
+
+    rows_read: int = 0
+    row: int = 0
+    lines: int = 0
+    broken: Exception | None = None
+
+    def rows(self, unit: Unit, read: Reader, columns: Mapping[str, str]) -> Iterator[Record]:
+        """The records of a unit with our names for its columns."""
+        for record in read(unit):
+            self.lines = record.row or self.lines + 1
+            if not record.blank:
+                self.rows_read, self.row = self.rows_read + 1, self.lines
+                yield _named(unit, record, columns)
+
+    def facts(self, unit: Unit, columns: Iterable[str], shapes: Mapping[str, Shape]) -> str:
+        """The facts of a unit as JSON, as `untold.jobs.inputs.places` reads them."""
+        undecodable = (self.broken.line, self.broken.encoding) if isinstance(self.broken, UndecodableError) else None
+        facts = {
+            "file": unit.file,
+            "block": unit.start,
+            "columns": sorted(columns),
+            "shapes": shapes,
+            "rows": self.rows_read,
+            "lines": self.lines,
+            "problem": None if self.broken is None else describe_break(self.broken),
+            "undecodable": undecodable,
+        }
+        return json.dumps(facts)
+
+
+def _named(unit: Unit, record: Record, columns: Mapping[str, str]) -> Record:
+    """The record with our names for its columns."""
+    if not columns:
+        return record
+    values = dict(renamed(record.values, columns))
+    # As `_read_csv` has it of a column that is called so
+    if unit.kind == "csv" and "response" in values:
+        values["response"] = values["response"] or ""
+    return replace(record, values=values)
 
 
 def in_batches(

@@ -50,7 +50,7 @@ def _each(expand: Callable[[Record, int], list[Record]], record: Record, row: in
 
 
 CLAIM_FORMATS: dict[str, Adapter] = {
-    "claims": Adapter(COLUMNS, _as_sample, by_row=False),
+    "claims": Adapter(COLUMNS, _as_sample, by_row=False, optional=("sample_id", "query_id", "query", "system")),
     "expertqa": Adapter(expertqa.REQUIRED, partial(_each, expertqa.claims), LINES, read_lines),
     "factscore": Adapter((), _as_sample, factscore.FILES, factscore.read_claims),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,8 +21,12 @@ OPTIONAL = ("query_id", "aspects", "references")
 EITHER = "contexts or references"
 # How those of them are read that hold items
 ITEMS = {"aspects": normalise_aspects, "references": normalise_references}
-# What text begins with that is meant as a list of JSON, whole or not; a text may begin with a bracket
-JSON_LISTS = ('["', "[{", "[]")
+# What text begins with that is meant as JSON, whole or not; a text may begin with a bracket
+JSON_BEGINNINGS = ('["', "[{", "[]", '{"')
+# Columns in which one text stands for a list of it alone
+ONE_TEXT = ("contexts", "references")
+# How pandas writes lists and arrays of text into CSV
+PYTHON_LIST = re.compile(r"(array\()?\[\s*(\{\s*)?'|\{'text':")
 # What a column of items holds where there are none, as text too
 NO_ITEMS: tuple[Any, ...] = (None, [], "", "[]")
 # What an answer has and a question has not, and what names a question
@@ -45,7 +51,7 @@ class Sample:
 
 def to_sample(
     record: Record,
-    contexts_as_text: bool,
+    items_as_text: bool,
     required_columns: Sequence[str] = REQUIRED,
     optional_columns: Sequence[str] = (),
 ) -> Sample:
@@ -62,12 +68,12 @@ def to_sample(
     problems = [record.problem] if record.problem else []
     required = dict.fromkeys(REQUIRED)
     if not record.problem:
-        required |= _required(values, contexts_as_text, required_columns, problems)
+        required |= _required(values, required_columns, problems)
     rest = {name: value for name, value in values.items() if name not in KNOWN}
     content = _content(record, required["contexts"], rest)
     if not record.problem:
         # After the hash, which is of the row as it was given
-        rest |= _optional(values, contexts_as_text, optional_columns, required_columns, problems)
+        rest |= _optional(values, items_as_text, optional_columns, required_columns, problems)
     known = {
         "sample_id": text_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
         **required,
@@ -93,15 +99,12 @@ def _question(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "sample_id": named} if named else kept
 
 
-def _required(
-    values: Mapping[str, Any], contexts_as_text: bool, columns: Sequence[str], problems: list[str]
-) -> dict[str, Any]:
+def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[str]) -> dict[str, Any]:
     """The required columns, null where unusable; what is wrong with them is added to the problems."""
     texts = [name for name in ("query", "response") if name in columns]
     found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
     try:
-        given = values.get("contexts")
-        found["contexts"] = normalise_contexts(items_of_text(given, "contexts") if contexts_as_text else given)
+        found["contexts"] = normalise_contexts(items_of_text(values.get("contexts"), "contexts"))
     except ValueError as error:
         # What nothing reads is no problem of the row, and is kept where it can be read
         is_read = "contexts" in columns or (EITHER in columns and values.get("references") in NO_ITEMS)
@@ -120,7 +123,7 @@ def _optional(
     for name, normalise in ITEMS.items():
         if name in names and name in values:
             try:
-                found[name] = normalise(_given_items(name, values[name], as_text))
+                found[name] = normalise(items_of_text(values[name], name) if as_text else values[name])
             except ValueError as error:
                 found[name] = None
                 problems += [str(error)]
@@ -129,14 +132,10 @@ def _optional(
     return found
 
 
-def _given_items(name: str, given: Any, as_text: bool) -> Any:
-    """What a row gives for a column of items; a column of text has JSON, and references may be one text as well."""
-    is_text = name == "references" and isinstance(given, str) and not given.lstrip().startswith(JSON_LISTS)
-    return items_of_text(given, name) if as_text and not is_text else given
-
-
 def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
     """A column as text, null where it is unusable; what is wrong is added to the problems."""
+    if name == "response":
+        value = _joined(value)
     if isinstance(value, list | dict):
         problems.append(f"{name} is no text")
         return None
@@ -149,31 +148,89 @@ def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
     return text
 
 
+def _joined(response: Any) -> Any:
+    """A response in sentences that each have their citations, as TREC RAG has it, as one text; another as it is.
+
+    >>> _joined([{"text": "One.", "citations": [0]}, {"text": "Two.", "citations": []}])
+    'One. Two.'
+    """
+    if not isinstance(response, list) or not response:
+        return response
+    texts = [one["text"] for one in response if isinstance(one, dict) and isinstance(one.get("text"), str)]
+    return " ".join(texts) if len(texts) == len(response) else response
+
+
 def normalise_contexts(value: Any) -> list[dict[str, str]]:
     """Contexts as [{id, text}]: strings get their 1-based position, numbers and booleans become text.
 
-    An id that is missing, null or empty is the position. Raises ValueError that says what is wrong, without the text.
+    An id that is missing, null or empty is the position. One text is one context, and an object of lists, as Hugging
+    Face has it, the list of its texts. Raises ValueError that says what is wrong, without the text.
 
     >>> normalise_contexts(["first", {"id": "b", "text": 2}])
     [{'id': '1', 'text': 'first'}, {'id': 'b', 'text': '2'}]
+    >>> normalise_contexts("first") == normalise_contexts({"text": ["first"]})
+    True
     """
     if value is None:
         raise ValueError("contexts is null")
+    if isinstance(value, str):
+        if not value.strip():
+            raise ValueError("contexts is an empty text; give [] where there are none")
+        value = [value]
+    elif isinstance(value, dict) and isinstance(value.get("text"), list):
+        value = _items_of_lists(value)
     return [{"id": name, "text": text} for _, name, text, _ in named_texts(value, "context")]
 
 
-def items_of_text(value: Any, column: str) -> Any:
-    """What a column of text holds as a list of JSON. Raises ValueError where it is no JSON.
+def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:
+    """An object of lists as the list of objects that it stands for.
 
-    >>> items_of_text('["one", "two"]', "contexts")
-    ['one', 'two']
+    >>> _items_of_lists({"id": ["a"], "text": ["first"]})
+    [{'id': 'a', 'text': 'first'}]
+    """
+    texts, names = value["text"], value.get("id")
+    if not isinstance(names, list) or len(names) != len(texts):
+        return list(texts)
+    return [{"id": name, "text": text} for name, text in zip(names, texts, strict=True)]
+
+
+def items_of_text(value: Any, column: str) -> Any:
+    """What a column of text holds: a list of JSON, or in a column of `ONE_TEXT` a text.
+
+    Raises ValueError for what is meant as a list and is no JSON, with what to do where Python wrote it.
+
+    >>> items_of_text('["one", "two"]', "contexts"), items_of_text("[1] One.", "contexts")
+    (['one', 'two'], '[1] One.')
     """
     if not isinstance(value, str | bytes):
         return value
+    text = cast(str, text_of(value))
     try:
-        return load_json(cast(str, text_of(value)))
+        found = load_json(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{column} is no JSON list") from None
+        if _is_python(text):
+            mended = f'df["{column}"] = df["{column}"].map(json.dumps)'
+            raise ValueError(f"{column} is a Python list, not JSON; write the file again after {mended}") from None
+        if column not in ONE_TEXT or text.lstrip().startswith(JSON_BEGINNINGS):
+            raise ValueError(f"{column} is no JSON list") from None
+        return text
+    is_text = column in ONE_TEXT and not isinstance(found, list | dict | None)
+    return text if is_text else found
+
+
+def _is_python(text: str) -> bool:
+    """Whether a text that is no JSON is a list as Python writes it.
+
+    >>> _is_python("['a', 'b']"), _is_python('["a", None]'), _is_python('["cut')
+    (True, True, False)
+    """
+    bare = text.strip()
+    if PYTHON_LIST.match(bare):
+        return True
+    try:
+        return bare.startswith("[") and isinstance(ast.literal_eval(bare), list)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def _content(record: Record, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:

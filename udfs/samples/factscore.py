@@ -32,7 +32,8 @@ def read_claims(unit: Unit) -> Iterator[Record]:
         elif "annotations" not in record.values:
             raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
         else:
-            yield from _claims(f"{row}-{system}", system, record.values)
+            for claim in _claims(f"{row}-{system}", system, record.values):
+                yield replace(claim, row=record.row)
 
 
 def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[Record]:

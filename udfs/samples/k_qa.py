@@ -8,7 +8,8 @@ questions, each with a physician's answer (Free_form_answer) and the statements 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -35,12 +36,12 @@ def read_answers(unit: Unit) -> Iterator[Record]:
         if is_broken:
             yield from records
             continue
-        rows = (_checked(record.values) for record in records)
-        for (question, system, response), own in groupby(
-            rows, key=lambda row: tuple(row[name] for name in COLUMNS[:3])
-        ):
+        for (question, system, response), own in groupby(records, key=_answer):
             number = questions.setdefault(question, len(questions))
-            yield _record(f"{number}-{system}", str(number), question, response, system, list(own))
+            rows = list(own)
+            values = [record.values for record in rows]
+            answer = _record(f"{number}-{system}", str(number), question, response, system, values)
+            yield replace(answer, row=rows[0].row)
 
 
 def questions(record: Record, row: int) -> list[Record]:
@@ -66,16 +67,18 @@ def questions(record: Record, row: int) -> list[Record]:
     ]
 
 
-def _checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _answer(record: Record) -> tuple[Any, ...]:
+    """Question, system and answer of a row. Raises UnreadableFileError where one of the columns is missing."""
+    values = record.values
     missing = [name for name in COLUMNS if name not in values]
     if missing:
         parts = ", ".join(f"`{name}`{aside(near_misses(name, values))}" for name in missing)
         raise UnreadableFileError(f"no column {parts}; give NLI_medical_annotator.csv as it is published")
-    return values
+    return tuple(values[name] for name in COLUMNS[:3])
 
 
 def _record(
-    name: str, number: str, question: Any, response: Any, system: Any, rows: Iterable[Mapping[str, Any]]
+    name: str, number: str, question: Any, response: Any, system: Any, rows: Sequence[Mapping[str, Any]]
 ) -> Record:
     references = []
     for place, row in enumerate(rows, start=1):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.udfs.samples.files import open_file, open_text
+from untold.udfs.samples.files import UNDECODED, UTF_8, cuts_lines, open_file, open_text
 from untold.udfs.samples.values import canonical, check_nesting, load_json
 
 # More come from keys that are data, and would be a table that no reader opens.
@@ -26,12 +28,43 @@ CHUNK = 1 << 20
 LONGEST_TOKEN = 16
 ROWS_PER_BATCH = 1000
 
-BOM = b"\xef\xbb\xbf"
+# Of two that give as many columns the first
+DELIMITERS = (",", "\t", ";")
+# A header is shorter
+HEADER_CHARACTERS = 1 << 16
 READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
 
 
 class UnreadableFileError(Exception):
     """A file that cannot be read on. The message names what is wrong, never what stands in the file."""
+
+
+class UndecodableError(UnreadableFileError):
+    """A line that is not of its file's encoding; `line` counts from 1 in the unit."""
+
+    def __init__(self, line: int, encoding: str) -> None:
+        super().__init__(undecodable(line, encoding))
+        self.line, self.encoding = line, encoding
+
+
+def undecodable(line: int, encoding: str) -> str:
+    """What is said of a line that is not of its file's encoding.
+
+    >>> undecodable(3, UTF_8)
+    'line 3 is not UTF-8; give its encoding, such as --encoding cp1252'
+    """
+    known = encoding.removesuffix("-sig")
+    way = "give its encoding, such as --encoding cp1252" if known == "utf-8" else "give another --encoding"
+    return f"line {line} is not {known.upper()}; {way}"
+
+
+def describe_break(error: Exception) -> str:
+    """What is said of a file that broke while it was read, by one of `READ_ERRORS` or an UnreadableFileError."""
+    if isinstance(error, UnreadableFileError):
+        return str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not {error.encoding.upper()} throughout; give another --encoding"
+    return f"cannot be read to its end ({type(error).__name__}); replace the file or check its rights"
 
 
 @dataclass(frozen=True)
@@ -44,26 +77,70 @@ class Unit:
     start: int = 0
     length: int = 0
     group: int = 0
+    encoding: str = UTF_8
+    delimiter: str = ","
 
 
 @dataclass(frozen=True)
 class Record:
-    """A row as the file has it. Where `problem` is set it could not be read, and `raw` stands for its content."""
+    """A row as the file has it. Where `problem` is set it could not be read, and `raw` stands for its content.
+
+    `row`: where it begins in its unit, from 1: a line of JSON Lines or CSV, an element of an array, a row of Parquet; 0
+    where a reader does not say. `blank`: blank lines at the end of a unit, which hold no row.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
     raw: str = ""
+    row: int = 0
+    blank: bool = False
 
 
-def _record(value: Any) -> Record:
+def _record(value: Any, row: int) -> Record:
     """A value of JSON as a record; an empty key is `_c0`, as no column can be without a name."""
     if not isinstance(value, dict):
-        return Record(problem="no JSON object", raw=canonical(value))
-    return Record({name or "_c0": item for name, item in value.items()})
+        return Record(problem="no JSON object", raw=canonical(value), row=row)
+    return Record({name or "_c0": item for name, item in value.items()}, row=row)
+
+
+def renamed(values: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """What a row or a header has under its own names, under ours; `columns` maps ours to theirs.
+
+    A column of our name that another one stands in for is left out.
+
+    >>> renamed({"question": 1, "query": 2, "n": 3}, {"query": "question"})
+    {'query': 1, 'n': 3}
+    """
+    if not columns:
+        return values
+    ours = {name: values[other] for name, other in columns.items() if other in values}
+    replaced = {*columns, *columns.values()}
+    return {**ours, **{name: value for name, value in values.items() if name not in replaced}}
+
+
+def read_all_lines(unit: Unit) -> Iterator[Record]:
+    """JSON Lines that begin within the unit's bytes; blank lines at its end are one record, `blank`."""
+    row = last = 0
+    for row, line in enumerate(_lines(unit), start=1):
+        content = line.strip(" \t\r\n")
+        if content:
+            last = row
+            yield _record_of_line(content, row)
+    if row > last:
+        yield Record(row=row, blank=True)
 
 
 def _read_lines(unit: Unit) -> Iterator[Record]:
-    """JSON Lines that begin within the unit's bytes. Blank lines are no rows."""
+    """JSON Lines that begin within the unit's bytes. Blank lines are no rows, and count as rows of the file."""
+    return (record for record in read_all_lines(unit) if not record.blank)
+
+
+def _lines(unit: Unit) -> Iterator[str]:
+    """The lines that begin within the unit's bytes. Raises UndecodableError for one of another encoding."""
+    if not cuts_lines(unit.encoding):
+        with open_text(unit.path, unit.encoding, newline="\n") as stream:
+            yield from stream
+        return
     with closing(open_file(unit.path)) as stream:
         position = unit.start
         if unit.start:
@@ -71,30 +148,49 @@ def _read_lines(unit: Unit) -> Iterator[Record]:
             # one's before.
             stream.seek(unit.start - 1)
             position += len(stream.readline()) - 1
+        row = 0
         while not unit.length or position < unit.start + unit.length:
             line = stream.readline()
             if not line:
                 break
-            content = (line.removeprefix(BOM) if position == 0 else line).strip(b" \t\r\n")
-            position += len(line)
-            if content:
-                yield _record_of_line(content.decode("utf-8", "replace"))
+            position, row = position + len(line), row + 1
+            try:
+                yield line.decode(unit.encoding)
+            except UnicodeDecodeError:
+                raise UndecodableError(row, unit.encoding) from None
 
 
-def _record_of_line(line: str) -> Record:
+def _record_of_line(line: str, row: int) -> Record:
     """A line as a record; one that is no JSON is a record with a problem, and the next line is read on."""
     try:
-        return _record(load_json(line))
+        return _record(load_json(line), row)
     except RecursionError:
-        return Record(problem="nested too deeply", raw=line)
+        return Record(problem="nested too deeply", raw=line, row=row)
     except ValueError:
-        return Record(problem="no JSON", raw=line)
+        return Record(problem="no JSON", raw=line, row=row)
+
+
+def _checked(text: str, lines: int, encoding: str) -> str:
+    """Text that was read with `surrogateescape`, as it is; `lines` are those before it.
+
+    Raises UndecodableError for the first line with a byte that is not of the encoding.
+    """
+    found = None if text.isascii() else UNDECODED.search(text)
+    if found is not None:
+        raise UndecodableError(lines + text.count("\n", 0, found.start()) + 1, encoding)
+    return text
+
+
+def read_text(unit: Unit) -> str:
+    """All of a file's text. Raises UndecodableError for a line of another encoding."""
+    with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
+        return _checked(stream.read(), 0, unit.encoding)
 
 
 def _read_array(unit: Unit) -> Iterator[Record]:
     """The elements of a JSON array, read piece by piece. Raises UnreadableFileError where it is no JSON."""
-    with open_text(unit.path) as stream:
-        reader = _ArrayReader(stream)
+    with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
+        reader = _ArrayReader(stream, unit.encoding)
         reader.expect("[")
         closed = reader.next_character() == "]"
         while not closed:
@@ -108,8 +204,9 @@ def _read_array(unit: Unit) -> Iterator[Record]:
 class _ArrayReader:
     """Takes the elements of an array from a stream one at a time, and holds no more of it than the longest."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
+    def __init__(self, stream: IO[str], encoding: str) -> None:
+        self.stream, self.encoding = stream, encoding
+        self.lines = 0
         self.buffer = ""
         self.position = 0
         self.chunk = CHUNK
@@ -119,7 +216,8 @@ class _ArrayReader:
 
     def fill(self) -> None:
         """Reads on, forgetting what was taken; pieces double until an element is whole."""
-        more = self.stream.read(self.chunk)
+        more = _checked(self.stream.read(self.chunk), self.lines, self.encoding)
+        self.lines += more.count("\n")
         self.ended = not more
         self.buffer = self.buffer[self.position :] + more
         self.position = 0
@@ -158,9 +256,9 @@ class _ArrayReader:
         text = self.buffer[self.position : end]
         self.position, self.chunk, self.elements = end, CHUNK, self.elements + 1
         try:
-            return _record(check_nesting(value, text))
+            return _record(check_nesting(value, text), self.elements)
         except RecursionError:
-            return Record(problem="nested too deeply", raw=text)
+            return Record(problem="nested too deeply", raw=text, row=self.elements)
 
     def decode(self) -> tuple[Any, int]:
         """The element in the buffer and where it ends, which is the buffer's end for what is cut there."""
@@ -193,10 +291,33 @@ def check_width(columns: int) -> None:
         raise UnreadableFileError(f"more than {MAX_COLUMNS:,} columns; {WIDTH_ADVICE}")
 
 
-def csv_header(path: str) -> list[str]:
-    """A CSV file's column names, none where it has no line. Raises UnreadableFileError for a header of no use."""
-    with open_text(path, newline="") as stream:
-        return _header(csv.reader(stream, strict=True))
+def csv_header(path: str, encoding: str = UTF_8, delimiter: str | None = None) -> tuple[list[str], str]:
+    """A CSV file's column names, none where it has no line, and its delimiter, which is found where it is None.
+
+    Raises UnreadableFileError for a header of no use.
+    """
+    with open_text(path, encoding, newline="", errors="surrogateescape") as stream:
+        head = stream.read(HEADER_CHARACTERS)
+    found = delimiter or find_delimiter(head)
+    lines = (_checked(line, number, encoding) for number, line in enumerate(io.StringIO(head, newline="")))
+    return _header(csv.reader(lines, delimiter=found, strict=True)), found
+
+
+def find_delimiter(head: str) -> str:
+    """Comma, tab or semicolon: the one that gives the header of a CSV file the most columns.
+
+    >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n")
+    (';', ',')
+    """
+    return max(DELIMITERS, key=lambda mark: _width(head, mark))
+
+
+def _width(head: str, delimiter: str) -> int:
+    rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, strict=True)
+    try:
+        return len(next((row for row in rows if row), []))
+    except csv.Error:
+        return 0
 
 
 def _header(rows: Iterator[list[str]]) -> list[str]:
@@ -214,54 +335,54 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
 
 
 def _read_csv(unit: Unit) -> Iterator[Record]:
-    """RFC 4180. An empty cell is null, but the empty string in `response`."""
+    """RFC 4180, with the unit's delimiter. An empty cell is null, but the empty string in `response`."""
     # A context is easily longer than the 131,072 characters that the module takes; the limit is a C long.
     csv.field_size_limit(2**31 - 1)
-    with open_text(unit.path, newline="") as stream:
+    with open_text(unit.path, unit.encoding, newline="", errors="surrogateescape") as stream:
         taken: list[str] = []
-        rows = csv.reader(_tap(stream, taken), strict=True)
+        rows = csv.reader(_tap(stream, taken, unit.encoding), delimiter=unit.delimiter, strict=True)
         header = _header(rows)
         while True:
             taken.clear()
+            begins = rows.line_num + 1
             try:
                 row = next(rows, None)
             except csv.Error as error:
                 # The words of the module, which has one kind of error for all: an open quote has swallowed the rest of
                 # the file.
                 if "end of data" in str(error):
-                    raise UnreadableFileError(
-                        f"a quote opened in the record before line {rows.line_num} never ends"
-                    ) from None
-                yield Record(problem=f"broken CSV quoting near line {rows.line_num}", raw="".join(taken))
+                    raise UnreadableFileError(f"a quote in the record at line {begins} never ends") from None
+                yield Record(problem="broken CSV quoting", raw="".join(taken), row=begins)
                 continue
             if row is None:
                 return
             if row:
-                yield _record_of_cells(header, row)
+                yield _record_of_cells(header, row, begins)
 
 
-def _tap(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
+def _tap(lines: Iterable[str], taken: list[str], encoding: str) -> Iterator[str]:
     """The lines as they are, each noted in `taken` too: what a broken record looked like."""
-    for line in lines:
-        taken.append(line)
+    for number, line in enumerate(lines):
+        taken.append(_checked(line, number, encoding))
         yield line
 
 
-def _record_of_cells(header: list[str], row: list[str]) -> Record:
-    """A row of cells as a record; as many cells as the header has, or nobody knows which is which."""
-    if len(row) != len(header):
-        return Record(problem=f"{len(row)} cells where the header has {len(header)}", raw=canonical(row))
-    cells = zip(header, row, strict=True)
-    return Record({name: cell if cell or name == "response" else None for name, cell in cells})
+def _record_of_cells(header: list[str], cells: list[str], row: int) -> Record:
+    """Cells as a record; as many as the header has, or nobody knows which is which."""
+    if len(cells) != len(header):
+        return Record(problem=f"{len(cells)} cells where the header has {len(header)}", raw=canonical(cells), row=row)
+    named = zip(header, cells, strict=True)
+    return Record({name: cell if cell or name == "response" else None for name, cell in named}, row=row)
 
 
 def _read_parquet(unit: Unit) -> Iterator[Record]:
     """The rows of one row group."""
+    rows = count(1)
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
             names = column_names(batch.schema.names)
-            for row in zip(*map(_values, batch.columns), strict=True):
-                yield Record(dict(zip(names, row, strict=True)))
+            for values in zip(*map(_values, batch.columns), strict=True):
+                yield Record(dict(zip(names, values, strict=True)), row=next(rows))
 
 
 @contextmanager
@@ -295,31 +416,30 @@ def _valid(scalar: Any) -> Any:
     return scalar.as_py()
 
 
-READERS: dict[str, Callable[[Unit], Iterator[Record]]] = {
+Reader = Callable[[Unit], Iterator[Record]]
+READERS: dict[str, Reader] = {
     "lines": _read_lines,
     "array": _read_array,
     "csv": _read_csv,
     "parquet": _read_parquet,
 }
+# The same with a record for blank lines at the end: whoever reads one part of a file has to know how many lines it has
+READERS_OF_PARTS: dict[str, Reader] = {**READERS, "lines": read_all_lines}
 
 
-def json_kind(path: str) -> str:
-    """`array` or `lines`, from a file's first line. Raises UnreadableFileError where it is UTF-16 or UTF-32."""
-    with closing(open_file(path)) as stream:
-        head = stream.read(CHUNK)
-        if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")):
-            raise UnreadableFileError("not UTF-8; save it as UTF-8")
-        text = head.removeprefix(BOM).lstrip(b" \t\r\n")
-        if not text.startswith(b"["):
-            return "lines"
-        # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one
-        # array.
-        line, newline, after = text.partition(b"\n")
-        return "lines" if newline and after.strip() and _is_json(line) else "array"
+def json_kind(path: str, encoding: str = UTF_8) -> str:
+    """`array` or `lines`, from a file's first line."""
+    with open_text(path, encoding, errors="replace") as stream:
+        text = stream.read(CHUNK).lstrip(" \t\r\n")
+    if not text.startswith("["):
+        return "lines"
+    # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one array.
+    line, newline, after = text.partition("\n")
+    return "lines" if newline and after.strip() and _is_json(line) else "array"
 
 
-def _is_json(line: bytes) -> bool:
-    """Whether bytes are a whole value of JSON."""
+def _is_json(line: str) -> bool:
+    """Whether a text is a whole value of JSON."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):

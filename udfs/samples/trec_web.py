@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from untold.udfs.samples.files import open_text
-from untold.udfs.samples.records import Record, Unit, UnreadableFileError
+from untold.udfs.samples.records import Record, Unit, UnreadableFileError, read_text
 
 TOPICS = "*topics.web.*"
 
@@ -20,12 +19,12 @@ def read_topics(unit: Unit) -> Iterator[Record]:
     Two topics of 2014 have an empty description: the words that people searched with are their query. Types are carried
     as they are written, whatever they are: the files hold some that their own DTD does not know.
     """
-    with open_text(unit.path) as stream:
-        try:
-            root = ElementTree.fromstring(stream.read())
-        except ElementTree.ParseError as error:
-            line, _ = error.position
-            raise UnreadableFileError(f"no XML of topics (line {line}); give the files of NIST as they are") from error
+    text = read_text(unit)
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        line, _ = error.position
+        raise UnreadableFileError(f"no XML of topics (line {line}); give the files of NIST as they are") from error
     for topic in root.iter("topic"):
         yield _record(topic)
 

@@ -351,6 +351,8 @@ def error_classes() -> list[type[BaseException]]:
 # What these tell is turned into an error of their caller, which knows where the fault lies
 TURNED = {
     "UnreadableFileError",
+    "UndecodableError",
+    "BrokenLinkError",
     "UnreadableTableError",
     "CondensationError",
     "DamagedError",

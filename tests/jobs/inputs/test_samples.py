@@ -112,16 +112,16 @@ def test_invalid_rows_are_samples_with_file_and_row(spark: SparkSession, tmp_pat
         spark.conf.set("spark.sql.files.maxPartitionBytes", str(before))
 
     assert read.first_invalid == [
-        f"{path} row 5: query is empty",
-        f"{path} row 21: no JSON",
-        f"{path} row 30: contexts is null",
+        f"{path} row 10: query is empty",
+        f"{path} row 42: no JSON",
+        f"{path} row 60: contexts is null",
     ]
     invalid = {row["sample_id"]: row["error"] for row in read.invalid.collect()}
     assert sorted(invalid.values()) == sorted(read.first_invalid)
     assert len({row["sample_id"] for row in found}) == len(found) == read.row_count == 30
     nulls = {invalid[row["sample_id"]]: row for row in found if row["sample_id"] in invalid}
-    assert nulls[f"{path} row 5: query is empty"]["query"] is None
-    assert nulls[f"{path} row 30: contexts is null"]["contexts"] is None
+    assert nulls[f"{path} row 10: query is empty"]["query"] is None
+    assert nulls[f"{path} row 60: contexts is null"]["contexts"] is None
 
 
 def test_exact_duplicates_are_kept_once_over_all_formats(spark: SparkSession, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_one_id_with_two_contents_is_an_error(spark: SparkSession, tmp_path: Pat
         read_samples(spark, path)
 
     lines = str(error.value).splitlines()
-    assert lines[0] == f"sample_id `s0` has two contents: {path}:1 and {path}:8"
+    assert lines[0] == f"sample_id `s0` has two contents: {path} row 1 and {path} row 8"
     assert len(lines) == 6
     assert lines[5].startswith("2 more such ids")
 
@@ -215,7 +215,7 @@ def test_missing_columns_of_all_files_are_named_at_once(spark: SparkSession, tmp
         ("a.txt", b"x", "unknown extension"),
         ("a.parquet", b"PAR1 not really", "cannot be read"),
         ("a.jsonl.gz", b"not gzip", "cannot be read"),
-        ("a.json", "[]".encode("utf-16"), "not UTF-8"),
+        ("a.jsonl", b"caf\xe9\n", "line 1 is not UTF-8; give its encoding"),
         ("a.csv", b"query,query\n", "twice"),
         (".", None, "no such file, or no files"),
     ],

@@ -25,7 +25,12 @@ def parse(path: str, kind: str) -> list[Sample]:
 
 
 def sample_of(**values: Any) -> Sample:
-    return to_sample(Record({**ROW, **values}), contexts_as_text=False)
+    return to_sample(Record({**ROW, **values}), items_as_text=False)
+
+
+AS_PYTHON = (
+    'contexts is a Python list, not JSON; write the file again after df["contexts"] = df["contexts"].map(json.dumps)'
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,14 @@ def sample_of(**values: Any) -> Sample:
         ({"response": None}, "response is null"),
         ({"response": ["r"]}, "response is no text"),
         ({"contexts": None}, "contexts is null"),
-        ({"contexts": "a"}, "contexts is no list"),
+        ({"contexts": " "}, "contexts is an empty text; give [] where there are none"),
+        ({"contexts": '["a"'}, "contexts is no JSON list"),
+        ({"contexts": '[{"text": "a"'}, "contexts is no JSON list"),
+        ({"contexts": "['a', 'b']"}, AS_PYTHON),
+        ({"contexts": '["it\'s", None]'}, AS_PYTHON),
+        ({"contexts": "[{'id': '1', 'text': 'a'}]"}, AS_PYTHON),
+        ({"contexts": "array(['a', 'b'], dtype=object)"}, AS_PYTHON),
+        ({"contexts": "{'text': ['a']}"}, AS_PYTHON),
         ({"contexts": 3}, "contexts is no list"),
         ({"contexts": {"id": "1", "text": "a"}}, "contexts is no list"),
         ({"contexts": ["a", None]}, "context 2 is null"),
@@ -148,6 +160,34 @@ def test_contexts_get_ids_by_position_where_they_have_none() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ("one text", ["one text"]),
+        ("[1] One, says the first.", ["[1] One, says the first."]),
+        ("3", ["3"]),
+        ('["a", "b"]', ["a", "b"]),
+        ({"text": ["a", "b"]}, ["a", "b"]),
+        ({"id": ["x", "y"], "text": ["a", "b"]}, ["a", "b"]),
+        ('{"text": ["a"]}', ["a"]),
+        ({"text": []}, []),
+    ],
+)
+def test_contexts_may_be_one_text_or_an_object_of_lists(given: Any, texts: list[str]) -> None:
+    sample = sample_of(contexts=given)
+
+    assert sample.error is None
+    assert [context["text"] for context in sample.known["contexts"]] == texts
+    assert sample.content == sample_of(contexts=sample.known["contexts"]).content
+
+
+def test_a_response_in_cited_sentences_is_one_text() -> None:
+    sentences = [{"text": "One.", "citations": [0]}, {"text": "Two.", "citations": []}]
+
+    assert sample_of(response=sentences).known["response"] == "One. Two."
+    assert sample_of(response=[{"text": None}]).error == "response is no text"
+
+
 def test_scalars_become_text() -> None:
     known = sample_of(query=5, response=True, system=2, label=False, sample_id=12).known
 
@@ -162,7 +202,7 @@ def test_scalars_become_text() -> None:
 
 @pytest.mark.parametrize("absent", [{}, {"sample_id": None}, {"sample_id": ""}])
 def test_without_an_id_a_row_has_the_hash_of_its_columns(absent: dict[str, Any]) -> None:
-    found = to_sample(Record({**absent, **dict(reversed(ROW.items())), "extra": None}), contexts_as_text=False)
+    found = to_sample(Record({**absent, **dict(reversed(ROW.items())), "extra": None}), items_as_text=False)
 
     assert found.known["sample_id"] == sample_of().known["sample_id"]
     assert re.fullmatch("[0-9a-f]{32}", found.known["sample_id"])
@@ -187,12 +227,12 @@ def test_numbers_that_are_equal_have_one_hash() -> None:
 
 
 def test_rows_without_usable_contexts_keep_their_own_hash() -> None:
-    assert len({sample_of(contexts=contexts).content for contexts in (None, 3, "x", "y", [None], ["a", None])}) == 6
+    assert len({sample_of(contexts=contexts).content for contexts in (None, 3, "['x", '["y', [None], ["a", None])}) == 6
 
 
 def test_json_lines_skip_blank_lines_a_mark_and_repair_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    lone = rb'{"query": "\ud800 \ud83d\ude00", "response": "\xff", "contexts": ["\udfff"]}'.replace(rb"\xff", b"\xff")
+    lone = rb'{"query": "\ud800 \ud83d\ude00", "response": "r", "contexts": ["\udfff"]}'
     path.write_bytes(
         b"\xef\xbb\xbf\n  \r\n"
         + lone
@@ -207,7 +247,6 @@ def test_json_lines_skip_blank_lines_a_mark_and_repair_text(tmp_path: Path) -> N
     samples = parse(str(path), "lines")
 
     assert samples[0].known["query"] == "\ufffd 😀"
-    assert samples[0].known["response"] == "\ufffd"
     assert samples[0].known["contexts"] == [{"id": "1", "text": "\ufffd"}]
     assert [sample.error for sample in samples] == [None, "no JSON", "no JSON object", *["nested too deeply"] * 2]
 
@@ -256,7 +295,7 @@ def test_csv_cells_are_null_where_empty_but_a_response(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(
         "\ufeffsample_id,query,response,contexts,system,x\r\n"
-        ',"a ""b"",\nc",,"[""d""]",,\r\n\r\nshort,row\r\n1,q,r,nope,s,y\r\n',
+        ',"a ""b"",\nc",,"[""d""]",,\r\n\r\nshort,row\r\n1,q,r,"[""no",s,y\r\n',
         newline="",
     )
 

@@ -1,0 +1,244 @@
+"""What is wrong with the files of an input, said before anything is asked: most of it by headers, footers, first rows.
+
+`check_input` says it before Spark starts. `check_columns` says the same of all that was read.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import PurePath
+
+from untold.jobs.inputs.files import (
+    Facts,
+    InputFile,
+    ReadOptions,
+    SampleError,
+    data_files,
+    inspect_files,
+    raise_problems,
+)
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.batches import Tally
+from untold.udfs.samples.conversion import KNOWN, OPTIONAL, QUESTION_ID, REQUIRED
+from untold.udfs.samples.files import encoding_of
+from untold.udfs.samples.plain import Names, given
+from untold.udfs.samples.records import (
+    MAX_COLUMNS,
+    READ_ERRORS,
+    READERS_OF_PARTS,
+    WIDTH_ADVICE,
+    Reader,
+    Unit,
+    UnreadableFileError,
+    describe_break,
+)
+
+# Of an input of thousands of files the first tell what there is to tell before a start
+CHECKED_FILES = 20
+# What is read of each: so many rows, of JSON Lines those that begin in so many bytes
+HEAD_ROWS = 1000
+HEAD_BYTES = 1 << 20
+# Of a file with thousands of columns the message stays a line or two
+SHOWN_COLUMNS = 20
+SHOWN_LEFT_OUT = 5
+# What data sets and tools call these columns, as ragas, RAGChecker and TREC RAG do; spelling alone does not bring one
+# near the other
+OTHER_NAMES = {
+    "query": ("question", "user_input", "topic", "prompt", "input", "instruction"),
+    "response": ("answer", "output", "completion", "prediction"),
+    "contexts": ("retrieved_contexts", "retrieved_context", "context", "documents", "passages", "sources"),
+    "references": ("reference", "ground_truth", "ground_truths", "gt_answer"),
+    "query_id": ("topic_id",),
+}
+# An object with the results of RAGChecker, and what in a file is one of TREC RAG
+RESULTS = "results"
+TREC_RAG = {"topic", "references"}
+
+
+def adapter_of(name: str | None) -> Adapter | None:
+    """The adapter of that name; None where files are read by extension. Raises SampleError for another name."""
+    if name is None:
+        return None
+    if name not in FORMATS:
+        raise SampleError(
+            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}; formats: {', '.join(sorted(FORMATS))}, "
+            "or none to go by extension"
+        )
+    return FORMATS[name]
+
+
+def known_columns(adapter: Adapter | None = None) -> tuple[str, ...]:
+    """The columns that `ReadOptions.columns` may name: those of samples, or those that an adapter requires."""
+    return (*KNOWN, *OPTIONAL, QUESTION_ID) if adapter is None else (*adapter.required, *adapter.optional)
+
+
+def check_names(columns: Mapping[str, str], adapter: Adapter | None = None) -> None:
+    """Raises SampleError for a column of `ReadOptions.columns` that is not read."""
+    known = known_columns(adapter)
+    for name in columns:
+        if name not in known:
+            there = f"; there are {', '.join(known)}" if known else "; this format has names of its own"
+            raise SampleError(f"columns: no column `{name}` is read{aside(near_misses(name, known))}{there}")
+
+
+def input_files(
+    path: str, adapter: Adapter | None, options: ReadOptions, most: int | None = None
+) -> tuple[list[InputFile], tuple[str, ...]]:
+    """The first `most` files of a path, inspected, and the names of those that are left out for their extension.
+
+    Of an adapter that reads files of its own, those alone. Raises SampleError where there are none, or some cannot be
+    read.
+    """
+    found, others = data_files(path)
+    if adapter is None or adapter.read is None:
+        return inspect_files(found[:most], options), tuple(PurePath(file.path).name for file in others)
+    files = [file for file in (*found, *others) if fnmatch.fnmatchcase(file.path, adapter.files)]
+    if not files:
+        raise SampleError(f"{path}: no file named like {adapter.files}; give the folder of the data set")
+    return [replace(file, encoding=encoding_of(file.path, options.encoding)) for file in files[:most]], ()
+
+
+def describe_left_out(names: Sequence[str]) -> str:
+    """What is said of files beside the data of a folder.
+
+    >>> describe_left_out(["README.md"])
+    'left out, as their extensions are not those of data: README.md'
+    """
+    more = f" and {len(names) - SHOWN_LEFT_OUT} more" if len(names) > SHOWN_LEFT_OUT else ""
+    return f"left out, as their extensions are not those of data: {', '.join(names[:SHOWN_LEFT_OUT])}{more}"
+
+
+def check_input(
+    path: str,
+    options: ReadOptions,
+    required: Sequence[str],
+    adapter: Adapter | None = None,
+    names: Names | None = None,
+) -> None:
+    """Raises SampleError for what the beginnings of an input's first files tell: no engine is needed for it.
+
+    `required`: the columns that are needed without an adapter; `names`: what else these may be called.
+    """
+    files, _ = input_files(path, adapter, options, CHECKED_FILES)
+    read = None if adapter is None else adapter.read
+    heads = {number: _head(file, read, options.columns) for number, file in enumerate(files)}
+    heads = with_names(heads, files, names or {})
+    check_columns(path, files, heads, adapter.required if adapter else required, options.columns)
+    if len(files) < CHECKED_FILES and not any(head.rows for head in heads.values()):
+        raise SampleError(f"{path}: no samples in it; give a file with at least one row")
+
+
+def with_names(facts: Mapping[int, Facts], files: Sequence[InputFile], names: Names) -> dict[int, Facts]:
+    """The facts of files with our columns among those that they have under other names."""
+    found = {number: facts.get(number, Facts()) for number in range(len(files))}
+    return {
+        number: replace(one, columns=one.columns | given(names, one.columns.union(files[number].types)))
+        for number, one in found.items()
+    }
+
+
+def _head(file: InputFile, read: Reader | None, columns: Mapping[str, str]) -> Facts:
+    """What the first rows of a file tell, or the footer of Parquet; `read` is how an adapter reads files of its own."""
+    if file.kind == "parquet":
+        return Facts(frozenset(file.types), rows=sum(file.row_groups))
+    length = HEAD_BYTES if file.kind == "lines" else 0
+    unit = Unit(0, file.path, file.kind, length=length, encoding=file.encoding, delimiter=file.delimiter)
+    found, tally = set(file.types), Tally()
+    try:
+        for record in islice(tally.rows(unit, read or READERS_OF_PARTS[file.kind], columns), HEAD_ROWS):
+            found.update(record.values)
+    except (UnreadableFileError, *READ_ERRORS) as error:
+        return Facts(problem=describe_break(error))
+    return Facts(frozenset(found), rows=tally.rows_read)
+
+
+def check_columns(
+    path: str,
+    files: Sequence[InputFile],
+    facts: Mapping[int, Facts],
+    required: Sequence[str],
+    renaming: Mapping[str, str],
+) -> None:
+    """Raises SampleError with a line a file that broke off or lacks columns, and for too many columns in all.
+
+    `renaming`: our names of columns to those that the files should have for them.
+    """
+    problems = []
+    union: set[str] = set()
+    for number, file in enumerate(files):
+        found = facts.get(number, Facts())
+        columns = set(found.columns).union(file.types)
+        union |= columns
+        needed = dict.fromkeys((*required, *renaming))
+        missing = [name for name in needed if not columns.intersection(name.split(" or "))]
+        if found.problem:
+            problems.append(f"{file.path}: {found.problem}")
+        elif missing and (file.types or found.rows):
+            problems.append(f"{file.path}: {_describe_missing(missing, columns, renaming)}")
+    raise_problems(problems)
+    if len(union) > MAX_COLUMNS:
+        raise SampleError(f"{path}: {len(union):,} columns over all files, at most {MAX_COLUMNS:,}; {WIDTH_ADVICE}")
+
+
+def _describe_missing(missing: Sequence[str], columns: set[str], renaming: Mapping[str, str]) -> str:
+    if not columns:
+        return (
+            "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet (--format ragchecker reads "
+            "one object with `results`)"
+        )
+    theirs = set(_as_given(columns, renaming))
+    parts = [_describe_one(name, theirs, renaming) for name in missing]
+    shown = ", ".join(f"`{name}`" for name in sorted(theirs)[:SHOWN_COLUMNS])
+    more = f" and {len(theirs) - SHOWN_COLUMNS} more" if len(theirs) > SHOWN_COLUMNS else ""
+    return f"{'; '.join(parts)}; it has {shown}{more}; {_advice(missing, theirs, renaming)}"
+
+
+def _as_given(columns: Iterable[str], renaming: Mapping[str, str]) -> list[str]:
+    """The columns by the names that the file has for them."""
+    return [renaming.get(name, name) for name in columns]
+
+
+def _describe_one(name: str, theirs: set[str], renaming: Mapping[str, str]) -> str:
+    if name not in renaming:
+        return f"no column `{name}`{_near(name, theirs)}"
+    other = renaming[name]
+    return f"no column `{other}`{aside(near_misses(other, sorted(theirs)))}, which --columns takes for `{name}`"
+
+
+def _near(name: str, columns: set[str]) -> str:
+    """Columns that a missing one may be called in this file, as the end of a message; empty where none is near."""
+    return aside(_candidates(name, columns)[:3])
+
+
+def _candidates(name: str, columns: set[str]) -> list[str]:
+    """Columns that a missing one may be called in this file, the likeliest first."""
+    known = sorted(columns - set(REQUIRED))
+    names = [*name.split(" or "), *(other for one in name.split(" or ") for other in OTHER_NAMES.get(one, ()))]
+    same = [column for other in names for column in known if column.lower() == other]
+    near = [match for other in names for match in near_misses(other, known, most=2, cutoff=0.7)]
+    return list(dict.fromkeys([*same, *near]))
+
+
+def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> str:
+    """What to do about missing columns: the options that would read the file, where there are any."""
+    if any(name in renaming for name in missing):
+        return "correct --columns"
+    if RESULTS in theirs:
+        return f"--format ragchecker reads one object with `{RESULTS}`"
+    found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
+    of_trec = theirs >= TREC_RAG
+    if of_trec and "contexts" in found:
+        found["contexts"] = "references"
+    if None in found.values() or len(set(found.values())) < len(found):
+        return "rename or add columns"
+    # What samples have besides; queries and documents have neither
+    for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
+        same = [other for other in OTHER_NAMES[name] if other in theirs and name not in theirs]
+        found |= {name: same[0]} if same and name not in found else {}
+    pairs = ",".join(f"{name}={other}" for name, other in {**renaming, **found}.items())
+    texts = " (where `references` are texts and no ids)" if of_trec and found.get("contexts") == "references" else ""
+    return f"give --columns {pairs}{texts}, or rename them"
