@@ -49,7 +49,13 @@ def combine_studies(
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
     given = [row for run in runs for row in _rows(run, TABLE) if row["measure"] == "lmr"]
-    rows = given + average_rows(counts, seed=seed)
+    averages = average_rows(counts, seed=seed)
+    if all(row["value"] is None for row in averages):
+        raise CombineError(
+            "nothing to average: no metric of a model has an LMR on all data sets of these studies; "
+            "see their reports, and evaluate again what failed"
+        )
+    rows = given + averages
     report = render_averages(rows)
     # All is computed first, so that a study that cannot be combined leaves no output behind
     with Output(output, (TABLE,), overwrite) as target:

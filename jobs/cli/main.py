@@ -27,13 +27,15 @@ class _Group(click.Group):
         return list(self.commands)
 
 
-UNTOLD = _Group(
-    "untold",
-    help="Scores the comprehensiveness of LLM answers against their contexts.",
-    commands=COMMANDS,
-    subcommand_metavar="COMMAND ...",
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+UNTOLD = click.version_option(package_name="untold", message="%(prog)s %(version)s")(
+    _Group(
+        "untold",
+        help="Scores the comprehensiveness of LLM answers against their contexts.",
+        commands=COMMANDS,
+        subcommand_metavar="COMMAND ...",
+        no_args_is_help=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 )
 
 

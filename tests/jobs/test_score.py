@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.run.manifest import OutputError, differences, identify
-from jobs.run.outcome import Ending
+from jobs.run.outcome import Ending, below_bars
 from jobs.run.progress import Display
 from jobs.score import ScoreRequest, score
 from jobs.settings.model import GraphSettings, Settings
@@ -38,6 +38,19 @@ def test_exit_codes(ended: str, failed: int, fail_on_error: bool | int | float, 
 
 def test_a_partial_sample_counts_as_an_error() -> None:
     assert Ending().exit_code({"ok": 1, "partial": 1}, True) == 4
+
+
+def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:
+    rows = [
+        {"metric": "e2e", "level": "overall", "mean": 0.65, "n": 4, "scored": 3},
+        {"metric": "e2e", "level": "system", "mean": 0.1, "n": 4, "scored": 3},
+        {"metric": "qa", "level": "overall", "mean": None, "n": 4, "scored": 0},
+    ]
+    assert below_bars(rows, {"e2e": 0.65}) == []
+    assert below_bars(rows, {"e2e": 0.7, "qa": 0.0}) == [
+        "e2e: mean 0.65 is below the bar 0.7 (n 4, scored 3)",
+        "qa: undefined mean is below the bar 0 (n 4, scored 0)",
+    ]
 
 
 STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "template")}
