@@ -328,6 +328,11 @@ def _write_report(
     # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
+    if request.scores and all(row["value"] is None for row in rows if row["measure"] == LMR):
+        raise MetaEvaluationError(
+            f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
+            "the table failures of each says why, untold score --retry-failed asks again"
+        )
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
     costs = all_costs(request)

@@ -35,7 +35,8 @@ class CoreLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """The next node. A few aliases of aliases stand for billions of values."""
-        mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._composed += 1
         self._level += 1
         _check(self._composed, self._level, mark)
