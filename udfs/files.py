@@ -6,8 +6,8 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +42,16 @@ def write_bytes(uri: str, content: bytes) -> None:
     write_whole(uri, lambda stream: stream.write(content))
 
 
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Gives the path to an OSError that names no file, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+
+
 def write_whole(uri: str, write: Callable[[IO[bytes]], Any]) -> None:
     """Writes a file that readers see as it was before or whole, and that a power cut leaves so once this returns.
 
@@ -57,7 +67,7 @@ def write_whole(uri: str, write: Callable[[IO[bytes]], Any]) -> None:
     # In the same folder, as a rename is atomic within one file system alone; hidden from those who list it.
     aside = os.path.join(folder, f".{name}.tmp")
     try:
-        with open(aside, "wb") as file:
+        with naming(path), open(aside, "wb") as file:
             write(file)
             file.flush()
             # The content before its name: after a power cut, a name could else stand over nothing.

@@ -16,6 +16,7 @@ from typing import Any
 
 from jobs.asking.job import Job, job_to_json
 from jobs.run.interrupts import Interrupts
+from jobs.run.refusals import check_writable
 from udfs.errors import UserError
 
 LOOK_SECONDS = 0.2
@@ -37,6 +38,9 @@ class AnsweringProcess:
     """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
+        if not ray_address:
+            temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+            check_writable(temporary, "Ray's folder", "make room, or set RAY_TMPDIR to another")
         self._interrupts = interrupts
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory(prefix="untold-")
