@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobs.run.manifest import OutputError, differences, identify
+from jobs.metrics import METRICS
+from jobs.run.manifest import Added, Identity, OutputError, differences, identify
 from jobs.run.outcome import Ending, below_bars
 from jobs.run.progress import Display
 from jobs.score import ScoreRequest, score
-from jobs.settings.model import GraphSettings, Settings
+from jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
 from udfs.llm.keys import Stage
 
 
@@ -69,6 +71,42 @@ def test_a_setting_that_an_older_output_does_not_know_had_its_default() -> None:
     assert differences(one, older) == []
     other = identify("input", ("e2e",), Settings(graph=GraphSettings(max_edges_in_task=5)), STAGE)
     assert differences(other, older) == ["other settings (graph.max_edges_in_task)"]
+
+
+BOTH = {**STAGE, "extract_atoms": Stage("extract_atoms", ("text",), "model", "template")}
+E2E = Added(METRICS["e2e"].depends_on, "input")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages", "found"),
+    [
+        (Settings(), BOTH, []),
+        (Settings(nli=NliSettings(skip_implied=True), prompts_dir="mine"), BOTH, []),
+        (Settings(stages={**Settings().stages, "extract_atoms": StageSettings(model="other")}), BOTH, []),
+        (Settings(summarise_contexts=False), BOTH, ["other settings (summarise_contexts)"]),
+        (Settings(llm=LlmSettings(model="other")), BOTH, ["other settings (llm.model)"]),
+        (Settings(), {**BOTH, **{name: replace(one, template="t") for name, one in STAGE.items()}}, ["another model"]),
+    ],
+)
+def test_what_metrics_that_are_there_do_not_use_may_differ_where_others_are_added(
+    settings: Settings, stages: dict[str, Stage], found: list[str]
+) -> None:
+    there = identify("input", ("e2e",), Settings(), STAGE)
+    added = identify("input with types", ("e2e", "nli"), settings, stages)
+    told = differences(added, there, E2E)
+    assert len(told) == len(found)
+    assert all(one.startswith(part) for one, part in zip(told, found, strict=True))
+    assert "another input" in differences(added, there, Added(E2E.uses, "other"))
+
+
+def test_only_settings_that_differ_are_named() -> None:
+    def identity(model: str, stages: dict[str, Stage]) -> Identity:
+        return identify("input", ("e2e",), Settings(llm=LlmSettings(model=model, temperature=0.5)), stages)
+
+    both = {**STAGE, "summarise_context": Stage("summarise_context", ("text",), "model", "template")}
+    assert differences(identity("a", both), identity("b", both)) == ["other settings (llm.model)"]
+    # A stage that one of the two does not ask has no settings to differ in
+    assert differences(identity("a", both), identity("a", STAGE)) == ["another model or template"]
 
 
 @pytest.mark.parametrize(
