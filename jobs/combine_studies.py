@@ -10,7 +10,7 @@ from typing import Any
 from jobs.results import Run, open_run
 from jobs.run.outcome import Ending
 from jobs.run.output import Output
-from jobs.study.averages import average_rows, missing_averages
+from jobs.study.averages import average_rows, has_answered, missing_averages
 from jobs.study.report import AVERAGE, render_averages
 from jobs.tables import META_EVALUATION
 from udfs.errors import UserError
@@ -50,7 +50,7 @@ def combine_studies(
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
     given = [row for run in runs for row in _rows(run, TABLE) if row["measure"] == "lmr"]
     averages = average_rows(counts, seed=seed)
-    if all(row["value"] is None for row in averages):
+    if not has_answered(averages):
         raise CombineError(
             "nothing to average: no metric of a model has an LMR on all data sets of these studies; "
             "see their reports, and evaluate again what failed"

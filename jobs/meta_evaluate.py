@@ -23,6 +23,7 @@ from jobs.score import ScoreRequest, score
 from jobs.study import agreement
 from jobs.study.agreement import read_rows
 from jobs.study.annotations import Restate, write_sheet
+from jobs.study.averages import has_answered
 from jobs.study.coverage import DATASET as COVERAGE
 from jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
 from jobs.study.inputs import (
@@ -328,7 +329,7 @@ def _write_report(
     # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
-    if request.scores and all(row["value"] is None for row in rows if row["measure"] == LMR):
+    if request.scores and not has_answered(rows):
         raise MetaEvaluationError(
             f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
             "the table failures of each says why, untold score --retry-failed asks again"
