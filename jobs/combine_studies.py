@@ -10,7 +10,7 @@ from typing import Any
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
-from untold.jobs.study.averages import average_rows, missing_averages
+from untold.jobs.study.averages import average_rows, has_answered, missing_averages
 from untold.jobs.study.report import AVERAGE, render_averages
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import UserError
@@ -49,7 +49,13 @@ def combine_studies(
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
     given = [row for run in runs for row in _rows(run, TABLE) if row["measure"] == "lmr"]
-    rows = given + average_rows(counts, seed=seed)
+    averages = average_rows(counts, seed=seed)
+    if not has_answered(averages):
+        raise CombineError(
+            "nothing to average: no metric of a model has an LMR on all data sets of these studies; "
+            "see their reports, and evaluate again what failed"
+        )
+    rows = given + averages
     report = render_averages(rows)
     # All is computed first, so that a study that cannot be combined leaves no output behind
     with Output(output, (TABLE,), overwrite) as target:

@@ -70,6 +70,7 @@ def compare(
     try:
         _check_once(scores, runs)
         systems = rank(summarise(scores, seed=seed, max_distinct=max_distinct))
+        _check_scored(systems, outputs)
         if cluster:
             systems = with_clustered_intervals(systems, scores, seed)
         elif repeated := count_repeated_queries(scores):
@@ -180,6 +181,16 @@ def _check_once(scores: DataFrame, runs: Sequence[Run]) -> None:
         raise CompareError(
             f"{one} and {other} both have {first['metric']} scores of system {first['system']}, for "
             f"{amount(first['count'], 'question')}; give one of the two, or name the systems apart"
+        )
+
+
+def _check_scored(systems: Rows, outputs: Sequence[str]) -> None:
+    """Raises CompareError where no system has a mean."""
+    if all(row["mean"] is None for row in systems):
+        failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))
+        raise CompareError(
+            f"nothing to compare: no sample of {', '.join(outputs)} has a score ({failed:,} failed, {undefined:,} "
+            "undefined); the table failures says why, untold score --retry-failed asks again"
         )
 
 

@@ -60,7 +60,7 @@ def curve(spark: SparkSession, request: CurveRequest) -> list[dict[str, Any]]:
     """
     run = open_run(request.output)
     values = _collect(count_distinct(_read_values(spark, run), "value"))
-    check_measured(values, request.output, METRIC)
+    check_measured(values, run, METRIC)
     rows = list(curve_rows(values, request.seed))
     write_lines(request.output, TABLE, rows, RECALL_CURVE, draw_curve)
     return rows

@@ -22,6 +22,7 @@ from untold.jobs.score import ScoreRequest, score
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import read_rows
 from untold.jobs.study.annotations import Restate, write_sheet
+from untold.jobs.study.averages import has_answered
 from untold.jobs.study.coverage import DATASET as COVERAGE
 from untold.jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
 from untold.jobs.study.inputs import (
@@ -332,6 +333,11 @@ def _write_report(
     # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
     rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
+    if request.scores and not has_answered(rows):
+        raise MetaEvaluationError(
+            f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
+            "the table failures of each says why, untold score --retry-failed asks again"
+        )
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
     costs = all_costs(request)

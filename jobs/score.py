@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -22,7 +22,7 @@ from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
-from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, retrieves, stages_of
+from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser, check_graphframes
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
@@ -93,7 +93,8 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
     """Runs the main job. Raises errors with one clear line for what a user can mend.
 
     Writes the tables of `RESULT_TABLES` and manifest.json into the output, completions into the store. Starting it
-    again asks for what is missing alone; where nothing is, the tables stay as they are. A run that ended early is an
+    again asks for what is missing alone; where nothing is, the tables stay as they are. The metrics of an earlier start
+    are scored beside those that are asked for, from completions that the store has. A run that ended early is an
     outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
     is read. `held`: the engines of a session, else Spark and an answering process are started.
     """
@@ -111,6 +112,8 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         ) as output,
         RunEndpoint(settings, embedded=request.embedded, wait=request.wait, notify=display.note) as endpoint,
     ):
+        there = output.metrics()
+        request = replace(request, metrics=joined(there, request.metrics))
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
@@ -119,7 +122,7 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         small = count_bytes(request.input, request.store) < SMALL_BYTES
         # A guess from the manifest, before the input is read: it decides only whether the answering process starts
         # already
-        asks = not output.seems_complete(retry_failed=retry)
+        asks = set(there) != set(request.metrics) or not output.seems_complete(retry_failed=retry)
         with open_engines(
             settings, display, output.run, wait=request.wait, retry_failed=retry, small=small, asks=asks, held=held
         ) as engines:
@@ -140,6 +143,20 @@ class _Scoring:
     def metrics(self) -> list[Metric]:
         return [METRICS[name] for name in self.request.metrics]
 
+    def read(self, metrics: Sequence[str]) -> Samples:
+        """The samples with the columns that these metrics read."""
+        request = self.request
+        return read_samples(
+            self.engines.spark,
+            request.input,
+            format=request.format,
+            limit=request.limit,
+            draw=request.draw,
+            required=needs_of(metrics, request.settings),
+            optional=optional_of(metrics),
+            options=request.read,
+        )
+
 
 def _score(run: _Scoring) -> ScoreOutcome:
     """One start: reads and claims, writes the samples, asks and scores, writes the rest.
@@ -151,28 +168,23 @@ def _score(run: _Scoring) -> ScoreOutcome:
     if any(metric.has_graph for metric in run.metrics):
         check_graphframes(run.engines.spark, settings)
     run.engines.display.status(f"reading {request.input}")
-    found = read_samples(
-        run.engines.spark,
-        request.input,
-        format=request.format,
-        limit=request.limit,
-        draw=request.draw,
-        required=needs_of(request.metrics, settings),
-        optional=optional_of(request.metrics),
-        options=request.read,
-    )
+    found = run.read(request.metrics)
     show_invalid(found, run.engines.display)
     digests = digests_of(request.metrics, settings)
     catalog = open_knowledge(settings, run.stages) if retrieves(request.metrics) else None
     if catalog is not None:
         digests["knowledge.index"] = catalog.digest
     identity = manifest.identify(fingerprint(found.samples), request.metrics, settings, run.stages, digests)
-    output.claim(identity)
-    if output.earlier and output.is_complete(retry_failed=request.retry_failed):
+    added = _added(run, identity["input"])
+    output.claim(identity, added)
+    if added is not None:
+        _check_kept(run, found)
+    workspace = output.workspace(run.engines.spark)
+    if output.earlier and not added and output.is_complete(retry_failed=request.retry_failed):
         return _unchanged(run, output.earlier)
     _begin(run, found, identity["input"])
     output.check_lock()
-    samples, written = write_samples(found, f"{output.place}/samples")
+    samples, written = write_samples(found, f"{output.folder}/samples")
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if written != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
@@ -181,13 +193,39 @@ def _score(run: _Scoring) -> ScoreOutcome:
         settings,
         run.stages,
         run.endpoint,
-        output.workspace(run.engines.spark),
+        workspace,
         request.store,
         answered_before=output.has_answered,
     )
     tables = _score_metrics(run, runner, samples, found.invalid, catalog)
     run.engines.process.leave()
     return _finish(run, runner, tables)
+
+
+def _added(run: _Scoring, content: str) -> manifest.Added | None:
+    """What is to be known of metrics that the output gets beside those that it has; None where it gets none.
+
+    content: the fingerprint of the input as all metrics together read it.
+    """
+    there, metrics, settings = run.output.metrics(), run.request.metrics, run.request.settings
+    if not there or not set(there) < set(metrics):
+        return None
+    alike = all(of(there) == of(metrics) for of in (lambda names: needs_of(names, settings), optional_of))
+    before = content if alike else fingerprint(run.read(there).samples)
+    return manifest.Added(lambda key: any(METRICS[name].depends_on(key) for name in there), before)
+
+
+def _check_kept(run: _Scoring, found: Samples) -> None:
+    """Says which metrics stay. Raises OutputError for rows that these have scored and the others cannot read."""
+    earlier, place = run.output.earlier or {}, run.request.output
+    there = ", ".join(earlier["metrics"])
+    lost = found.invalid_count - earlier["counts"]["invalid"]
+    if lost > 0:
+        raise manifest.OutputError(
+            f"{lost:,} samples that {there} scored are invalid for a metric that is to be added to {place}; "
+            "mend the rows named above, or give another --output (store may be the same)"
+        )
+    run.engines.display.note(f"{place} has {there} already, and keeps it")
 
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:

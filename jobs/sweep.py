@@ -56,7 +56,7 @@ def sweep(spark: SparkSession, request: SweepRequest) -> list[dict[str, Any]]:
     """
     run = open_run(request.output)
     pairs = _collect(count_distinct(_read_values(spark, run), "fact", "coverage"))
-    check_measured(pairs, request.output, METRIC)
+    check_measured(pairs, run, METRIC)
     systems = sorted(pairs, key=lambda system: (system is not None, system or ""))
     rows = [row for system in systems for row in sweep_rows(system, pairs[system], request.betas, request.seed)]
     write_lines(request.output, TABLE, rows, BETA_SWEEP, draw_sweep)

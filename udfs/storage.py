@@ -8,8 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -260,7 +260,7 @@ def _write_aside(
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name}{suffix}")
     try:
-        with open(aside, "wb") as file:
+        with naming(path), open(aside, "wb") as file:
             write(file)
             file.flush()
             # The content before its name: after a power cut, a name could else stand over nothing.
@@ -271,6 +271,16 @@ def _write_aside(
             os.unlink(aside)
         raise
     sync_folder(folder or ".")
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Gives the path to an OSError that names no file, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def _link(aside: str, path: str) -> None:

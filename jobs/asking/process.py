@@ -16,6 +16,7 @@ from typing import Any
 
 from untold.jobs.asking.job import Job, job_to_json
 from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.refusals import check_writable
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
 
@@ -39,6 +40,9 @@ class AnsweringProcess:
     """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
+        if not ray_address:
+            temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+            check_writable(temporary, "Ray's folder", "make room, or set RAY_TMPDIR to another")
         self.interrupts = interrupts
         self.ready = False
         # Whether another job can follow: the last one ended as it should

@@ -27,6 +27,7 @@ from untold.jobs.asking.tasks import TaskRun
 from untold.jobs.asking.usage import Asked, Usage
 from untold.jobs.run.locks import FolderLock, LockedError
 from untold.jobs.run.outcome import Ending
+from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Counted, Workspace
@@ -214,7 +215,7 @@ class StageRunner:
         try:
             store.compact(self.workspace.spark, folder)
         except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
-            self._note(f"the store could not be compacted ({type(error).__name__}); nothing is lost")
+            self._note(f"the store could not be compacted ({explain(error) or root_cause(error)}); nothing is lost")
 
     def _compact_what_is_left(self, folder: str) -> None:
         """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import pyarrow.parquet as pq
 from pyspark import InheritableThread
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from untold.jobs.asking.process import AnsweringError
+from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import spark_schema
 from untold.udfs.llm.calls import Tally
 from untold.udfs.llm.keys import Stage
@@ -103,9 +103,8 @@ class TaskRun:
         return sum(self._counted.values())
 
     def _explain(self, error: BaseException) -> str:
-        """One line: what a model's files lack, else the kind of Spark's error."""
+        """One line: what a model's files lack, else what a disk refused or the worker said."""
         found = _ERROR.search(str(error))
         if found:
             return found[1].strip()
-        kind = error.getCondition() if isinstance(error, PySparkException) else None
-        return f"{self._stage.name} failed within Spark's tasks ({kind or type(error).__name__}); --debug shows why"
+        return f"{self._stage.name} failed within Spark's tasks ({explain(error) or root_cause(error)})"

@@ -6,6 +6,7 @@ mistyped flag cost no second of waiting.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -296,6 +297,34 @@ def delimiter(text: str) -> str:
     if len(found) != 1 or found in '"\r\n':
         raise ValueError(f"{text!r} is no delimiter; give one character, or tab")
     return found
+
+
+def bars(text: str) -> dict[str, float]:
+    """The least mean by metric of a list by comma. Raises ValueError for one that is not METRIC=NUMBER, 0 to 1.
+
+    >>> bars("e2e=.7, qa=0.5")
+    {'e2e': 0.7, 'qa': 0.5}
+    """
+    found = {}
+    for word in names(text) or ("",):
+        metric, _, number = (part.strip() for part in word.partition("="))
+        try:
+            found[metric] = float(number)
+        except ValueError:
+            found[metric] = math.nan
+        if not (metric and 0 <= found[metric] <= 1):
+            raise ValueError(f"{word!r} must be METRIC=BAR with a number from 0 to 1, such as e2e=0.7")
+    return found
+
+
+def bars_of(options: Options) -> dict[str, float]:
+    """The least mean by metric of all `--fail-under`. Raises UsageError for a metric that the command does not run."""
+    given = {metric: bar for one in options.fail_under for metric, bar in one.items()}
+    unknown = [metric for metric in given if metric not in options.metric]
+    if unknown:
+        message = f"argument --fail-under: --metric has no {', '.join(unknown)}; it has {', '.join(options.metric)}"
+        raise click.UsageError(with_hint(message, unknown[0], options.metric))
+    return given
 
 
 def whole_number(text: str) -> int:

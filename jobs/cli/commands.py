@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,8 @@ from untold.jobs.cli.arguments import (
     Command,
     Option,
     Options,
+    bars,
+    bars_of,
     check_samples,
     data_set,
     draw_of,
@@ -66,6 +69,7 @@ def _check_scored(options: Options, settings: Settings) -> ReadOptions:
 
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
+    least = bars_of(options)
     from untold.jobs.run.output import absolute, store_of
     from untold.jobs.run.progress import Display
 
@@ -87,7 +91,7 @@ def _score(options: Options) -> int:
             retry_failed=options.retry_failed,
             wait=not options.no_wait,
         )
-        return _run_score(request, display)
+        return _run_score(request, display, least)
 
 
 def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRequest:
@@ -105,14 +109,17 @@ def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRe
     )
 
 
-def _run_score(request: ScoreRequest, display: Display) -> int:
-    """Runs the main job and tells how it ended."""
+def _run_score(request: ScoreRequest, display: Display, bars: Mapping[str, float] = MappingProxyType({})) -> int:
+    """Runs the main job and tells how it ended, and which means are below their bars."""
+    from untold.jobs.run.outcome import FAILED_TOO_MANY, below_bars
     from untold.jobs.score import score, show_summary
 
     with display:
         outcome = score(request, display)
-    tell_outcome(lambda: show_summary(outcome, request.output), outcome.message)
-    return outcome.exit_code
+    # A run that ended early has not asked for all that a mean is of
+    below = below_bars(outcome.summary, bars) if outcome.exit_code in (0, FAILED_TOO_MANY) else []
+    tell_outcome(lambda: show_summary(outcome, request.output), "; ".join(below) or outcome.message)
+    return FAILED_TOO_MANY if below else outcome.exit_code
 
 
 def _demo(options: Options) -> int:
@@ -275,11 +282,22 @@ def _prompts(options: Options) -> int:
     if options.stage is None:
         from untold.udfs.stages.definitions import SUFFIXES
 
+        apis = _apis_of(options, STAGES)
         for name, stage in STAGES.items():
-            print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES['chat']}")
+            print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES[apis.get(name, 'chat')]}")
         return 0
     print(_template_of(options))
     return 0
+
+
+def _apis_of(options: Options, stages: Iterable[str]) -> dict[str, str]:
+    """The API of each stage under the settings of the command line; nothing where it gives none, for a quick answer."""
+    if not (options.config or options.overrides or options.endpoint):
+        return {}
+    from untold.jobs.settings.model import decoding_for
+
+    settings = settings_without_endpoint(options)
+    return {name: decoding_for(settings, name).api for name in stages}
 
 
 def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
@@ -311,8 +329,17 @@ def _template_of(options: Options) -> str:
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
 
 
+_FAIL_UNDER = Option(
+    "--fail-under",
+    "METRIC=BAR",
+    "exit with code 4 where the mean of a metric is below the bar (e2e=0.7); by comma or repeated",
+    read=bars,
+    multiple=True,
+)
 COMMANDS: dict[str, click.Command] = {
-    "score": Command("score a file of answers", _score, [*input_options(output=True), *settings_options(), *RUN_FLAGS]),
+    "score": Command(
+        "score a file of answers", _score, [*input_options(output=True), *settings_options(), *RUN_FLAGS, _FAIL_UNDER]
+    ),
     "plan": Command(
         "say what a run would ask and cost; asks nothing",
         _plan,

@@ -19,6 +19,8 @@ from untold.udfs.redaction import redact, redact_words
 
 # docs/contract.md, "Exit codes"; 130 is what shells give for an interrupt: 128 and the number of SIGINT
 MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
+# Characters of an error that nobody foresaw
+LONGEST = 500
 
 
 class _Group(click.Group):
@@ -27,13 +29,15 @@ class _Group(click.Group):
         return list(self.commands)
 
 
-UNTOLD = _Group(
-    "untold",
-    help="Scores the comprehensiveness of LLM answers against their contexts.",
-    commands=COMMANDS,
-    subcommand_metavar="COMMAND ...",
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+UNTOLD = click.version_option(package_name="untold", message="%(prog)s %(version)s")(
+    _Group(
+        "untold",
+        help="Scores the comprehensiveness of LLM answers against their contexts.",
+        commands=COMMANDS,
+        subcommand_metavar="COMMAND ...",
+        no_args_is_help=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 )
 
 
@@ -104,15 +108,6 @@ def _describe(error: BaseException, command: str) -> list[str]:
         return [f"interrupted; what was answered is kept, continue with: {command}"]
     if isinstance(error, UserError):
         return str(error).splitlines()
-    return [f"{_one_line(error)}; --debug shows more"]
+    from untold.jobs.run.refusals import explain, root_cause
 
-
-def _one_line(error: BaseException) -> str:
-    """Kind and first line of an error that nobody foresaw, at most 500 characters: Spark's have pages."""
-    try:
-        text = str(error)
-    except Exception:
-        # An error of the JVM asks it for its text, and the JVM may be gone
-        text = "Spark's JVM is gone; start again"
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:500]
+    return [explain(error) or f"{root_cause(error)[:LONGEST]}; --debug shows more"]

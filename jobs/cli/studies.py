@@ -222,6 +222,8 @@ def _report_annotations(options: Options) -> int:
     """Reads a filled sheet, writes the table and the report to --output, and prints the report; starts no engine."""
     from untold.jobs.study.annotations import report_study
 
+    for one in _by_endpoint(options):
+        settings_without_endpoint(one)
     _print_report(report_study(options.annotations, options.key, options.output, seed=options.seed or 0))
     return 0
 
@@ -302,6 +304,11 @@ def _metrics_or_error(options: Options) -> None:
         raise click.UsageError(f"argument --metric: {error}") from None
 
 
+def _by_endpoint(options: Options) -> list[Options]:
+    """The options once for each endpoint that they name, and once where they name none."""
+    return [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
+
+
 def _run_meta_evaluate(options: Options) -> int:
     """Runs the metrics on each endpoint, or takes scores that exist, and prints the report.
 
@@ -311,7 +318,7 @@ def _run_meta_evaluate(options: Options) -> int:
     from untold.jobs.run.output import absolute
     from untold.jobs.run.progress import Display
 
-    each = [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
+    each = _by_endpoint(options)
     resolved = [] if options.scores else [load(one) for one in each]
     # Spark, statistics and store are of the first endpoint; each run has its own `llm.*`
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])

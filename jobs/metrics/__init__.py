@@ -44,6 +44,11 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
     return list(dict.fromkeys(name for metric in metrics for name in METRICS[metric].asks(settings)))
 
 
+def joined(there: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
+    """The metrics that an output has, then those that are asked for besides; the latter alone where one is unknown."""
+    return tuple(dict.fromkeys((*there, *asked))) if all(name in METRICS for name in there) else tuple(asked)
+
+
 def retrieves(metrics: Sequence[str]) -> bool:
     """Whether one of these metrics looks facts up."""
     return any(METRICS[metric].retrieves for metric in metrics)

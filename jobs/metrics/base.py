@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import BaseModel
 from pyspark.sql import Column, DataFrame
 
 from untold.graph.distributed import Condensed
@@ -56,6 +55,10 @@ class Tools(Protocol):
         """Condenses fact graphs by `untold.jobs.metrics.condensing.Condenser`, which says what columns it reads."""
 
 
+# Settings that facts are looked up by
+LOOKED_UP = ("knowledge", "index", "embeddings", "search")
+
+
 @dataclass(frozen=True)
 class Assumptions:
     """What a plan takes for granted where nothing is known.
@@ -78,7 +81,8 @@ class Assumptions:
 class Metric:
     """A metric as the jobs see it.
 
-    `stages` that it asks, in order; `options`, its section of the settings, named after it; `tables` that it gives,
+    `stages` that it asks, in order; `settings` that its results depend on besides those of its stages, by dotted key or
+    section, None where it may be any; `tables` that it gives,
     `needs`, the columns that samples must have; `reads`, those of `udfs.samples.conversion.OPTIONAL` that it reads
     where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts, or
     the column of `looks_in`;
@@ -97,7 +101,7 @@ class Metric:
     assume: Callable[[Settings], Assumptions]
     tables: tuple[str, ...] = ("statements", "scores", "failures")
     needs: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ("query", "response", "contexts")
-    options: type[BaseModel] | None = field(default=None)
+    settings: tuple[str, ...] | None = None
     retrieves: bool = False
     reads: tuple[str, ...] = ()
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
@@ -116,6 +120,13 @@ class Metric:
         """All stages that the metric may ask: its own, and those of looking facts up."""
         lookups = stages_of_knowledge(settings) if self.retrieves else ()
         return tuple(dict.fromkeys((*self.stages(settings), *lookups)))
+
+    def depends_on(self, key: str) -> bool:
+        """Whether its results may depend on a setting, by dotted key; those of its stages aside."""
+        names = (
+            None if self.settings is None else (*self.settings, *(LOOKED_UP if self.retrieves else ()), "statistics")
+        )
+        return names is None or any(f"{key}.".startswith(f"{name}.") for name in names)
 
     def bounds_of_unknown(self, settings: Settings) -> Bounds:
         """Of each measure, the bounds of a sample of which nothing is known."""

@@ -114,4 +114,4 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
     return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(NAME, F.col("dropped")))
 
 
-METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume)
+METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume, settings=("summarise_contexts",))

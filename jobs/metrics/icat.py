@@ -322,6 +322,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    settings=(NAME, "grounding"),
     tables=TABLES,
     needs=needs,
     retrieves=True,

@@ -163,6 +163,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    settings=(NAME, "summarise_contexts"),
     tables=TABLES,
     needs=needs,
     retrieves=True,

@@ -208,6 +208,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    settings=(NAME, "embeddings"),
     tables=TABLES,
     needs=("query", "response", "references"),
     reads=("references",),

@@ -31,7 +31,7 @@ from untold.jobs.metrics.likely import (
     whole,
 )
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import NliSettings, Settings
+from untold.jobs.settings.model import Settings
 from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
 from untold.udfs.facts.pairs import LEFT_OUT, leave_out
 
@@ -353,4 +353,11 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
     return graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)
 
 
-METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume, tables=GRAPH_TABLES, options=NliSettings)
+METRIC = Metric(
+    name=NAME,
+    stages=stages,
+    score=score,
+    assume=assume,
+    tables=GRAPH_TABLES,
+    settings=("summarise_contexts", NAME, "thresholds", "graph"),
+)

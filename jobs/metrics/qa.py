@@ -29,7 +29,7 @@ from untold.jobs.metrics.likely import (
     whole,
 )
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import QaSettings, Settings
+from untold.jobs.settings.model import Settings
 from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
 from untold.udfs.facts.nodes import SAMPLE_NODES
 
@@ -241,4 +241,11 @@ def _edges(relations: DataFrame) -> DataFrame:
     return forward.select(graph, "source", "target", judged).unionByName(turned)
 
 
-METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume, tables=GRAPH_TABLES, options=QaSettings)
+METRIC = Metric(
+    name=NAME,
+    stages=stages,
+    score=score,
+    assume=assume,
+    tables=GRAPH_TABLES,
+    settings=("summarise_contexts", NAME, "thresholds", "graph"),
+)

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from untold.jobs.run.processes import Process, this_process
 from untold.udfs.errors import UserError
+from untold.udfs.storage import naming
 
 # Ten beats may be missed, to a paused machine or a disk that hangs, before another takes over what costs money
 HEARTBEAT_SECONDS = 30.0
@@ -185,8 +186,9 @@ class FolderLock:
         """Writes the file aside and renames it: readers see all of it, the one before or the one after."""
         aside = self._path.with_name(f"_lock-{self._run}")
         plain = asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
-        aside.write_text(json.dumps(plain), encoding="utf-8")
-        os.replace(aside, self._path)
+        with naming(str(self._path.parent)):
+            aside.write_text(json.dumps(plain), encoding="utf-8")
+            os.replace(aside, self._path)
 
 
 def read_holder(path: Path) -> Holder | None:

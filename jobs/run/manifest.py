@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
 
-from untold.jobs.settings.model import Settings, result_settings
+from untold.jobs.settings.model import STAGE_NAMES, Settings, result_settings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage, canonical_json
 from untold.udfs.redaction import without_secrets
@@ -32,6 +34,18 @@ PARTS = {
 
 Identity = Mapping[str, Any]
 """What an output belongs to, as JSON: some of `PARTS`, `results` (settings) and `stages` (digests)."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """Metrics that an output is to have beside those that it has.
+
+    `uses`: whether those that it has depend on a setting, by dotted key; `input`: the fingerprint of the input as they
+    read it.
+    """
+
+    uses: Callable[[str], bool]
+    input: str
 
 
 class OutputError(UserError):
@@ -63,17 +77,21 @@ def identify(
     }
 
 
-def differences(own: Identity, theirs: Identity) -> list[str]:
+def differences(own: Identity, theirs: Identity, added: Added | None = None) -> list[str]:
     """What differs between two identities, in words for a user.
 
-    A setting that an older manifest does not have had its default then, since what it does was done without it.
+    A setting that an older manifest does not have had its default then, since what it does was done without it. Where
+    metrics are `added` to `theirs`, settings that these do not depend on may differ, and stages may be added.
     """
+    if added is not None:
+        stages = {name: digest for name, digest in own["stages"].items() if name in theirs.get("stages", {})}
+        own = {**own, "input": added.input, "metrics": theirs.get("metrics"), "stages": stages}
     # A manifest is written without secrets, so that a setting which holds one would differ from itself
     own = without_secrets(own)
     if "dataset" in own and "dataset" not in theirs:
         return [PARTS["dataset"]]
     found = [text for key, text in PARTS.items() if own.get(key) != theirs.get(key)]
-    changed = _changed_settings(own.get("results", {}), theirs.get("results", {}))
+    changed = _changed_settings(own.get("results", {}), theirs.get("results", {}), added)
     if changed:
         found.append(f"other settings ({', '.join(changed)})")
     elif own.get("stages") != theirs.get("stages"):
@@ -81,11 +99,33 @@ def differences(own: Identity, theirs: Identity) -> list[str]:
     return found
 
 
-def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Dotted keys of settings that differ, sorted; of a key that one side does not have the default counts."""
-    defaults = _flat(result_settings(Settings()))
-    ours, others = ({**defaults, **_flat(given)} for given in (own, theirs))
-    return sorted(key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key))
+def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any], added: Added | None) -> list[str]:
+    """Dotted keys of settings that differ, sorted; of a key that one side does not have the default counts.
+
+    The decoding of a stage that only one side asks is no difference.
+    """
+    asked = own.get("stages", {}).keys() & theirs.get("stages", {}).keys()
+    defaults = _flat(result_settings(Settings(), asked & set(STAGE_NAMES)))
+    ours, others = ({**defaults, **_flat(_of_stages(given, asked))} for given in (own, theirs))
+    changed = {key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)}
+    counts = {key for key in changed if added is None or key.startswith("stages.") or added.uses(key)}
+    return _as_set(counts, len(asked))
+
+
+def _of_stages(results: Mapping[str, Any], stages: Collection[str]) -> dict[str, Any]:
+    """The settings with the decoding of these stages alone."""
+    return {**results, "stages": {name: results["stages"][name] for name in stages}}
+
+
+def _as_set(changed: Collection[str], stages: int) -> list[str]:
+    """Keys as a user sets them, sorted: `llm.model` where `stages.<stage>.model` is among them for each of the stages.
+
+    >>> _as_set({"stages.a.model", "stages.b.model", "stages.b.top_p", "qa.questions"}, 2)
+    ['llm.model', 'qa.questions', 'stages.b.top_p']
+    """
+    names = {key: key.split(".", 2)[2] for key in changed if key.startswith("stages.")}
+    shared = {name for name, count in Counter(names.values()).items() if count == stages}
+    return sorted({f"llm.{names[key]}" if names.get(key) in shared else key for key in changed})
 
 
 def template_digests(stages: Mapping[str, Stage]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from untold.jobs.run.terminal import amount
 
@@ -63,3 +64,18 @@ class Ending:
         else:
             exceeded = bad / max(sum(statuses.values()), 1) > fail_on_error
         return FAILED_TOO_MANY if exceeded else 0
+
+
+def below_bars(summary: Iterable[Mapping[str, Any]], bars: Mapping[str, float]) -> list[str]:
+    """What to say of each metric whose mean over all systems is below its bar; an undefined mean is below any.
+
+    summary: rows of the table `summary`; bars: the least mean by metric.
+    """
+    overall = {row["metric"]: row for row in summary if row["level"] == "overall"}
+    found = []
+    for metric, bar in bars.items():
+        row = overall.get(metric, {"mean": None, "n": 0, "scored": 0})
+        if row["mean"] is None or row["mean"] < bar:
+            mean = "undefined mean" if row["mean"] is None else f"mean {row['mean']:.6g}"
+            found.append(f"{metric}: {mean} is below the bar {bar:g} (n {row['n']:,}, scored {row['scored']:,})")
+    return found

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
 from untold.jobs.run.locks import FolderLock
-from untold.jobs.run.manifest import Identity, OutputError
+from untold.jobs.run.manifest import Added, Identity, OutputError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.workspace import Counted, Workspace
@@ -27,6 +27,8 @@ from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
 
 WORK = "_work"
+# In it, tables that are yet to take the place of others
+ASIDE = "tables"
 # Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
 SUMMED = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
 
@@ -68,6 +70,7 @@ class Output:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     earlier: Mapping[str, Any] | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
+    _aside: bool = False
     _workspace: Workspace | None = None
     _lock: FolderLock | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -88,26 +91,39 @@ class Output:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with self._stack:
             self.check_lock()
-            if error is not None and self.manifest.get("status") == "running":
+            if error is not None and self.manifest.get("status") == "running" and not self._aside:
                 self.remove([name for name in self.tables if name not in self.kept])
                 ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 manifest.write_manifest(self.place, {**self.manifest, "status": ended})
             if self._workspace is not None:
                 self._workspace.remove()
 
-    def claim(self, identity: Identity) -> None:
+    def claim(self, identity: Identity, added: Added | None = None) -> None:
         """Makes the folder that of this identity. Raises OutputError where it belongs to another, unless `overwrite`.
 
-        `earlier` is the manifest of the start before, of the same identity.
+        `earlier` is the manifest of the start before, of the same identity; with `added` it has fewer metrics, and its
+        tables stay until those of this start are whole.
         """
         self.earlier = None if self.overwrite else manifest.read_manifest(self.place)
-        found = [] if self.earlier is None else manifest.differences(identity, self.earlier.get("identity", {}))
+        found = [] if self.earlier is None else manifest.differences(identity, self.earlier.get("identity", {}), added)
         if found:
             raise OutputError(
                 f"{self.place} belongs to {' and '.join(found)}; "
                 "give another --output, or --overwrite to replace its tables (completions stay)"
             )
         self.manifest = {"format": manifest.FORMAT, "identity": dict(identity), "versions": manifest.versions()}
+        # Only on a local disk is a folder renamed at once
+        self._aside = added is not None and Place(self.place).local is not None and self._has_whole_tables(self.earlier)
+
+    @property
+    def folder(self) -> str:
+        """Where tables are written: the output, or aside until they take the place of those of an earlier start."""
+        return f"{self.place}/{WORK}/{ASIDE}" if self._aside else self.place
+
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that an earlier start gave the output; none where it is to be replaced."""
+        earlier = None if self.overwrite else manifest.read_manifest(self.place)
+        return tuple((earlier or {}).get("metrics") or ())
 
     def is_complete(self, *, retry_failed: bool) -> bool:
         """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
@@ -122,24 +138,34 @@ class Output:
 
         `passing_failures` of its counts are asked again by any start, `failures` by one that retries all.
         """
-        if earlier is None or earlier["status"] != "finished" or not all(map(self.has, self.tables)):
+        if earlier is None or earlier["status"] != "finished" or not self._has_whole_tables(earlier):
             return False
         return not earlier["counts"]["failures" if retry_failed else "passing_failures"]
 
+    def _has_whole_tables(self, earlier: Mapping[str, Any] | None) -> bool:
+        """Whether an earlier start wrote all of its tables, and they are there."""
+        return earlier is not None and earlier["status"] != "running" and all(map(self.has, self.tables))
+
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
-        """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did."""
+        """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did.
+
+        Where tables of an earlier start stay, so does its manifest.
+        """
         self.check_lock()
         Place(self.place).make_folder()
         earlier = self.earlier or {}
         past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
         self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}
-        manifest.write_manifest(self.place, self.manifest)
+        if not self._aside:
+            manifest.write_manifest(self.place, self.manifest)
 
     def end(
         self, ending: Ending, *, code: int = 0, usage: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> None:
         """Writes the manifest as it ended, with one more entry where this start had something to ask."""
         self.check_lock()
+        if self._aside:
+            self._replace_tables()
         self.manifest |= {"status": ending.status, **fields}
         if usage is not None:
             self._add_start(usage, code)
@@ -147,6 +173,16 @@ class Output:
         if self._workspace is not None:
             self._workspace.remove()
         manifest.write_manifest(self.place, self.manifest)
+
+    def _replace_tables(self) -> None:
+        """Puts the tables that were written aside in the place of the earlier ones."""
+        aside = Place(self.folder)
+        self._aside = False
+        # Killed from here on, it is as after any kill: the next start writes all tables anew, and asks nothing for it
+        manifest.write_manifest(self.place, self.manifest)
+        self.remove(self.tables)
+        for name in self.tables:
+            (aside / name).move(Place(self.place) / name)
 
     def _add_start(self, usage: Sequence[Mapping[str, Any]], code: int) -> None:
         """Adds this start to the manifest, unless it asked nothing and is not the first; sums up all of them."""
@@ -196,30 +232,30 @@ class Output:
         ordered = rows.coalesce(1).sortWithinPartitions(*order) if few else rows.orderBy(*order)
         # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
         watched = ordered if counted is None else counted.on(ordered)
-        watched.write.mode("overwrite").parquet(f"{self.place}/{name}")
+        watched.write.mode("overwrite").parquet(f"{self.folder}/{name}")
         written = rows.schema if schema is None else spark_schema(schema)
-        return frame.sparkSession.read.schema(written).parquet(f"{self.place}/{name}")
+        return frame.sparkSession.read.schema(written).parquet(f"{self.folder}/{name}")
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
         """Writes a small table as one file of one name, so that the same rows are the same bytes."""
         # Spark's files would stay beside it, whose names are new each time
         self.remove([name])
         values = [{column: row.get(column) for column in schema.names} for row in rows]
-        place = Place(self.place) / name
+        place = Place(self.folder) / name
         place.make_folder()
         table = pa.Table.from_pylist(values, schema=schema)
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
 
     def has(self, name: str) -> bool:
         """Whether there is a folder of that name in the output."""
-        return (Place(self.place) / name).entry().kind == "folder"
+        return (Place(self.folder) / name).entry().kind == "folder"
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes those folders of the output that are there."""
         self.check_lock()
         for name in names:
             if self.has(name):
-                (Place(self.place) / name).remove()
+                (Place(self.folder) / name).remove()
 
 
 def with_added(name: str, frame: DataFrame) -> DataFrame:

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
@@ -96,6 +97,7 @@ def begin_session(settings: Settings, *, small: bool = False) -> None:
     global _begun
     with _BEGINNING:
         if _begun is None and SparkContext._gateway is None:
+            _check_work_folders(settings)
             _set_environment(settings)
             _begun = _Jvm(session_options(settings, small))
             _begun.start()
@@ -149,8 +151,20 @@ def session_options(settings: Settings, small: bool) -> dict[str, str]:
     return {**options, "spark.master": settings.spark.master} if settings.spark.master else options
 
 
+def _check_work_folders(settings: Settings) -> None:
+    """Raises UnwritableError for a full or read-only folder of Spark's: the JVM would end without a word of it."""
+    if _is_local(settings):
+        for folder in work_folders(settings.spark.conf.get("spark.local.dir")):
+            check_writable(
+                folder, "the work folder", "make room, or set TMPDIR and spark.conf.spark.local.dir to another"
+            )
+
+
 def _set_environment(settings: Settings) -> None:
     """What the JVM and its Python workers inherit."""
+    # Python reads any name under it, Java only ASCII
+    if os.environ.get("LC_ALL") in ("C", "POSIX"):
+        os.environ["LC_ALL"] = "C.UTF-8"
     # Else workers take `python3` from PATH, which may be another Python without our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

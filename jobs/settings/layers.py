@@ -6,17 +6,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
 from untold.jobs.settings.model import STAGE_NAMES, Settings, StageSettings
+from untold.jobs.settings.yaml_text import MOST_CHARACTERS, NULL, BoundError, CoreLoader, compose, scalar
 from untold.udfs.hints import near_misses
 from untold.udfs.redaction import is_secret_name
 
-_NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 # A key where a value belongs: the prefixes that providers use, 20 letters and digits in a row, or a URL with a password
 _SECRET_VALUE = re.compile(
     r"(?i:\b(sk|gsk|hf|pk|rk|xai|ghp|bearer)[-_ ])|(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9_+=-]{20,}|://\S*[@?]"
@@ -73,37 +72,6 @@ class Layer:
         """Adds a problem with what is set under a name. Values that may be secrets are not shown."""
         line = f" line {node.start_mark.line + 1}" if self.with_lines and node is not None else ""
         self.problems.append(problem_line(name, value, f"{self.origin}{line}", problem))
-
-
-class _CoreLoader(yaml.SafeLoader):
-    """YAML 1.2's core schema: 1e-3 is a number; yes, 12:30 and 2026-01-01 are text."""
-
-    # Its own and empty: SafeLoader's hold YAML 1.1, and adding to them would change every other user of the package
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-
-_CoreLoader.add_implicit_resolver(_NULL, re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_CoreLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
-_CoreLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^([-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
-    ),
-    list("-+.0123456789"),
-)
-
-
-def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    """Python's number of YAML's: `.inf` and `.nan` are without the dot in Python."""
-    text = node.value.lower()
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
@@ -242,9 +210,9 @@ def _assign_section(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeL
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             _assign(layer, f"{name}.{key.value}" if name else str(key.value), value, loader)
-    elif not name and node.tag != _NULL:
+    elif not name and node.tag != NULL:
         layer.problems.append(f"{layer.origin}: the settings file must be a mapping")
-    elif node.tag != _NULL:
+    elif node.tag != NULL:
         layer.complain(name, loader.construct_object(node, deep=True), "must be a mapping of settings", node)
 
 
@@ -259,44 +227,9 @@ def _value(known: Known, path: tuple[str, ...], node: yaml.Node, loader: yaml.Sa
 
 def _text_or_value(node: yaml.Node, loader: yaml.SafeLoader) -> Any:
     """A scalar as it was written, so that 4.10 stays 4.10 where text is wanted; all else as YAML reads it."""
-    if isinstance(node, yaml.ScalarNode) and node.tag != _NULL:
+    if isinstance(node, yaml.ScalarNode) and node.tag != NULL:
         return node.value
     return loader.construct_object(node, deep=True)
-
-
-def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Keys that stand twice in one mapping."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if str(key.value) in seen:
-                yield key
-            seen.add(str(key.value))
-            yield from _repeated(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _repeated(value)
-
-
-def _compose(text: str) -> tuple[yaml.Node, yaml.SafeLoader, list[yaml.Node]]:
-    """The tree of a YAML text, its loader and the keys that stand twice.
-
-    Nothing in the text but YAML's own tags is made into anything: the loader is a SafeLoader. Raises YAMLError,
-    ValueError or RecursionError for what cannot be read.
-    """
-    loader = _CoreLoader(text)
-    node = loader.get_single_node()
-    if node is None:
-        return _scalar("", _NULL), loader, []
-    repeated = list(_repeated(node))  # RecursionError where an alias holds itself
-    loader.construct_document(node)  # refuses unknown tags and keys that are no scalars
-    return node, loader, repeated
-
-
-def _scalar(text: str, tag: str = _TEXT) -> yaml.ScalarNode:
-    """A node for a value that stands in no file."""
-    mark = yaml.Mark("", 0, 0, 0, None, 0)
-    return yaml.ScalarNode(tag, text, mark, mark)
 
 
 def read_yaml(text: str, origin: str) -> Layer:
@@ -312,31 +245,42 @@ def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoad
     """The tree of a layer's text and its loader; None where it has problems."""
     origin = layer.origin
     try:
-        node, loader, repeated = _compose(text)
+        node, loader, repeated = compose(text)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = "a syntax error" if _SECRET_VALUE.search(error.problem or "") else error.problem
-        layer.problems.append(f"{origin}{line}: no valid YAML: {problem}")
+        kind = "cannot be read" if isinstance(error, BoundError) else "no valid YAML"
+        layer.problems.append(f"{origin}{line}: {kind}: {problem}")
     except yaml.YAMLError:
         layer.problems.append(f"{origin}: no valid YAML: it has characters that YAML does not allow")
-    except (ValueError, RecursionError):
+    except ValueError:
         layer.problems.append(f"{origin}: no valid YAML: a value cannot be read")
     else:
         for key in repeated:
             layer.complain(str(key.value), {}, "the key stands twice in its mapping", key)
         if not repeated:
             return node, loader
-    return None, _CoreLoader("")
+    return None, CoreLoader("")
 
 
-def read_file(path: str) -> Layer:
-    """The layer of a YAML file, which a byte-order mark may begin. One that cannot be read is a problem of it."""
+def _read_text(path: str) -> str | Layer:
+    """The text of a YAML file, which a byte-order mark may begin; a layer with the problem where it cannot be read.
+
+    Of a text that is too long for settings only so much is read that this shows.
+    """
     try:
-        return read_yaml(Path(path).read_text(encoding="utf-8-sig"), path)
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         return Layer(path, problems=[f"{path}: cannot be read: {error.strerror}"])
     except UnicodeDecodeError:
         return Layer(path, problems=[f"{path}: cannot be read: it is not UTF-8"])
+
+
+def read_file(path: str) -> Layer:
+    """The layer of a YAML file. One that cannot be read is a problem of it."""
+    text = _read_text(path)
+    return text if isinstance(text, Layer) else read_yaml(text, path)
 
 
 def read_systems(path: str) -> dict[str, Layer]:
@@ -344,11 +288,10 @@ def read_systems(path: str) -> dict[str, Layer]:
 
     What is wrong with the file itself is the problem of a layer without a name.
     """
-    whole = Layer(path, with_lines=True)
-    try:
-        node, loader = _read_tree(whole, Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        return {"": Layer(path, problems=[f"{path}: cannot be read ({type(error).__name__})"])}
+    whole, text = Layer(path, with_lines=True), _read_text(path)
+    if isinstance(text, Layer):
+        return {"": text}
+    node, loader = _read_tree(whole, text)
     if node is not None and not (isinstance(node, yaml.MappingNode) and node.value):
         whole.complain("the file", {}, "must be a mapping: the name of each system, and under it settings of llm.*")
     if whole.problems or node is None:
@@ -362,7 +305,7 @@ def _read_system(origin: str, node: yaml.Node, loader: yaml.SafeLoader) -> Layer
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             _assign(layer, f"llm.{key.value}", value, loader)
-    elif node.tag != _NULL:
+    elif node.tag != NULL:
         layer.complain("the system", {}, "must be a mapping of settings of llm.*, without the prefix", node)
     return layer
 
@@ -372,16 +315,17 @@ def assign_text(layer: Layer, name: str, text: str) -> None:
     located = locate(name)
     takes_text = located is not None and (located[0].is_text or (located[0].names == "whole" and bool(located[1])))
     try:
-        node, loader, repeated = _compose(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        node, loader, repeated = compose(text)
+    except (yaml.YAMLError, ValueError) as error:
         if not takes_text:
             allowed = located[0].allowed if located else "readable as YAML or JSON"
-            layer.complain(name, text, f"must be {allowed}")
+            problem = f"cannot be read: {error.problem}" if isinstance(error, BoundError) else f"must be {allowed}"
+            layer.complain(name, text, problem)
             return
-        node, loader, repeated = _scalar(text), _CoreLoader(""), []
+        node, loader, repeated = scalar(text), CoreLoader(""), []
     # Quotes are taken off as in a file; null stays null, or nothing could be unset on a command line
-    if takes_text and node.tag != _NULL and not (isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')):
-        node = _scalar(text.strip())
+    if takes_text and node.tag != NULL and not (isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')):
+        node = scalar(text.strip())
     if repeated:
         layer.complain(name, {}, "a key stands twice in the mapping")
     else:

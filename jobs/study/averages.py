@@ -34,6 +34,11 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     return with_published(averages) + _spreads(averages)
 
 
+def has_answered(rows: Iterable[Row]) -> bool:
+    """Whether rows of `meta_evaluation` are of scores that did not all fail: only `zero` leaves failed ones out."""
+    return any(row["value"] is not None for row in rows if (row["measure"], row["undefined"]) == (LMR, "zero"))
+
+
 def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
     """Metric, model and the data sets that lack it, of what cannot be averaged.
 

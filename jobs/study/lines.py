@@ -60,10 +60,17 @@ def _count(rows: DataFrame, values: Sequence[str], grid: int | None = None) -> D
     return rows.withColumns(rounded).groupBy(*rows.columns).agg(F.count("*").alias("count"))
 
 
-def check_measured(found: Mapping[Any, Any], output: str, metric: str) -> None:
-    """Raises UnmeasuredError where nothing was found."""
-    if not found:
-        raise UnmeasuredError(f"{output}: no measures of {metric}; score it with --metric {metric} first")
+def check_measured(found: Mapping[Any, Any], run: Run, metric: str) -> None:
+    """Raises UnmeasuredError where nothing was found, which says whether the run has the metric."""
+    if found:
+        return
+    whole = next((row for row in run.manifest.get("summary", ()) if row["metric"] == metric), None)
+    if whole is None:
+        raise UnmeasuredError(f"{run.directory}: no measures of {metric}; score it with --metric {metric} first")
+    raise UnmeasuredError(
+        f"{run.directory}: none of {whole['n']:,} samples has the measures of {metric} ({whole['failed']:,} failed, "
+        f"{whole['undefined']:,} undefined); the table failures says why, untold score --retry-failed asks again"
+    )
 
 
 def write_lines(

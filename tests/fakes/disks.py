@@ -33,6 +33,10 @@ class SmallDisk:
         """Makes room again."""
         self._filler.write_bytes(b"")
 
+    def protect(self) -> None:
+        """Lets nothing be written to it any more."""
+        subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True, capture_output=True)
+
     def close(self) -> None:
         """Takes it away; a write that was just refused may still hold its file, and goes on to its end."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True, capture_output=True)

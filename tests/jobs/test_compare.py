@@ -97,6 +97,16 @@ def check_pair(row: dict[str, Any], values: list[Any]) -> None:
     assert row["p_value"] == pytest.approx(test.pvalue, abs=5 * 0.01)
 
 
+@pytest.mark.usefixtures("spark")
+def test_outputs_without_any_score_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = write_output(tmp_path / "out", {("a", "a", question): None for question in range(3)})
+    assert main(["compare", "--output", output]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"untold: nothing to compare: no sample of {output} has a score (0 failed, 3 undefined)")
+    assert told.err.count("\n") == 1
+
+
 def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:

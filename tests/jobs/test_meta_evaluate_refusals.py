@@ -64,6 +64,12 @@ def test_ids_that_are_missing_on_either_side_are_counted_with_near_misses(spark:
     ]
 
 
+def test_scores_that_all_failed_are_one_line(spark: SparkSession, wiki: Path) -> None:
+    failed = [{**row, "score": None, "status": "failed"} for row in make_scores()]
+    with pytest.raises(MetaEvaluationError, match=r"nothing to evaluate: no sample of .* has a score in"):
+        run(spark, ask(wiki, {"m": write_scores(wiki / "m", failed)}))
+
+
 def test_metrics_that_are_not_there_are_named_with_the_nearest(spark: SparkSession, wiki: Path) -> None:
     request = ask(wiki, {"m": write_scores(wiki / "m", make_scores())}, metrics=("e2e", "nlli"))
     assert "no scores of metric `nlli` (did you mean `nli`?); it has e2e, nli" in refused(spark, request)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from untold.jobs.run.manifest import OutputError, differences, identify
-from untold.jobs.run.outcome import Ending
+from untold.jobs.metrics import METRICS
+from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
+from untold.jobs.run.outcome import Ending, below_bars
 from untold.jobs.run.progress import Display
 from untold.jobs.score import ScoreRequest, score
-from untold.jobs.settings.model import GraphSettings, Settings
+from untold.jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
 from untold.udfs.llm.keys import Stage
 
 
@@ -40,6 +42,19 @@ def test_a_partial_sample_counts_as_an_error() -> None:
     assert Ending().exit_code({"ok": 1, "partial": 1}, True) == 4
 
 
+def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:
+    rows = [
+        {"metric": "e2e", "level": "overall", "mean": 0.65, "n": 4, "scored": 3},
+        {"metric": "e2e", "level": "system", "mean": 0.1, "n": 4, "scored": 3},
+        {"metric": "qa", "level": "overall", "mean": None, "n": 4, "scored": 0},
+    ]
+    assert below_bars(rows, {"e2e": 0.65}) == []
+    assert below_bars(rows, {"e2e": 0.7, "qa": 0.0}) == [
+        "e2e: mean 0.65 is below the bar 0.7 (n 4, scored 3)",
+        "qa: undefined mean is below the bar 0 (n 4, scored 0)",
+    ]
+
+
 STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "template")}
 
 
@@ -56,6 +71,42 @@ def test_a_setting_that_an_older_output_does_not_know_had_its_default() -> None:
     assert differences(one, older) == []
     other = identify("input", ("e2e",), Settings(graph=GraphSettings(max_edges_in_task=5)), STAGE)
     assert differences(other, older) == ["other settings (graph.max_edges_in_task)"]
+
+
+BOTH = {**STAGE, "extract_atoms": Stage("extract_atoms", ("text",), "model", "template")}
+E2E = Added(METRICS["e2e"].depends_on, "input")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages", "found"),
+    [
+        (Settings(), BOTH, []),
+        (Settings(nli=NliSettings(skip_implied=True), prompts_dir="mine"), BOTH, []),
+        (Settings(stages={**Settings().stages, "extract_atoms": StageSettings(model="other")}), BOTH, []),
+        (Settings(summarise_contexts=False), BOTH, ["other settings (summarise_contexts)"]),
+        (Settings(llm=LlmSettings(model="other")), BOTH, ["other settings (llm.model)"]),
+        (Settings(), {**BOTH, **{name: replace(one, template="t") for name, one in STAGE.items()}}, ["another model"]),
+    ],
+)
+def test_what_metrics_that_are_there_do_not_use_may_differ_where_others_are_added(
+    settings: Settings, stages: dict[str, Stage], found: list[str]
+) -> None:
+    there = identify("input", ("e2e",), Settings(), STAGE)
+    added = identify("input with types", ("e2e", "nli"), settings, stages)
+    told = differences(added, there, E2E)
+    assert len(told) == len(found)
+    assert all(one.startswith(part) for one, part in zip(told, found, strict=True))
+    assert "another input" in differences(added, there, Added(E2E.uses, "other"))
+
+
+def test_only_settings_that_differ_are_named() -> None:
+    def identity(model: str, stages: dict[str, Stage]) -> Identity:
+        return identify("input", ("e2e",), Settings(llm=LlmSettings(model=model, temperature=0.5)), stages)
+
+    both = {**STAGE, "summarise_context": Stage("summarise_context", ("text",), "model", "template")}
+    assert differences(identity("a", both), identity("b", both)) == ["other settings (llm.model)"]
+    # A stage that one of the two does not ask has no settings to differ in
+    assert differences(identity("a", both), identity("a", STAGE)) == ["another model or template"]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ def test_a_run_without_icat_is_one_line(spark: SparkSession, run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
     with pytest.raises(UnmeasuredError, match="no measures of icat"):
         sweep(spark, SweepRequest(str(run)))
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["summary"] = [{"metric": "icat", "level": "overall", "n": 5, "failed": 4, "undefined": 1}]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UnmeasuredError, match=r"none of 5 samples has the measures of icat \(4 failed, 1 undefined\)"):
+        sweep(spark, SweepRequest(str(run)))
     with pytest.raises(UnreadableRunError):
         sweep(spark, SweepRequest(str(run / "measures")))
 

@@ -21,6 +21,7 @@ from tests.runs.harness import (
     make_samples,
     read_manifest,
     read_table,
+    score,
     sum_usage,
     write_samples,
 )
@@ -121,6 +122,26 @@ def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
     server.reset()
     assert run_here(server, path, output, settings=settings).code == 0
     assert server.count() == count_distinct(SAMPLES) - written
+
+
+def test_an_output_on_a_full_disk_is_one_line_with_its_path(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, disk: SmallDisk
+) -> None:
+    path, _ = places(tmp_path)
+    disk.fill()
+    ended = run_here(server, path, disk.folder / "out", settings=SETTINGS)
+    assert (ended.code, server.count()) == (1, 0)
+    assert ended.err.startswith(f"untold: {disk.folder}/out")
+    assert "No space left on device; make room there, then start again" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_names_beyond_ascii_need_no_locale(server: ModelServer, tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "größe" / "日本.jsonl", SAMPLES[:5])
+    ended = score(server, path, tmp_path / "größe" / "out", settings=SETTINGS, environment={"LC_ALL": "C"})
+    assert ended.code == 0, ended.err
+    assert len(read_table(tmp_path / "größe" / "out", "scores")) == 5
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,47 @@ def test_a_wrong_setting_is_one_line_without_a_traceback(tmp_path: Path, capsys:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["prompts"],
+        ["prompts", "evaluate_coverage"],
+        ["meta-evaluate", "--annotations", "sheet.csv", "--key", "key.csv", "--output", "out"],
+        ["compare", "--output", "out"],
+        ["sweep", "--output", "out"],
+        ["curve", "--output", "out"],
+        ["combine-studies", "a", "b", "--output", "out"],
+        ["condense", "--relations", "a", "--output", "out"],
+        ["index", "--input", "a", "--output", "out"],
+        ["search", "--index", "a", "--query", "b"],
+        ["doctor"],
+        ["demo"],
+        ["plan", "--input", "a", "--metric", "e2e"],
+        ["generate", "--input", "a", "--output", "out", "--systems", "none.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_takes_settings_reads_them(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert main([*command, "--config", "none.yaml"]) == 1
+    assert "none.yaml: cannot be read: No such file or directory" in "".join(capsys.readouterr())
+
+
+def test_prompts_lists_the_templates_that_a_run_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prompts", "--set", "llm.api=completions"]) == 0
+    assert "file evaluate_coverage.text.jinja" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert (raised.value.code, capsys.readouterr().out) == (0, f"untold {version('untold')}\n")
+
+
+@pytest.mark.parametrize("given", ["qa=.5", "e2e", "e2e=", "=.5", "e2e=1.5", "e2e=nan", ""])
+def test_a_bar_of_no_use_is_wrong_use(capsys: pytest.CaptureFixture[str], given: str) -> None:
+    assert "argument --fail-under: " in usage_error(capsys, *SCORE, "--fail-under", given)
+
+
 def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -350,6 +392,7 @@ def error_classes() -> list[type[BaseException]]:
 
 # What these tell is turned into an error of their caller, which knows where the fault lies
 TURNED = {
+    "BoundError",
     "UnreadableFileError",
     "UndecodableError",
     "BrokenLinkError",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
 from untold.jobs.settings.environment import unknown_variables
-from untold.jobs.settings.layers import KNOWN, read_yaml
+from untold.jobs.settings.layers import KNOWN, read_systems, read_yaml
 from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import (
     Settings,
@@ -277,6 +277,34 @@ def test_broken_file_is_an_error_with_its_line(tmp_path: Path, text: str, part: 
     (line,) = problems(*SERVER, config=config)
     assert str(config) in line
     assert part.replace("PATH", str(config)) in line
+
+
+LAYERS = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+BOMB = "\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *LAYERS])
+TOO_LARGE = {
+    "an alias bomb": (BOMB, "line 5: cannot be read: more than 10,000 values"),
+    "a bomb of merged mappings": (BOMB.replace("[", "{? [").replace("]", "] : 1}"), "more than 10,000 values"),
+    "deep nesting": ("llm: " + "[" * 100_000, "line 1: cannot be read: nested more than 40 levels deep"),
+    "deep aliases": ("\n".join(["a0: &a0 x", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 99))]), "40 levels deep"),
+    "many values": ("llm: [" + "a," * 50_000, "cannot be read: more than 10,000 values"),
+    "a long text": ("#" * 300_000, "cannot be read: it has more than 262,144 characters"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_is_too_large_for_settings_is_one_line(tmp_path: Path, name: str) -> None:
+    text, part = TOO_LARGE[name]
+    config = write(tmp_path, text)
+    (line,) = problems(*SERVER, config=config)
+    assert line.startswith(str(config))
+    assert part in line
+    assert [layer.problems for layer in read_systems(str(config)).values()] == [[line]]
+
+
+def test_an_alias_bomb_in_an_option_is_one_line() -> None:
+    bomb = "{" + BOMB.replace("\n", ", ") + "}"
+    (line,) = problems(*SERVER, f"llm.extra_body={bomb}")
+    assert line.endswith("(--set): cannot be read: more than 10,000 values, too many for settings")
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:

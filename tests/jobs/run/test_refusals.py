@@ -1,0 +1,107 @@
+"""What disks, locales and workers refuse is one line with the path, out of whatever Spark made of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import IllegalArgumentException
+from pyspark.sql import SparkSession
+
+from tests.fakes.disks import SmallDisk
+from untold.jobs.run.refusals import UnwritableError, check_writable, explain, root_cause
+from untold.udfs.storage import Place
+
+
+def error_of(act: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        act()
+    return raised.value
+
+
+def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", "/cache/shard")
+    yield from ()
+
+
+def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise ValueError(f"{batch.num_rows} rows are wrong\nand more of it") from None
+    yield from ()
+
+
+def test_a_full_disk_is_named_out_of_what_spark_says(spark: SparkSession, disk: SmallDisk) -> None:
+    disk.fill()
+    error = error_of(lambda: spark.range(100_000).write.parquet(f"{disk.folder}/a b/scores"))
+    assert "o" in str(error).partition("calling ")[2]
+    told = f"{disk.folder}/a b/scores: No space left on device; make room there, then start again"
+    assert str(explain(error)).startswith(told)
+    assert root_cause(error) == "No space left on device"
+
+
+def test_a_read_only_disk_is_named_out_of_what_spark_says(spark: SparkSession, disk: SmallDisk) -> None:
+    disk.protect()
+    error = error_of(lambda: spark.range(9).write.parquet(f"{disk.folder}/scores"))
+    assert str(explain(error)).startswith(f"{disk.folder}/scores: Read-only file system; choose a folder")
+
+
+def test_a_worker_s_refusal_is_named_and_its_error_is_its_last_line(spark: SparkSession) -> None:
+    error = error_of(lambda: spark.range(1).mapInArrow(refuse, "id long").collect())
+    assert str(explain(error)).startswith("/cache/shard: Disk quota exceeded; make room there")
+    error = error_of(lambda: spark.range(1).mapInArrow(fail, "id long").collect())
+    assert (explain(error), root_cause(error)) == (None, "ValueError: 1 rows are wrong")
+
+
+def test_a_cause_without_words_is_passed_over() -> None:
+    text = (
+        "An error occurred while calling o555.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat a.b\n"
+        "Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat a.b\n"
+        "\tSuppressed: java.io.IOException: closed\nCaused by: java.io.EOFException\n\t... 9 more\n"
+    )
+    assert root_cause(RuntimeError(text)) == "Python worker exited unexpectedly (crashed)"
+    assert explain(RuntimeError(text)) is None
+
+
+def test_a_name_that_the_locale_cannot_encode_is_said_in_ascii() -> None:
+    malformed = "Malformed input or input contains unmappable characters: /data/größe/t/_temporary"
+    told = r"/data/gr\xf6\xdfe/t cannot be encoded in this locale; set LC_ALL=C.UTF-8, or rename it, then start again"
+    assert explain(IllegalArgumentException(malformed)) == told
+    assert "/data/\\udcff cannot" in str(explain(error_of(lambda: "/data/\udcff".encode())))
+
+
+def test_a_text_that_cannot_be_encoded_is_not_shown() -> None:
+    assert explain(error_of(lambda: "an answer \udcff".encode())) is None
+    assert "answer" not in root_cause(error_of(lambda: "an answer \udcff".encode()))
+
+
+def test_a_write_of_ours_names_its_file(disk: SmallDisk) -> None:
+    disk.fill()
+    error = error_of(lambda: Place(f"{disk.folder}/manifest.json").write_bytes(bytes(10_000)))
+    assert str(explain(error)).startswith(f"{disk.folder}/manifest.json: No space left on device")
+
+
+def test_a_work_folder_without_room_is_named(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk.folder))
+    disk.fill()
+    lost = "Lost task 1.0 in stage 10.0: java.io.IOException: No space left on device\n\nDriver stacktrace:\n"
+    assert str(explain(RuntimeError(lost))).startswith(f"{disk.folder}: No space left on device")
+
+
+def test_a_permission_that_is_no_file_s_is_no_refusal_of_a_disk() -> None:
+    assert explain(PermissionError(errno.EACCES, "Permission denied")) is None
+    assert explain(ZeroDivisionError("division by zero")) is None
+
+
+def test_folders_are_checked_before_they_are_needed(disk: SmallDisk, tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "not" / "there"), "the work folder", "set TMPDIR")
+    assert list(tmp_path.iterdir()) == [disk.folder]
+    disk.fill()
+    with pytest.raises(UnwritableError, match=r"^the work folder .*: No space left on device; set TMPDIR, then start"):
+        check_writable(f"{disk.folder}/deep/down", "the work folder", "set TMPDIR")
