@@ -21,7 +21,15 @@ from jobs.asking.runner import StageRunner
 from jobs.asking.store import is_transient
 from jobs.inputs.drawing import Draw, shown_draw
 from jobs.inputs.files import count_bytes
-from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
+from jobs.inputs.samples import (
+    SampleError,
+    Samples,
+    fingerprint,
+    read_samples,
+    show_invalid,
+    show_untested,
+    write_samples,
+)
 from jobs.metrics import METRICS, digests_of, needs_of, optional_of, retrieves, stages_of
 from jobs.metrics.base import Metric, Tables
 from jobs.metrics.condensing import Condenser, check_graphframes
@@ -165,10 +173,11 @@ def _score(run: _Scoring) -> ScoreOutcome:
         return _unchanged(request, output.earlier)
     _begin(run, found, identity["input"])
     output.check_lock()
-    samples, written = write_samples(found, f"{output.place}/samples")
+    written = write_samples(found, f"{output.place}/samples")
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
-    if written != identity["input"]:
+    if written.fingerprint != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
+    show_untested(written, run.engines.display)
     runner = StageRunner(
         run.engines,
         settings,
@@ -178,7 +187,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         request.store,
         answered_before=output.has_answered,
     )
-    tables = _score_metrics(run, runner, samples, found.invalid, catalog)
+    tables = _score_metrics(run, runner, written.samples, found.invalid, catalog)
     run.engines.process.leave()
     return _finish(run, runner, tables)
 
