@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
-from udfs.recall.candidates import form_of, likeness
-from udfs.recall.forms import negations_of, shown_form
-from udfs.recall.lists import Fact
-from udfs.recall.segmentation import sentences
-from udfs.texts import (
+from untold.udfs.recall.candidates import form_of, likeness
+from untold.udfs.recall.forms import negations_of, shown_form
+from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.segmentation import sentences
+from untold.udfs.texts import (
     TESTED_SCRIPTS,
     compatible,
     count_words,

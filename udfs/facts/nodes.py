@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.texts import compatible
+from untold.udfs.texts import compatible
 
 # Pairs as languages set them: English, German (both ways around), French, Swedish, and the backticks of code.
 _QUOTES = frozenset({'""', "''", "“”", "‘’", "„“", "‚‘", "«»", "»«", "‹›", "””", "’’", "„”", "``"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from udfs.texts import count_words, sentence_ends
+from untold.udfs.texts import count_words, sentence_ends
 
 # No sentence runs over one
 _BLANK_LINES = re.compile(r"\n\s*\n")

@@ -11,7 +11,7 @@ from rapidfuzz.distance import Indel
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from udfs.texts import compatible, tokens_in
+from untold.udfs.texts import compatible, tokens_in
 
 _DIGIT = re.compile(r"\d")
 # Least similarity of two forms of one word: `benefit` and `benefits` have .93, `sleepiness` and `insomnia` .33

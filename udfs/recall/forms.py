@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 
-from udfs.texts import compatible, tokens_in
+from untold.udfs.texts import compatible, tokens_in
 
 _MAPPED = {"'": "‘’‚‛′`´", '"': "“”„‟″«»", "-": "‐‑‒–—―−", "[": "【", "]": "】"}
 _MARKS = {ord(mark): plain for plain, marks in _MAPPED.items() for mark in marks}

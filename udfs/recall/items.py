@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
-from udfs.recall.forms import shown_form
-from udfs.texts import with_breaks, without_struck
+from untold.udfs.recall.forms import shown_form
+from untold.udfs.texts import with_breaks, without_struck
 
 # Two lines that begin like items make a list
 FEWEST_ITEMS = 2

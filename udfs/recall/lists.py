@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from udfs.texts import UNSPACED, count_words, split_words
+from untold.udfs.texts import UNSPACED, count_words, split_words
 
 # Characters; a parent that says more has no name
 _LONGEST_NAME = 200

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Literal
 
-from udfs.recall.forms import match_form, shown_form
-from udfs.recall.items import Item, ends_with_colon, is_list, read_list
-from udfs.recall.lists import Fact, fact_of, name_of
-from udfs.texts import sentence_ends
+from untold.udfs.recall.forms import match_form, shown_form
+from untold.udfs.recall.items import Item, ends_with_colon, is_list, read_list
+from untold.udfs.recall.lists import Fact, fact_of, name_of
+from untold.udfs.texts import sentence_ends
 
 Segmentation = Literal["list", "sentences", "atomic"]
 Choice = Literal["auto", "list", "sentences", "atomic"]

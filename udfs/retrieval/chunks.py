@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from udfs.texts import split_words
+from untold.udfs.texts import split_words
 
 # No two texts of 10^18 have one
 TEXT_ID_BYTES = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from udfs.texts import compatible, tokens_in
+from untold.udfs.texts import compatible, tokens_in
 
 
 def tokenise(text: str) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from string import ascii_lowercase
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import (
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import (
     Line,
     answer_span,
     begins_with_symbol,
@@ -22,7 +22,7 @@ from udfs.stages.reading import (
     without_emphasis,
     without_ticks,
 )
-from udfs.texts import with_breaks, without_struck
+from untold.udfs.texts import with_breaks, without_struck
 
 # What a line between items introduces is a note, not the rest of the list: `I made these changes:`
 _BEGINS_NOTE = re.compile(

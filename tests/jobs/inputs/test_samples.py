@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.inputs.samples import SampleError, fingerprint, read_samples, show_untested, write_samples
-from jobs.run.progress import Display
-from jobs.study.verifying import read_claims
 from tests.jobs.executions import counted_executions
 from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
+from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples, show_untested, write_samples
+from untold.jobs.run.progress import Display
+from untold.jobs.study.verifying import read_claims
 
 
 def by_query(samples: DataFrame) -> dict[str, dict[str, Any]]:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
-from udfs.recall.forms import shown_form
-from udfs.recall.items import is_list, read_list
-from udfs.recall.lists import Fact, fact_of
-from udfs.recall.segmentation import cut
+from untold.udfs.recall.forms import shown_form
+from untold.udfs.recall.items import is_list, read_list
+from untold.udfs.recall.lists import Fact, fact_of
+from untold.udfs.recall.segmentation import cut
 
 
 def items_of(text: str) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.retrieval.chunks import chunk_text
-from udfs.texts import count_words
+from untold.udfs.retrieval.chunks import chunk_text
+from untold.udfs.texts import count_words
 
 
 def plain_loop(text: str, words: int, overlap: int) -> list[str]:
