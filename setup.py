@@ -40,6 +40,7 @@ setup(
         "sacrebleu>=2.6,<3",  # BLEU, another
         "nltk>=3.10,<4",  # METEOR, another
         "rapidfuzz>=3.14,<4",  # how alike tokens and texts are written, a vocabulary at once
+        "regex>=2026.1",  # scripts and accents of characters, by Unicode
         "nupunkt>=0.8,<0.9",  # ends of sentences, without a download
         "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so

@@ -21,7 +21,15 @@ from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
-from untold.jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
+from untold.jobs.inputs.samples import (
+    SampleError,
+    Samples,
+    fingerprint,
+    read_samples,
+    show_invalid,
+    show_untested,
+    write_samples,
+)
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser, check_graphframes
@@ -184,10 +192,11 @@ def _score(run: _Scoring) -> ScoreOutcome:
         return _unchanged(run, output.earlier)
     _begin(run, found, identity["input"])
     output.check_lock()
-    samples, written = write_samples(found, f"{output.folder}/samples")
+    written = write_samples(found, f"{output.folder}/samples")
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
-    if written != identity["input"]:
+    if written.fingerprint != identity["input"]:
         raise SampleError(f"{request.input} changed while it was read; start again")
+    show_untested(written, run.engines.display)
     runner = StageRunner(
         run.engines,
         settings,
@@ -197,7 +206,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         request.store,
         answered_before=output.has_answered,
     )
-    tables = _score_metrics(run, runner, samples, found.invalid, catalog)
+    tables = _score_metrics(run, runner, written.samples, found.invalid, catalog)
     run.engines.process.leave()
     return _finish(run, runner, tables)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -180,9 +180,9 @@ def compare_quantities(first: str, second: str) -> Comparison:
     Two numbers are equal if numerically equal, or if the one written more precisely rounds to the other, an exact tie
     to neither side, and both are within 3 % of the larger. In one unit precision is the decimals; across units (km and
     m, or millions and a bare number) the trailing zeros of an integer are rounding too. Where a unit has several
-    readings (gallon, ton), or a temperature may be a degree or a difference, and these do not all agree, the texts are
-    incomparable, "ambiguous". Currencies are never converted. Never raises: what is not one number with or without a
-    unit, in English notation and at most 200 characters, is `incomparable`.
+    readings (gallon, ton) that do not all agree, or two degrees are equal as a difference and not as a temperature
+    (2 °C and 3.6 °F), the texts are incomparable, "ambiguous". Currencies are never converted. Never raises: what is
+    not one number with or without a unit, in English notation and at most 200 characters, is `incomparable`.
 
     >>> compare_quantities("8,000 nmi", "14,800 km").outcome
     'equal'
@@ -195,7 +195,7 @@ def compare_quantities(first: str, second: str) -> Comparison:
         for left, right in _pair_readings(one, other)
         if left.dimensions == right.dimensions
     }
-    if len(outcomes) == 1:
+    if len(outcomes) == 1 and "incomparable" not in outcomes:
         return Comparison(outcomes.pop())
     return Comparison("incomparable", AMBIGUOUS if outcomes else _why_different(one.units[0], other.units[0]))
 
@@ -210,23 +210,24 @@ def is_plain_quantity(text: str) -> bool:
     return not isinstance(quantity, str) and (quantity.units != (_NUMBER,) or quantity.magnitude != 1)
 
 
-def _pair_readings(one: _Quantity, other: _Quantity) -> Iterator[tuple[_Unit, _Unit]]:
+def _pair_readings(one: _Quantity, other: _Quantity) -> Iterable[tuple[_Unit, _Unit]]:
     """Every two readings that may be meant; a word that stands on both sides means the same on both."""
     if one.units == other.units:
-        pairs: Iterable[tuple[_Unit, _Unit]] = zip(one.units, other.units, strict=True)
-    else:
-        pairs = product(one.units, other.units)
-    for left, right in pairs:
-        yield left, right
-        # 2 °C are 35.6 °F on a thermometer, and 3.6 °F as a rise: nothing in the text says which is meant
-        if left != right and (left.offset or right.offset):
-            yield replace(left, offset=Fraction(0)), replace(right, offset=Fraction(0))
+        return zip(one.units, other.units, strict=True)
+    return product(one.units, other.units)
 
 
 def _compare_readings(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
     """What two quantities are to each other under one reading of each, which have the same dimensions."""
     left, right = one.scaled(left), other.scaled(right)
-    return _compare_in_one_unit(one, other) if left == right else _compare_across(one, left, other, right)
+    if left == right:
+        return _compare_in_one_unit(one, other)
+    outcome = _compare_across(one, left, other, right)
+    if outcome != "equal" and (left.offset or right.offset):
+        # 2 °C are 35.6 °F on a thermometer, and 3.6 °F as a rise: nothing in the text says which is meant
+        rise, other_rise = (replace(unit, offset=Fraction(0)) for unit in (left, right))
+        return "incomparable" if _compare_across(one, rise, other, other_rise) == "equal" else outcome
+    return outcome
 
 
 def _compare_in_one_unit(one: _Quantity, other: _Quantity) -> Outcome:

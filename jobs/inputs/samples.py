@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, cast
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
+from untold.udfs.texts import TESTED_SCRIPTS
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
@@ -196,19 +198,49 @@ def fingerprint(samples: DataFrame) -> str:
     return _digest(list(sums or ()))
 
 
-def write_samples(found: Samples, path: str) -> tuple[DataFrame, str]:
-    """Writes the samples sorted by id, and gives what was written with its fingerprint, taken while it was written.
+@dataclass(frozen=True)
+class Written:
+    """The samples as they were written; what is told of them was taken while they were."""
 
-    Sorted, so that the same input makes the same files.
-    """
+    samples: DataFrame
+    fingerprint: str
+    # How many have a text in scripts alone that `TESTED_SCRIPTS` lacks
+    untested: int
+
+
+def write_samples(found: Samples, path: str) -> Written:
+    """Writes the samples sorted by id, so that the same input makes the same files."""
     seen, samples = Observation(), found.samples
     few = found.row_count <= ROWS_OF_A_TASK
     ordered = samples.coalesce(1).sortWithinPartitions("sample_id") if few else samples.orderBy("sample_id")
     # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
-    observed = ordered.observe(seen, *_fingerprint_sums(samples.columns))
+    sums = _fingerprint_sums(samples.columns)
+    observed = ordered.observe(seen, *sums, F.count_if(_has_untested_text()).alias("untested"))
     observed.write.mode("overwrite").parquet(path)
     written = samples.sparkSession.read.schema(samples.schema).parquet(path)
-    return written, _digest(list(seen.get.values()))
+    *parts, untested = seen.get.values()
+    return Written(written, _digest(parts), untested)
+
+
+def _has_untested_text() -> Column:
+    """Whether the query, the response or a context has letters, and none of `TESTED_SCRIPTS`."""
+    tested = "".join(rf"\p{{Is{script}}}" for script in TESTED_SCRIPTS)
+
+    def is_untested(text: Column) -> Column:
+        return text.rlike(r"\p{L}") & ~text.rlike(f"[{tested}]")
+
+    contexts = F.exists("contexts", lambda context: is_untested(context["text"]))
+    texts = (is_untested(F.col("query")), is_untested(F.col("response")), contexts)
+    return reduce(operator.or_, (F.coalesce(text, F.lit(False)) for text in texts))
+
+
+def show_untested(written: Written, display: Display) -> None:
+    """Says how many samples have a text in a script that the tests do not cover; nothing where there are none."""
+    if written.untested:
+        display.note(
+            f"samples with a text in a script that Untold is not tested with: {written.untested:,}; "
+            "their scores may be wrong (docs/methods.md, section 14)"
+        )
 
 
 def _fingerprint_sums(columns: Sequence[str]) -> list[Column]:

@@ -111,11 +111,15 @@ def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
 
 
 def _bytes(facts: Column) -> Column:
-    """The lengths of facts; of one with an anchor, with what stands between."""
-    return F.transform(
-        facts,
-        lambda one: F.octet_length(one["evidence"]) + F.coalesce(F.octet_length(one["anchor"]) + 2, F.lit(0)),
-    )
+    """The lengths of facts, with what stands between their parts."""
+
+    def length(fact: Column) -> Column:
+        before = (
+            F.coalesce(F.octet_length(F.nullif(fact[part], F.lit(""))) + 2, F.lit(0)) for part in ("under", "anchor")
+        )
+        return sum(before, F.octet_length(fact["evidence"]))
+
+    return F.transform(facts, length)
 
 
 def _sizes(facts: DataFrame, possible: Column, requests: Column, size: Column, share: float) -> Sizes:

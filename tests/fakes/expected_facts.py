@@ -155,7 +155,13 @@ def fact_of_item(item: str) -> Fact:
     if anchor and evidence:
         return Fact(f"{anchor}: {evidence}", anchor)
     alone = anchor or item
-    return Fact(alone, alone) if len(alone.split()) <= 10 else Fact(alone)
+    is_name = len(alone.split()) <= 10 and not _is_sentence(alone)
+    return Fact(alone, alone) if is_name else Fact(alone, free=True)
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether a text ends as a sentence, and a word behind its first has no capital."""
+    return text.rstrip("\"')]")[-1:] in (".", "!", "?") and any(word[0].islower() for word in text.split()[1:])
 
 
 def _balanced(text: str) -> str:

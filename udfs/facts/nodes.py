@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.texts import compatible
+
 # Pairs as languages set them: English, German (both ways around), French, Swedish, and the backticks of code.
 _QUOTES = frozenset({'""', "''", "“”", "‘’", "„“", "‚‘", "«»", "»«", "‹›", "””", "’’", "„”", "``"})
-_FULL_STOPS = ".。"
+_FULL_STOPS = ".。।۔"
 
 ANSWER_FORM = "Q: %s A: %s"
 """How statements show an answer together with its question."""
@@ -53,7 +54,7 @@ def normalise(text: str) -> str:
     >>> normalise(" “The  Seine.” "), normalise("THE SEINE")
     ('the seine', 'the seine')
     """
-    plain = " ".join(unicodedata.normalize("NFKC", text).split())
+    plain = " ".join(compatible(text).split())
     stopped = _without_stop(plain)
     bare = _without_quotes(stopped)
     # A full stop goes once, outside of the quotes or within.
@@ -64,7 +65,7 @@ def normalise(text: str) -> str:
 
 
 def _without_stop(text: str) -> str:
-    """The text without one full stop, Western or CJK, at its end."""
+    """The text without one full stop, of any script, at its end."""
     return text[:-1].rstrip() if text[-1:] in _FULL_STOPS else text
 
 

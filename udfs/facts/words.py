@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -12,7 +11,8 @@ from rapidfuzz.distance import Indel
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-_TOKEN = re.compile(r"[\w']+")
+from untold.udfs.texts import compatible, tokens_in
+
 _DIGIT = re.compile(r"\d")
 # Least similarity of two forms of one word: `benefit` and `benefits` have .93, `sleepiness` and `insomnia` .33
 SAME_WORD = 0.8
@@ -32,12 +32,12 @@ FUNCTION_WORDS = frozenset(" ".join((_ARTICLES, _VERBS, _MODALS, _PREPOSITIONS))
 
 @lru_cache(maxsize=20_000)
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text, NFKC and case folded, without `FUNCTION_WORDS`.
+    """The words of a text, compatible and case folded, without `FUNCTION_WORDS`.
 
     >>> sorted(words_of("The Seine is a river in France."))
     ['france', 'river', 'seine']
     """
-    return frozenset(_TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())) - FUNCTION_WORDS
+    return frozenset(tokens_in(compatible(text).casefold(), apostrophes=True)) - FUNCTION_WORDS
 
 
 def say_same_words(first: str, second: str) -> bool:

@@ -1,25 +1,22 @@
-"""Lists in a text: their items, and what of an item is its anchor (methods, section 13)."""
+"""What an item of a list is as a fact: its anchor, and what is said of it (methods, section 13)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
-from untold.udfs.recall.forms import shown_form
+from untold.udfs.texts import UNSPACED, count_words, split_words
 
-# Two lines that begin like items make a list
-FEWEST_ITEMS = 2
-# Numbers within a line: two may be a date or a version
-FEWEST_NUMBERS = 3
-# A number in square brackets counts the items, as `1.` does: as a span it would be the anchor of every first item
-_ITEM_START = re.compile(
-    r"(?:[-*+•‣◦▪·]|\d{1,3}[.):]|\(\d{1,3}\)|\[\d{1,3}\]|[A-Za-z]\)|[a-z]\.)(?:\s|$)|(?=\[)",
-)
-_NUMBER = re.compile(r"(?<![\w.,])(?P<number>\d{1,3})\.\s")
+# Characters; a parent that says more has no name
+_LONGEST_NAME = 200
 _SPAN = re.compile(r"\*{2,3}(?P<bold>[^*]+)\*{2,3}|__(?P<underlined>.+?)__|\[(?P<bracketed>[^\[\]]+)\]")
-# In a text in its shown form every dash is `-`
-_SEPARATOR = re.compile(r": | - | \(")
+# In a text in its shown form every dash is `-`; `3 - 2` is a score
+_SPACED = r": |(?<!\d) - | - (?!\d)| \("
+_BEHIND_NAME = re.compile(r"\s*(?:$|[,;:]|- )")
+_BEFORE_END = re.compile(r"[.!?。।؟۔][)\]\"']*$")
+_REFERS = re.compile(r"(?:He|She|It|They|This|These|Those|His|Her|Its|Their) [a-z]")
 _BRACKETS = {")": "(", "]": "["}
 # What stands between a span and what is said of it
 _BEHIND_SPAN = re.compile(r"^\s*(?:[:,;(]|-(?=\s))?\s*")
@@ -29,12 +26,13 @@ _BEHIND_SPAN = re.compile(r"^\s*(?:[:,;(]|-(?=\s))?\s*")
 class Fact:
     """A fact in its shown form: an anchor with evidence, an anchor alone (`evidence` empty), or a statement.
 
-    `free`: it was cut out of free text, so that what it refers to may stand elsewhere.
+    `free`: it is a sentence, so that what it refers to may stand elsewhere. `under`: the names that it stands below.
     """
 
     evidence: str
     anchor: str | None = None
     free: bool = False
+    under: str = ""
 
     @property
     def text(self) -> str:
@@ -43,46 +41,37 @@ class Fact:
         >>> Fact("He directed 8 films", "Federico Fellini").text, Fact("", "Federico Fellini").text
         ('Federico Fellini: He directed 8 films', 'Federico Fellini')
         """
-        return ": ".join(part for part in (self.anchor, self.evidence) if part)
+        return ": ".join(part for part in (self.under, self.anchor, self.evidence) if part)
 
 
-@dataclass(frozen=True)
-class Items:
-    """What a text is as a list: its items in their shown form, and the text before the first of them as it stands."""
-
-    items: tuple[str, ...]
-    before: str = ""
-
-    @property
-    def introduced(self) -> bool:
-        """Whether the text before the first item announces the list, and says nothing else."""
-        return shown_form(self.before).rstrip("*_ ").endswith(":")
-
-
-def read_list(text: str) -> Items:
-    """The items of a text, in their shown form and without bullets and numbers; two make it a list.
-
-    Lines with a bullet or a number, and those that follow one; of a text with fewer than two such lines the parts
-    behind `1.`, `2.`, `3.` and so on.
-
-    >>> read_list("Directors:\\n- Federico Fellini\\n- Agnès Varda (Cléo)")
-    Items(items=('Federico Fellini', 'Agnès Varda (Cléo)'), before='Directors:')
-    """
-    lines = _item_lines(text)
-    return lines if len(lines.items) >= FEWEST_ITEMS else _numbered_parts(text) or lines
-
-
-def is_list(text: str) -> bool:
-    """Whether a text has two items at least."""
-    return len(read_list(text).items) >= FEWEST_ITEMS
-
-
-def fact_of(item: str, anchor_words: int) -> Fact:
-    """The fact of an item in its shown form.
+def fact_of(item: str, anchor_words: int, names: Sequence[str] = ()) -> Fact:
+    """The fact of an item in its shown form. `names`: those of what it stands below; without an anchor it has the last.
 
     >>> fact_of("Jean-Luc Godard (Breathless, 1960)", 10)
-    Fact(evidence='Breathless, 1960', anchor='Jean-Luc Godard', free=False)
+    Fact(evidence='Breathless, 1960', anchor='Jean-Luc Godard', free=False, under='')
+    >>> fact_of("He directed Breathless.", 10, ["Directors", "Godard"]).text
+    'Directors: Godard: He directed Breathless.'
     """
+    fact = _fact_alone(item, anchor_words)
+    if not names:
+        return fact
+    if fact.anchor is None:
+        return Fact(fact.evidence, names[-1], under=": ".join(names[:-1]))
+    return replace(fact, under=": ".join(names))
+
+
+def name_of(item: str, anchor_words: int) -> str:
+    """What items below this one carry: its anchor, or all of it without a colon or a full stop; "" where it is long.
+
+    >>> name_of("Paris: the capital of France", 10), name_of("**He made films:**", 10)
+    ('Paris', 'He made films')
+    """
+    fact = _fact_alone(item.rstrip("*_ ").rstrip(":.") if item[:1] not in "*_" else item, anchor_words)
+    name = (fact.anchor or fact.evidence).rstrip(":. ")
+    return name if len(name) <= _LONGEST_NAME else ""
+
+
+def _fact_alone(item: str, anchor_words: int) -> Fact:
     span = _SPAN.match(item)
     if span:
         anchor, evidence = next(filter(None, span.groups())), _BEHIND_SPAN.sub("", item[span.end() :], count=1)
@@ -93,52 +82,64 @@ def fact_of(item: str, anchor_words: int) -> Fact:
         return Fact(evidence, anchor)
     # Without evidence even a span is no more than a text, which may be long
     alone = anchor or item
-    return Fact("", alone) if len(alone.split()) <= anchor_words else Fact(alone)
+    is_name = count_words(alone) <= anchor_words and not _is_sentence(alone)
+    return Fact("", alone) if is_name else Fact(alone, free=True)
 
 
-def _item_lines(text: str) -> Items:
-    """The items by lines. Lines without a mark belong to the item above them."""
-    before: list[str] = []
-    items: list[list[str]] = []
-    for line in text.splitlines():
-        shown = shown_form(line)
-        start = _ITEM_START.match(shown)
-        if start:
-            items.append([shown[start.end() :]])
-        elif items:
-            items[-1].append(shown)
-        else:
-            before.append(line)
-    joined = (" ".join(filter(None, map(str.strip, lines))) for lines in items)
-    return Items(tuple(filter(None, joined)), "\n".join(before))
+def _is_sentence(text: str) -> bool:
+    """Whether a text begins as a sentence that refers to something, or ends as one and has more than names in it.
+
+    >>> [_is_sentence(text) for text in ("It was built in 1889", "He died.", "Warner Bros.", "上海很大。")]
+    [True, True, False, True]
+    """
+    if _REFERS.match(text):
+        return True
+    return _BEFORE_END.search(text) is not None and _has_words(text)
 
 
-def _numbered_parts(text: str) -> Items | None:
-    """The parts behind the numbers from 1 in their order, None with fewer than three of them."""
-    shown = shown_form(text)
-    places = list(_numbers_in_order(shown))
-    if len(places) < FEWEST_NUMBERS:
-        return None
-    ends = [start for start, _ in places[1:]] + [len(shown)]
-    parts = (shown[behind:end].strip() for (_, behind), end in zip(places, ends, strict=True))
-    return Items(tuple(filter(None, parts)), shown[: places[0][0]].strip())
-
-
-def _numbers_in_order(text: str) -> Iterator[tuple[int, int]]:
-    """Where `1.`, the next `2.` behind it, and so on begin and end."""
-    wanted = 1
-    for found in _NUMBER.finditer(text):
-        if int(found["number"]) == wanted:
-            yield found.span()
-            wanted += 1
+def _has_words(text: str) -> bool:
+    """Whether a text has a word behind its first that is no name: one without a capital."""
+    return any(word[0].isalpha() and not word[0].isupper() for word in split_words(text)[1:])
 
 
 def _parted(item: str, anchor_words: int) -> tuple[str, str]:
     """What stands before the first separator and what behind it; no anchor where that has too many words or none."""
-    separator = _SEPARATOR.search(item)
-    if separator is None or not 0 < len(item[: separator.start()].split()) <= anchor_words:
+    found = _separator(item)
+    if found is None or not 0 < count_words(item[: found[0]]) <= anchor_words:
         return "", item
-    return item[: separator.start()], item[separator.end() :]
+    return item[: found[0]], item[found[1] :]
+
+
+@cache
+def _separators() -> re.Pattern[str]:
+    # Here, as it takes a while to load
+    import regex
+
+    pattern: re.Pattern[str] = regex.compile(rf"{_SPACED}|(?<=[{UNSPACED}])(?::|--|\()")
+    return pattern
+
+
+def _separator(item: str) -> tuple[int, int] | None:
+    """Where the first separator begins and ends. A bracket is one where it ends the item or its name."""
+    start = 0
+    while found := _separators().search(item, start):
+        if not found[0].endswith("("):
+            return found.span()
+        start = _closing(item, found.end())
+        named = item[start:] == "." and not _has_words(item[: found.start()])
+        if named or _BEHIND_NAME.match(item, start):
+            return found.span()
+    return None
+
+
+def _closing(text: str, start: int) -> int:
+    """Behind the bracket that closes the one before `start`; the end of the text where none does."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if not depth:
+            return place + 1
+    return len(text)
 
 
 def _without_unmatched(text: str) -> str:

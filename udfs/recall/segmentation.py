@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Literal
 
 from untold.udfs.recall.forms import match_form, shown_form
-from untold.udfs.recall.lists import Fact, fact_of, is_list, read_list
+from untold.udfs.recall.items import Item, ends_with_colon, is_list, read_list
+from untold.udfs.recall.lists import Fact, fact_of, name_of
+from untold.udfs.texts import sentence_ends
 
 Segmentation = Literal["list", "sentences", "atomic"]
 Choice = Literal["auto", "list", "sentences", "atomic"]
@@ -30,15 +33,23 @@ def choose_segmentation(wanted: Choice, response: str, references: str | None) -
 def cut(text: str, segmentation: Segmentation, anchor_words: int) -> list[Fact]:
     """The facts of a text by its list or its sentences, in order; none for `atomic`, which a model has to be asked for.
 
-    Cut as a list, a text without items is cut by sentences, as is what stands before them; a lone item is one.
+    Cut as a list, a text without items is cut by sentences, as is the prose around them; a lone item is one.
     """
     if segmentation == "atomic":
         return []
-    if segmentation == "sentences":
+    found = read_list(text) if segmentation == "list" else None
+    if found is None or not found.items:
         return free_facts(sentences(text))
-    found = read_list(text)
-    before = [] if found.items and found.introduced else free_facts(sentences(found.before))
-    return [*before, *(fact_of(item, anchor_words) for item in found.items)]
+    return [fact for part in found.parts for fact in _facts_of(part, anchor_words)]
+
+
+def _facts_of(part: Item | str, anchor_words: int) -> list[Fact]:
+    """The facts of an item or of prose. An item that only names those below it, or announces some, is none."""
+    if isinstance(part, str):
+        return free_facts(sentences(part))
+    names = [name for line in part.under if (name := name_of(line, anchor_words))]
+    fact = fact_of(part.text, anchor_words, names)
+    return [] if ends_with_colon(part.text) or (part.parent and not fact.evidence) else [fact]
 
 
 def free_facts(texts: Iterable[str]) -> list[Fact]:
@@ -69,9 +80,11 @@ def distinct_facts(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """A line in pieces that the tokenizer can take, cut at a space where there is one."""
-    while len(line) > _LONGEST_PIECE:
-        end = line.rfind(" ", 1, _LONGEST_PIECE) + 1 or _LONGEST_PIECE
-        yield line[:end]
-        line = line[end:]
-    yield line
+    """A line in pieces that the tokenizer can take: cut at `sentence_ends`, and at a space where there is one."""
+    for start, end in pairwise([0, *sentence_ends(line), len(line)]):
+        piece = line[start:end]
+        while len(piece) > _LONGEST_PIECE:
+            cut_at = piece.rfind(" ", 1, _LONGEST_PIECE) + 1 or _LONGEST_PIECE
+            yield piece[:cut_at]
+            piece = piece[cut_at:]
+        yield piece

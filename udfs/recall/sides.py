@@ -6,7 +6,7 @@ Methods, section 13. A row a sample, which has all that later steps need of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,9 @@ from untold.udfs.recall.segmentation import Choice, Segmentation, choose_segment
 
 RESPONSE, REFERENCES = SIDES = ("response", "references")
 
-_FACT = pa.struct([("id", pa.string()), ("anchor", pa.string()), ("evidence", pa.string()), ("free", pa.bool_())])
+_FACT = pa.struct(
+    [*((name, pa.string()) for name in ("id", "anchor", "evidence", "under")), ("free", pa.bool_())],
+)
 # A sample whose sides are cut, or have yet to be: a null list of facts is not known. texts: what a side is cut out of,
 # null for given references; to_extract: the sides whose facts a model has to give; dropped: facts beyond the cap
 CUT = pa.schema(
@@ -58,7 +60,7 @@ class NamedFact:
 
     def to_row(self) -> dict[str, Any]:
         """A value of a list of facts in `CUT`."""
-        return {"id": self.id, "anchor": self.fact.anchor, "evidence": self.fact.evidence, "free": self.fact.free}
+        return {"id": self.id, **asdict(self.fact)}
 
 
 Sides = dict[str, list[NamedFact] | None]
@@ -165,7 +167,7 @@ def _facts_of(row: Mapping[str, Any]) -> Sides:
     return {
         side: None
         if own is None
-        else [NamedFact(Fact(one["evidence"], one["anchor"], one["free"]), one["id"]) for one in own]
+        else [NamedFact(Fact(one["evidence"], one["anchor"], one["free"], one["under"]), one["id"]) for one in own]
         for side, own in row["facts"].items()
     }
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
+from untold.udfs.texts import split_words
+
 # No two texts of 10^18 have one
 TEXT_ID_BYTES = 16
 
 
 def chunk_text(text: str, words: int, overlap: int) -> Iterator[str]:
-    """The chunks of a text: `words` words each, of which `overlap` are also the next one's; one space between words.
+    """The chunks of a text: `words` words each, of which `overlap` are also the next one's, in single spaces.
 
-    Words are what white space parts (`str.split`). The last chunk is the first that reaches the end, so that no chunk
+    Words are as `split_words` has them. The last chunk is the first that reaches the end, so that no chunk
     lies wholly in another; a text without a word has none. `overlap` is less than `words`.
 
-    >>> list(chunk_text("a b c d e", 3, 1))
-    ['a b c', 'c d e']
+    >>> list(chunk_text("a b c d e", 3, 1)), list(chunk_text("北京很大", 3, 1))
+    (['a b c', 'c d e'], ['北京很', '很大'])
     """
-    found = text.split()
+    found = split_words(text)
     for start in range(0, max(len(found) - overlap, min(len(found), 1)), words - overlap):
-        yield " ".join(found[start : start + words])
+        yield "".join(found[start : start + words]).rstrip(" ")
 
 
 def chunk_id(document_id: str, number: int) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-
-_WORD = re.compile(r"\w+")
+from untold.udfs.texts import compatible, tokens_in
 
 
 def tokenise(text: str) -> list[str]:
-    r"""The tokens of a text: `\w+` of its NFKC form, case folded.
+    """The tokens of a text in its compatible form, case folded; in scripts without spaces each two neighbours.
 
     >>> tokenise("The \ufb01rst Stra\u00dfe")
     ['the', 'first', 'strasse']
     """
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return tokens_in(compatible(text).casefold())

@@ -34,6 +34,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.texts import with_breaks, without_struck
 
 CLAIM_NAMES = ("claim", "statement", "fact", "text", "sentence", "atomicclaim", "content", "item")
 ASPECT_NAMES = ("topic", "aspect", "subtopic", "name", "title", "text", "item")
@@ -116,7 +117,8 @@ def recorded_texts(text: str, names: Sequence[str]) -> list[str] | None:
     records = read_records(json_at_line_starts(text))
     if records is None:
         return None
-    texts = [cell.bare for value in _elements(records, names) for cell in _cells(value, names)]
+    cells = [cell.bare for value in _elements(records, names) for cell in _cells(value, names)]
+    texts = [text for cell in cells if (text := _unstruck(cell)) or not cell]
     if "{" in records.rest or _items_beside(records.rest):
         raise Unparsable("two lists")
     if not texts and _lines_beside(records.rest):
@@ -124,6 +126,11 @@ def recorded_texts(text: str, names: Sequence[str]) -> list[str] | None:
     if any(each in _NO_TEXTS for each in texts) or not (texts or is_empty_list(records)):
         raise Unparsable("an element of a list is no text")
     return [] if all(map(is_none, texts)) else texts
+
+
+def _unstruck(text: str) -> str:
+    """The text of an element without what is struck out, spaces for line breaks that are written out."""
+    return " ".join(without_struck(with_breaks(text)).split("\n")) if "~~" in text or "\\n" in text else text
 
 
 def _elements(records: Records, names: Sequence[str]) -> list[Value]:

@@ -22,6 +22,7 @@ from untold.udfs.stages.reading import (
     without_emphasis,
     without_ticks,
 )
+from untold.udfs.texts import with_breaks, without_struck
 
 # What a line between items introduces is a note, not the rest of the list: `I made these changes:`
 _BEGINS_NOTE = re.compile(
@@ -76,13 +77,13 @@ def read_rows(completion: str) -> list[Line]:
 
 
 def rows_of(text: str) -> list[Line]:
-    """The lines of a text.
+    r"""The lines of a text, without what is struck out, and with line breaks that are written out as `\n`.
 
     A picture before a line is its bullet, but adorns a greeting where other bullets follow: `✨ Here you go! ✨`. A
     hyphen before a number is a minus sign, but a bullet where others stand as close to their words. What counts the
     lines from 1 in whatever form is a number before them.
     """
-    lines = _counted(text.split("\n"))
+    lines = _counted(without_struck(with_breaks(text)).split("\n"))
     if any(_TIGHT.match(line) for line in lines):
         lines = [_TIGHT_NUMBER.sub(r"\1- ", line, count=1) if _TIGHT_NUMBER.match(line) else line for line in lines]
     rows = [split_marker(line) for line in lines]

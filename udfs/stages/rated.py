@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.reading import collapsed, split_marker
+from untold.udfs.texts import compatible
 
 _SPACE = r"[^\S\n]"
 # `4 out of 10` is of another scale, `1-5` and `4 or 5` are no single rating
@@ -112,7 +112,7 @@ def _closing(text: str, opener: int, place: int, end: int) -> int:
 
 def matching_key(text: str) -> str:
     """What texts are matched by: letters and digits, case folded, with single spaces."""
-    return _NOT_WORDS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
+    return _NOT_WORDS.sub(" ", compatible(text).casefold()).strip()
 
 
 def without_markers(line: str) -> list[str]:

@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.jobs.executions import counted_executions
 from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
-from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
+from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples, show_untested, write_samples
+from untold.jobs.run.progress import Display
 from untold.jobs.study.verifying import read_claims
 
 
@@ -407,10 +408,39 @@ def test_what_was_read_is_not_read_again(spark: SparkSession, tmp_path: Path) ->
     read = read_samples(spark, str(path))
     path.write_text("no json at all\n")
     before = fingerprint(read.samples)
-    written, while_written = write_samples(read, str(tmp_path / "out"))
+    written = write_samples(read, str(tmp_path / "out"))
 
-    assert set(by_query(written)) == {"q", "p"}
-    assert while_written == before == fingerprint(written)
+    assert set(by_query(written.samples)) == {"q", "p"}
+    assert written.fingerprint == before == fingerprint(written.samples)
+
+
+@pytest.mark.parametrize("untested", ["query", "response", "contexts"])
+def test_samples_with_a_text_in_an_untested_script_are_counted(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], untested: str
+) -> None:
+    tested = [
+        "Paris",
+        "Москва",
+        "Αθήνα",
+        "北京",
+        "とうきょう",
+        "서울",
+        "दिल्ली",
+        "القاهرة",
+        "ירושלים",
+        "กรุงเทพ",
+        "1 + 1 = 2 ①",
+    ]
+    georgian = "თბილისი 5"
+    text: object = ["Paris", georgian] if untested == "contexts" else georgian
+    rows = [{**ROW, "query": query} for query in [*tested, f"{georgian} is Tbilisi"]]
+    path = write_lines(tmp_path / "a.jsonl", [*rows, {**ROW, "sample_id": "g", untested: text}])
+
+    written = write_samples(read_samples(spark, path), str(tmp_path / "out"))
+    show_untested(written, Display())
+
+    assert written.untested == 1
+    assert "samples with a text in a script that Untold is not tested with: 1;" in capsys.readouterr().err
 
 
 def test_a_start_reads_checks_hashes_and_writes_in_three_executions(spark: SparkSession, tmp_path: Path) -> None:

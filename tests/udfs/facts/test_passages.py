@@ -57,6 +57,13 @@ def test_abbreviations_and_numbers_end_no_sentence() -> None:
     assert list(cut_passages(text, 7)) == ["Dr. Mill of Lyon owns 3.5 boats.", "She lives in France."]
 
 
+def test_sentences_of_other_scripts_are_cut_and_counted() -> None:
+    assert list(cut_passages("北京是首都。上海很大！दिल्ली बड़ी है। हाँ।", 9)) == [
+        "北京是首都。上海很大！",
+        "दिल्ली बड़ी है। हाँ।",
+    ]
+
+
 def test_blank_lines_end_a_sentence() -> None:
     assert list(cut_passages("Of boats\n \nAda has three of them", 3)) == ["Of boats", "Ada has three of them"]
 

@@ -25,6 +25,7 @@ WORDS = st.lists(
         ("Headaches are a side effect of it", "A headache may be a side effect of it"),
         ("ｗｉｄｅ letters", "wide letters"),
         ("A b", "B, a"),
+        ("It has 10⁵ parts", "It has 10^5 parts"),
     ],
 )
 def test_forms_of_one_statement(first: str, second: str) -> None:
@@ -44,6 +45,8 @@ def test_forms_of_one_statement(first: str, second: str) -> None:
         ("She owns two boats", "She owns three boats"),
         ("She owns boats", "She owns old boats"),
         ("It isn't safe", "It is safe"),
+        ("It has 10⁵ parts", "It has 105 parts"),
+        ("他不喜欢猫的原因是过敏症状", "他喜欢猫的原因是过敏症状"),
     ],
 )
 def test_statements_that_differ(first: str, second: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.udfs.retrieval.chunks import chunk_text
+from untold.udfs.texts import count_words
 
 
 def plain_loop(text: str, words: int, overlap: int) -> list[str]:
@@ -22,7 +23,7 @@ def plain_loop(text: str, words: int, overlap: int) -> list[str]:
 SIZES = st.integers(1, 9).flatmap(lambda words: st.tuples(st.just(words), st.integers(0, words - 1)))
 
 
-@given(st.text(st.sampled_from("aé\u00a0 \u3000\n\u200b\x1c中\U0001f600")), SIZES)
+@given(st.text(st.sampled_from("aé\u00a0 \u3000\n\u200b\x1cд\U0001f600")), SIZES)
 def test_chunks_are_those_of_a_plain_loop(text: str, sizes: tuple[int, int]) -> None:
     assert list(chunk_text(text, *sizes)) == plain_loop(text, *sizes)
 
@@ -33,6 +34,22 @@ def test_chunks_are_those_of_a_plain_loop(text: str, sizes: tuple[int, int]) -> 
 def test_the_number_of_chunks(words: int, chunks: int) -> None:
     """1 up to 128 words, else 1 + ceil((words - 128) / 96)."""
     assert len(list(chunk_text("word " * words, 128, 32))) == chunks
+
+
+@given(st.text(st.sampled_from("aé \n中京ガー。“(")), SIZES)
+def test_chunks_of_scripts_without_spaces_are_pieces_of_the_text(text: str, sizes: tuple[int, int]) -> None:
+    plain, chunks = " ".join(text.split()), list(chunk_text(text, *sizes))
+    assert all(chunk in plain and count_words(chunk) == sizes[0] for chunk in chunks[:-1])
+    assert [sign for sign in "".join(chunk_text(text, sizes[0], 0)) if sign != " "] == [
+        sign for sign in plain if sign != " "
+    ]
+    assert not chunks or plain.endswith(chunks[-1])
+
+
+def test_a_long_chinese_text_is_many_chunks() -> None:
+    chunks = list(chunk_text("的" * 24_000, 128, 32))
+    assert len(chunks) == 250
+    assert {len(chunk) for chunk in chunks} == {128, 24_000 - 249 * 96}
 
 
 def test_every_word_is_in_a_chunk_and_chunks_overlap() -> None:

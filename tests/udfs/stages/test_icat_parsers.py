@@ -186,3 +186,18 @@ def test_the_examples_of_the_shipped_prompts_are_in_the_form(stage: str) -> None
     assert len(read) >= 3
     assert [any(each) for each in read] == [text != "None" for text in shown]
     assert shown[-1] == "None"
+
+
+@pytest.mark.parametrize(
+    ("completion", "said"),
+    [
+        ("- ~~A is b.~~\n- C is d.", ["C is d."]),
+        ("- ~~A is c.~~ A is b.\n- C is d.", ["A is b.", "C is d."]),
+        ("A is b.\\nC is d.", ["A is b.", "C is d."]),
+        ("- A is b\\nor c.\n- C is d.", ["A is b or c.", "C is d."]),
+        ('["A is b\\\\nor c.", "~~C is d.~~", "E is f."]', ["A is b or c.", "E is f."]),
+        (r"- \nabla is b." + "\n" + r"- C:\new is d.", [r"\nabla is b.", r"C:\new is d."]),
+    ],
+)
+def test_what_is_struck_out_is_no_claim_and_a_line_break_may_be_written_out(completion: str, said: list[str]) -> None:
+    assert claims(completion) == said
