@@ -10,6 +10,7 @@ from typing import Any
 from udfs.stages.aligned_lines import read_aligned_lines
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.lists import rows_of, says_none
 from udfs.stages.numbered import (
     CLAIM_NAMES,
@@ -76,6 +77,7 @@ _ASPECTS_AND_CLAIMS = Alignment(
 )
 
 
+@final_answer
 @past_echoes
 def parse_alignment(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """`evidence`: for each of `aspects` the numbers of the `claims` that cover it, from 1, ascending; `[]` uncovered.

@@ -11,6 +11,7 @@ from typing import Any
 from udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.lists import (
     AFTERWORDS,
     is_heading,
@@ -51,6 +52,7 @@ _NUMBERED_FIELD = re.compile(r"(?:claim|statement|fact|topic|aspect|subtopic)?s?
 _NO_TEXTS = ("", "null", "true", "false")
 
 
+@final_answer
 @past_echoes
 def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`claims`: the claims in order, one that stands twice twice; none for a lone `None`.
@@ -63,6 +65,7 @@ def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     return {"claims": listed_texts(text, str(variables.get("text", ""))) if claims is None else claims}
 
 
+@final_answer
 @past_echoes
 def parse_aspects(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`aspects`: the topics in order, one that stands twice twice; none for a lone `None`.

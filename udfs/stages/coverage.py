@@ -9,6 +9,7 @@ from typing import Any
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.lists import AFTERWORDS, is_heading
 from udfs.stages.reading import (
     Line,
@@ -120,6 +121,7 @@ class _Sourced:
         return self.sources is not None and self.at_end
 
 
+@final_answer
 @past_echoes
 def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`statements`: each distinct text once, covered ones first, in order of appearance; `sources` count from 1.

@@ -9,6 +9,7 @@ from typing import Any
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.numbered import (
     CLAIM_WORDS,
     EVIDENCE_NAMES,
@@ -60,6 +61,7 @@ _ENDS_LABEL = re.compile(r"[ \t\r]*(?:[^\w\s]|\n|\Z)")
 _Coverage = tuple[bool, frozenset[int]]
 
 
+@final_answer
 @past_echoes
 def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`covered`, and `claims`: the numbers of the `claims` that cover the fact, from 1, ascending; none uncovered.

@@ -12,6 +12,7 @@ from udfs.stages.coverage import parse_coverage
 from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.figures import RECORDED, Figures, Line, Thing
+from udfs.stages.final_answers import final_answer
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
     is_fence,
@@ -68,6 +69,7 @@ _IRRELEVANT = re.compile(
 )
 
 
+@final_answer
 @past_echoes
 def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
     """`summary`: the condensed context, null for a lone `None`. Raises `Unparsable` where nothing was answered."""

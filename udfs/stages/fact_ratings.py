@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from udfs.ratings import Digit
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.numbered import Numbered, number_in
 from udfs.stages.rated_lines import read_rated_lines
 from udfs.stages.reading import answer_in_place
@@ -35,6 +36,7 @@ class _Said(NamedTuple):
     digit: Digit | None
 
 
+@final_answer
 @past_echoes
 def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
     """`relevance` and `salience`: a `Digit` for each of `facts`, in their order.

@@ -8,6 +8,7 @@ from typing import Any
 
 from udfs.stages.alignment import Alignment, read_alignment
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.subsets import CANDIDATE_WORDS
 
 _CANDIDATE_NAMES = (
@@ -33,6 +34,7 @@ _REFERENCES_AND_CANDIDATES = Alignment(
 )
 
 
+@final_answer
 @past_echoes
 def parse_holistic(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """`candidates`: for each of `references` the numbers of the `candidates` that together entail it.

@@ -18,6 +18,7 @@ from udfs.stages.comparison import parse_comparison
 from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.figures import WRITTEN, Figures, Line, Thing
+from udfs.stages.final_answers import final_answer
 from udfs.stages.lists import whole
 from udfs.stages.questions import (
     BEFORE_RATING,
@@ -117,6 +118,7 @@ class _Answer:
         return _UNKNOWN.fullmatch(self.text) is not None
 
 
+@final_answer
 @past_echoes
 def parse_answers(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """`answers`, each text once, and `confidences`, a `Digit` for each: a list for each of `questions`, in their order.

@@ -11,6 +11,7 @@ from udfs.facts.nodes import normalise
 from udfs.ratings import SCALE, Digit
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
 from udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
 from udfs.stages.reading import (
@@ -56,6 +57,7 @@ _SEVERAL_ON_LINE = re.compile(r"(?<=[?？])\s{1,9}[*•]\s{1,9}(?=\S)")
 _OPENERS = " \t([【［（"
 
 
+@final_answer
 @past_echoes
 def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`questions`: the questions in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
@@ -76,6 +78,7 @@ def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     return {"questions": questions}
 
 
+@final_answer
 @past_echoes
 def parse_refined(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Any]]:
     """`questions`, each text once, and `ratings`, a `Digit` for each; none for a lone `None`.

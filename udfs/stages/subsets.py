@@ -10,6 +10,7 @@ from typing import Any
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.labels import behind_correction
 from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
 from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
@@ -97,6 +98,7 @@ class _Said:
     end: int
 
 
+@final_answer
 @past_echoes
 def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, list[int]]:
     """`candidates`: the numbers of `candidates` that together entail the reference, from 1, ascending; `[]` for none.

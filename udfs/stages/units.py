@@ -8,6 +8,7 @@ from typing import Any
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
+from udfs.stages.final_answers import final_answer
 from udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
 from udfs.stages.rated import matching_key
 from udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
@@ -61,6 +62,7 @@ _COLONS = ":："
 Unit = tuple[str, str]
 
 
+@final_answer
 @past_echoes
 def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
     """`atoms`: the units in order, each with one of `UNIT_TYPES`; none for a lone `None`.
@@ -79,6 +81,7 @@ def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list
     return {"atoms": atoms}
 
 
+@final_answer
 @past_echoes
 def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`atoms`: the statements in order; none for a lone `None`.
