@@ -136,7 +136,8 @@ def _bracketed(line: str, brackets: re.Pattern[str]) -> list[tuple[re.Match[str]
 
 def _relation(text: str) -> str | None:
     """The relation that a text names and nothing else."""
-    named = _RELATION_NAME.fullmatch(letters(text)) if len(text) <= _DECORATION * 2 else None
+    plain = len(text) <= _DECORATION * 2 and not {"?", "？"} & set(text)
+    named = _RELATION_NAME.fullmatch(letters(text)) if plain else None
     return named.lastgroup if named else None
 
 

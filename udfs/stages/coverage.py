@@ -15,6 +15,7 @@ from udfs.stages.reading import (
     Line,
     collapsed,
     is_fence,
+    is_none,
     is_rule,
     letters,
     split_marker,
@@ -61,6 +62,28 @@ _OTHER_HEADINGS = AFTERWORDS | {
     *("summary", "justification", "comments", "conclusion", "conclusions", "analysis", "total", "overview", "remarks"),
     *("final answer", "score", "assessment", "overall", "observations", "final summary", "coverage summary"),
 }
+# What speaks of the lists below them, or of an item below it: no statement, whatever bracket ends it
+_REMARK = re.compile(
+    r"[\W_]{0,9}(?:overall|in (?:summary|conclusion|short|total|sum)|to (?:sum up|summari[sz]e|conclude)|(?:final )?summary"
+    r"|conclusion|altogether|total|therefore|thus|hence|assessment|verdict|coverage|i hope|hope|let me know"
+    r"|(?:so|as you can see|as shown|this (?:means|shows|indicates)),? [^.\n]{0,20}response|(?:all|these|the above|the)"
+    r" (?:(?:un)?covered )?statements|contexts? (?:used|cited)|i (?:have|used|listed|did)|(?:the|this) response"
+    r" (?:covers?|says?|mentions?|leaves?|omits?|does|is|states?|therefore|thus|has|includes?|captures?|conveys?|misses|fails"
+    r"|addresses|only|also|correctly|fully|partially|never))\b(?!['’])",
+    re.IGNORECASE,
+)
+_REASON = re.compile(
+    r"[\W_]{0,9}(?:(?:reason(?:ing)?|explanation|rationale|justification|quot(?:e|ation)|evidence|comment|remark|note|status|match"
+    r"|response|in (?:the )?response|(?:not )?covered|why)[*_]{0,2}\s?[:：–—-]|because\b|(?:stated|said|covered|mentioned|found|left out|omitted|missing) (?:in|by|from|as)\b"
+    r"|(?:as )?(?:the|this) response\b(?!['’]))|\s*(?:→|->|[\"“(])",
+    re.IGNORECASE,
+)
+# `(Partially covered) The tower ...`, `The tower ... (partly covered)`
+_PARTLY = re.compile(
+    r"(?:^[\W_]{0,9}|[(\[]\s{0,2}|[–—-]\s)(?:partial(?:ly)?|partly|half)(?:[\s-](?:un)?covered)?[*_]{0,3}\s?(?:[)\]:：]|\*\*|[–—-]\s)"
+    r"|[–—(-]\s?(?:partially|partly) (?:un)?covered\b",
+    re.IGNORECASE,
+)
 # Headings within a list: `Statements from context 2`
 _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
@@ -227,8 +250,10 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    rows = _before_other_heading(_with_sources_below([_sourced(line, contexts) for line in lines]))
-    rows = _without_asides(rows)
+    rows = _before_other_heading(_with_sources_below([_sourced(line, contexts) for line in _without_quotations(lines)]))
+    if any(_PARTLY.search(row.line.text) for row in rows):
+        raise Unparsable("a statement that is partially covered")
+    rows = _without_asides(_without_remarks(rows))
     found = _List([])
     loose: list[int] = []
     place = 0
@@ -236,7 +261,7 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
         row = rows[place]
         if _is_nothing(row) or _is_group_label(rows, place):
             place += 1
-        elif _ONLY_NONE.fullmatch(row.text) or (not row.sources and _says_none(row.text)):
+        elif _ONLY_NONE.fullmatch(row.text) or is_none(row.text) or (not row.sources and _says_none(row.text)):
             found.says_none, place = True, place + 1
         else:
             end = _end_of_item(rows, place)
@@ -290,6 +315,33 @@ def _with_sources_below(rows: Iterable[_Sourced]) -> list[_Sourced]:
         else:
             joined.append(row)
     return joined
+
+
+def _without_quotations(lines: Iterable[str]) -> list[str]:
+    """The lines without those that quote, unless all do."""
+    kept = [line for line in lines if not line.lstrip().startswith(">")]
+    return kept if any(line.strip() for line in kept) else list(lines)
+
+
+def _without_remarks(rows: Sequence[_Sourced]) -> list[_Sourced]:
+    """The rows without reasons below an item that is closed, and without remarks in a paragraph below the items.
+
+    Raises `Unparsable` for another unmarked line with sources that stands apart from items with markers.
+    """
+    kept: list[_Sourced] = []
+    item: _Sourced | None = None
+    apart = False
+    for row in rows:
+        below = item is not None and item.closed and row.line.indent > item.line.indent
+        reason = below and row.sources and _REASON.match(row.line.text)
+        if reason or (item is not None and (apart or not row.line.marked) and _REMARK.match(row.line.text)):
+            continue
+        if apart and row.sources and not _is_nothing(row) and item is not None and item.line.marked and not row.line.marked:
+            raise Unparsable("a line with sources that may be a statement or a remark")
+        apart = not row.line.text
+        item = row if row.sources and not below else item
+        kept.append(row)
+    return kept
 
 
 def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:
@@ -391,8 +443,11 @@ def _by_field(values: Sequence[Value]) -> dict[str, list[Value]]:
     kinds = {"true": _COVERED, "yes": _COVERED, "false": _UNCOVERED, "no": _UNCOVERED, **_HEADINGS}
     found: dict[str, list[Value]] = {_COVERED: [], _UNCOVERED: []} if values else {}
     for value in values:
-        cell = value.cell(_KIND_FIELDS) if isinstance(value, Record) else None
-        kind = kinds.get(letters(cell.text)) if cell else None
+        cells = [value.cell((name,)) for name in _KIND_FIELDS] if isinstance(value, Record) else []
+        said = {kinds.get(letters(cell.text)) for cell in cells if cell}
+        if len(said) > 1:
+            raise Unparsable("a statement that is said to be covered and uncovered")
+        kind = said.pop() if said else None
         if kind is None:
             return {}
         found.setdefault(kind, []).append(value)

@@ -66,8 +66,8 @@ _Coverage = tuple[bool, frozenset[int]]
 def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`covered`, and `claims`: the numbers of the `claims` that cover the fact, from 1, ascending; none uncovered.
 
-    Numbers of no claim are passed over, as is the evidence of what is not covered. Raises `Unparsable` where there is
-    no label, where several objects disagree, and where what is covered has no known claim: nothing shows it then.
+    Numbers of no claim are passed over. Raises `Unparsable` where there is no label, where several objects disagree,
+    where what is covered has no known claim, which nothing shows then, and where what is not covered has some.
     """
     text = strip_thinking(completion)
     claims = Numbered(variables["claims"], CLAIM_WORDS)
@@ -100,8 +100,11 @@ def _read_object(value: Record, claims: Numbered) -> _Coverage:
     if len(read) > 1:
         raise Unparsable("an object with two labels")
     covered = read.pop()
-    cells = evidence_cells(value.field(EVIDENCE_NAMES)) if covered else ()
-    return covered, frozenset(number for cell in cells for number in _known(cell, claims))
+    cells = evidence_cells(value.field(EVIDENCE_NAMES))
+    known = frozenset(number for cell in cells for number in _known(cell, claims))
+    if known and not covered:
+        raise Unparsable("claims beside the word that the fact is not covered")
+    return covered, known
 
 
 def _is_covered(label: str) -> bool:

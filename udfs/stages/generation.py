@@ -11,7 +11,7 @@ import pyarrow as pa
 from udfs.stages.definitions import StageDefinition, Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.figures import WRITTEN, Figures, Line
-from udfs.stages.final_answers import final_answer
+from udfs.stages.final_answers import final_text
 from udfs.stages.prose import recorded_text, unframed, untagged
 from udfs.stages.reading import (
     collapsed,
@@ -54,7 +54,7 @@ _ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
 _QUOTES = {'""', "“”", "«»", "„“"}
 
 
-@final_answer
+@final_text
 def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`answer`: the text without thinking, and a fence or tags around all of it.
 
@@ -66,7 +66,7 @@ def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str
     return {"answer": text}
 
 
-@final_answer
+@final_text
 @past_echoes
 def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`statement`: the first sentence or line, on one line, without label, bullet and quotes.

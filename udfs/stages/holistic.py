@@ -27,7 +27,7 @@ _REFERENCES_AND_CANDIDATES = Alignment(
     right_names=_CANDIDATE_NAMES,
     listing=(*_CANDIDATE_NAMES, "id", "number", "text", "fact"),
     right_words=CANDIDATE_WORDS,
-    verdict_names=("covered", "iscovered", "match", "ismatch", "entailed"),
+    verdict_names=("covered", "iscovered", "match", "ismatch", "entailed", "status", "verdict", "label", "coverage"),
     other_form=re.compile(
         r"\{|\[\s{0,3}\d|\b(?:references?|ref|fact)\s?#?\d{1,4}\W{1,6}(?:candidates?\W{1,3})?\d", re.IGNORECASE
     ),

@@ -49,7 +49,8 @@ _TAIL = re.compile(
 )
 _REASON = re.compile(r"[*_\"'`]{0,3}\s{0,3}(?:[,.(–—]|because\b|since\b|as\b|given\b)", re.IGNORECASE)
 _DENIED_BEHIND = re.compile(
-    r"[\W_]{0,8}(?:no|not|none|false|partial\w*|partly|in part|mostly|largely|only|but|though|although|except|if|unless|yet"
+    r"[\W_]{0,8}(?:no|not|none|false|nein|non|nee|não|нет|nie|否|不是|いいえ|아니요?|unlikely|doubtful|unclear|uncertain|unknown"
+    r"|questionable|insufficient|partial\w*|partly|in part|mostly|largely|only|but|though|although|except|if|unless|yet"
     r"|perhaps|maybe|possibly|almost|nearly|leaning|towards?|at first|at least|as to|as far|to (?:some|an?) (?:\w+ )?extent"
     r"|likely|probabl[ey]|low|for the (?:first|second|most)|with (?:\w+ )?(?:reservations?|caveats?|exceptions?))\b"
     r"(?!,? (?:a |an )?(?:entail|contradict|neutral|support))",
@@ -59,9 +60,9 @@ _SAID_BEHIND = re.compile(
     r"[\s*_\"'`]{0,4}[:：=?]\s?[*_\"'`]{0,3}(?:(?P<yes>yes|true|✅|✔️?)|no|false|❌)\W{0,4}\Z", re.IGNORECASE
 )
 # `supported: 10 %`, `neutral=0.7`, `Supported (0/2 pieces)`: a share, no answer
-_SHARE = re.compile(r"[\W_]{0,6}(?:\d{1,3}(?:[.,]\d{1,4})?\s?%|[01]?[.,]\d{1,4}\b|\d{1,4}\s?/\s?\d)|[\s\"']{0,3}[:=]\s?[01]\W{0,3}\Z")
+_SHARE = re.compile(r"[\W_]{0,6}(?:\d{1,3}(?:[.,]\d{1,4})?\s?%|[01]?[.,]\d{1,4}\b|\d{1,4}\s?/\s?\d)|[\s\"']{0,3}[:=]\s?\d{1,4}(?: (?:out )?of \d{1,4})?\W{0,3}\Z")
 _LIMITS = re.compile(
-    r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partially|nothing|half|rest|leaving|leaves"
+    r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partially|kind of|sort of|more or less|arguably|nothing|half|rest|leaving|leaves"
     r"|missing|not (?:all|fully|entirely|completely|quite|wholly|mentioned|stated|said))\b",
     re.IGNORECASE,
 )
@@ -167,7 +168,8 @@ def read_label(completion: str, labels: Labels, own: str) -> str:
     if recorded is not None:
         return recorded
     lines = first_answer(text.split("\n"), labels.input_line, lambda line: any(_said_in(line, labels)))
-    said = [each for line in lines for each in _said_in(line, labels)]
+    lines = [line for line in lines if line.strip()]
+    said = [each for line, below in zip(lines, [*lines[1:], ""], strict=True) for each in _said_in(line, labels, below)]
     surest = max((each.kind for each in said), default=_Kind.DENYING)
     own_word = surest is _Kind.SPOKEN and labels.mention.search(own) is not None
     said = [] if own_word else [each for each in said if each.kind is surest or each.kind is not _Kind.DENYING]
@@ -195,14 +197,14 @@ def _denied(text: str, labels: Labels) -> str:
     raise Unparsable(f"none of {', '.join(labels.names)} is the answer")
 
 
-def _said_in(line: str, labels: Labels) -> Iterator[_Said]:
-    """The labels that the sentences of a line give."""
+def _said_in(line: str, labels: Labels, below: str = "") -> Iterator[_Said]:
+    """The labels that the sentences of a line give; `below` is the next line, which may take the last one back."""
     row = split_marker(line)
     if is_drawing(row):
         return
     sentences = [each for each in _SENTENCE_END.split(row.text) if each and each.strip()]
     for place, sentence in enumerate(sentences):
-        contrast = place + 1 < len(sentences) and _CONTRASTS.match(sentences[place + 1]) is not None
+        contrast = _CONTRASTS.match([*sentences, below][place + 1]) is not None
         said = _said(sentence, labels, is_line=len(sentences) == 1)
         if said is not None:
             yield _Said(None, said.kind) if contrast and said.label == labels.positive else said
@@ -210,6 +212,8 @@ def _said_in(line: str, labels: Labels) -> Iterator[_Said]:
 
 def _said(sentence: str, labels: Labels, *, is_line: bool) -> _Said | None:
     """The label that a sentence gives and says nothing else, but for a reason; None where it gives none."""
+    if sentence.rstrip(" *_\"'`)").endswith(("?", "？")):
+        return None
     alone = labels.alone.fullmatch(sentence)
     if alone:
         return _Said(labels.of(alone), _Kind.ALONE if is_line else _Kind.NAMED)

@@ -24,10 +24,16 @@ _NOT_IN_SOURCE = "|".join(
     (
         rf"{_ENGLISH_SOURCE} (?:(?:does not|doesn['’]t|do not) (?:\w+ )?(?:contain|say|mention|provide|give|state|include)"
         r"|(?:contains?|provides?|has|gives|says|states|makes) (?:no|nothing)\b)[^.\n]{0,120}",
-        r"(?:there (?:is|are) )?(?:no|nothing)(?: \w+){0,4} (?:in|within|from) " + _ENGLISH_SOURCE + r"[^.\n]{0,80}",
+        r"(?:there (?:is|are) )?(?:no|nothing)(?: \w+){0,6} (?:in|within|from) " + _ENGLISH_SOURCE + r"[^.\n]{0,80}",
+        r"i (?:could not|couldn['’]t|cannot|can['’]t|did not|(?:was|am) unable to) (?:find|identify|see|locate|extract) any"
+        r"(?:thing)?\b[^.\n]{0,120}",
+        r"none of (?:the|these|its) (?:sentences?|statements?|information|content)[^.\n]{0,60}(?:relevan|bears?|query|relates?)"
+        r"[^.\n]{0,80}",
         r"(?:there (?:is|are) )?no relevant (?:information|content|sentences?|text|facts?|data)\b[^.\n]{0,120}",
         r"nothing (?:in|of) " + _ENGLISH_SOURCE + r"[^.\n]{0,120}",
-        r"nothing relevant|nothing|null|n/a|not applicable",
+        r"(?:there (?:is|are) )?no (?:\w+ ){0,2}(?:claims?|facts?|statements?|assertions?|questions?|topics?|units?)"
+        r"(?: (?:found|here|to (?:extract|list)))?(?: (?:in|within|from) (?:the|this) (?:\w+ )?text)?",
+        r"keine (?:\w+ )?(?:fakten|aussagen|behauptungen|fragen|themen|tatsachen)(?: (?:im|in diesem) text)?",
         r"(?:der|dieser) (?:text|kontext|abschnitt) (?:enthält|nennt|sagt|erwähnt|gibt|liefert|macht)\b[^.\n]{0,60}"
         r"\b(?:keine\w?|nichts|nicht)\b[^.\n]{0,80}",
         r"(?:im|in dem|in diesem) text\b[^.\n]{0,60}\b(?:keine\w?|nichts|nicht)\b[^.\n]{0,80}",
@@ -53,6 +59,8 @@ _NOT_IN_SOURCE = "|".join(
     )
 )
 _ABSENT = re.compile(rf"[\W_]{{0,9}}(?:{_NOT_IN_SOURCE})[\W_]{{0,9}}", re.IGNORECASE)
+# What says that there is something after all
+_YET = re.compile(r"\b(?:but|although|though|however|beyond|except|apart|other than|only|aber|jedoch|mais|pero|però|mas)\b|но |但|しかし", re.I)
 _LONGEST_ABSENCE = 300  # characters
 
 _TASKS = (
@@ -70,7 +78,7 @@ _PERSONAL = "|".join(
     (
         rf"(?:(?:i['’]m|i am|we['’]re|we are|so)? ?(?:really |very |so )?(?:sorry|afraid)|unfortunately|apologies|i apologi[sz]e"
         rf"|as an? (?:ai|large language|language)\b[^.\n]{{0,40}})?[^.\n\w]{{0,4}}(?:but |that )?(?:i|we) ?{_UNABLE}"
-        rf" (?:\w+ )?(?:{_TASKS})\b",
+        rf" (?:\w+ )?(?:{_TASKS})\b(?! (?:\w+ ){{1,3}}as\b)",
         r"(?:i['’]m |i am )?sorry[^.\n\w]{0,4}(?:but )?(?:i|we) (?:can['’]t|cannot)[.!\s]",
         r"(?:i|we) (?:must|have to|need to) (?:respectfully )?(?:decline|refuse)\b",
         rf"(?:the|this) (?:assistant|model|ai|system) {_UNABLE} (?:\w+ )?(?:{_TASKS})\b",
@@ -131,7 +139,8 @@ def says_absent(text: str) -> bool:
     >>> says_absent("There is no relevant information in the text."), says_absent("Nothing in life is free.")
     (True, False)
     """
-    return len(text) <= _LONGEST_ABSENCE and _ABSENT.fullmatch(text.strip()) is not None
+    short = len(text) <= _LONGEST_ABSENCE and not _YET.search(text)
+    return short and _ABSENT.fullmatch(text.strip()) is not None
 
 
 def is_refusal(answer: str, own: Iterable[str]) -> bool:

@@ -78,10 +78,15 @@ def number_in(text: str, numbered: Numbered) -> int | None:
 
 
 def lone_number(text: str, numbered: Numbered) -> int | None:
-    """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs."""
+    """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs.
+
+    Raises `Unparsable` for 0: who counts from 0 means another text by every number.
+    """
     found = _LONE_NUMBER.fullmatch(without_words(text, numbered))
     if found is None:
         return None
+    if found["digits"] == "0":
+        raise Unparsable("numbers that count from 0")
     return int(found["digits"]) if not found["sign"] and len(found["digits"]) < 10 else 0
 
 

@@ -14,9 +14,9 @@ _THOUGHT = (
 )
 # `<think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`
 _THINK_OPEN = re.compile(
-    rf"\s*(?:[<\[◁【]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷】]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>)", re.IGNORECASE
+    rf"\s*(?:[<\[◁【]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷】]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>|thinking\.\.\.\n)", re.IGNORECASE
 )
-_THINK_CLOSE = re.compile(rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>", re.IGNORECASE)
+_THINK_CLOSE = re.compile(rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE)
 _ORPHAN_CLOSE = re.compile(r"(?:</think>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>)[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
 _ORPHAN_OPEN = re.compile(r"<think>|\[THINK\]|◁think▷|<\|begin_of_thought\|>", re.IGNORECASE)
 _HEADING = re.compile(r"\s*[\[【](?!think)", re.IGNORECASE)

@@ -38,6 +38,7 @@ _BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
 # `[1, 3] [1, 3]`, a list twice, and `[1], [3]`, a list for each number
 _REPEATED = re.compile(r"^[ \t]{0,9}(\[[\d\s,]{0,200}\])(?:[ \t\r\n]{0,9}\1){1,9}(?=\s|\Z)", re.MULTILINE)
 _ROW_OF_LISTS = re.compile(r"(?<!\[)\[\d{1,6}\](?:[ \t]{0,3}(?:[,&]|and)?[ \t]{0,3}\[\d{1,6}\]){1,99}(?!\])")
+_OTHERS = re.compile(r"\][ \t]{0,3}[(,]?[ \t]{0,3}or[ \t]{1,3}\[\d", re.IGNORECASE)  # `[2] (or [3])`
 _DIGITS = re.compile(r"\d+")
 _ROUND = re.compile(r"\((\d{1,6})\)")
 _NUMBERS = re.compile(r"[\s\d,;&/#、，–—.+-]*")
@@ -108,6 +109,8 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     no list is the answer or several may be.
     """
     text = _REPEATED.sub(r"\1", strip_thinking(completion))
+    if _OTHERS.search(text):
+        raise Unparsable("several lists of candidates")
     text = _ROW_OF_LISTS.sub(lambda row: f"[{', '.join(_DIGITS.findall(row[0]))}]", text)
     numbered = Numbered(variables["candidates"], CANDIDATE_WORDS)
     found = _read(text, numbered)
