@@ -64,23 +64,28 @@ _OTHER_HEADINGS = AFTERWORDS | {
 }
 # What speaks of the lists below them, or of an item below it: no statement, whatever bracket ends it
 _REMARK = re.compile(
-    r"[\W_]{0,9}(?:overall|in (?:summary|conclusion|short|total|sum)|to (?:sum up|summari[sz]e|conclude)|(?:final )?summary"
+    r"[\W_]{0,9}(?:overall|in (?:summary|conclusion|short|total|sum)|to (?:sum up|summari[sz]e|conclude)"
+    r"|(?:final )?summary"
     r"|conclusion|altogether|total|therefore|thus|hence|assessment|verdict|coverage|i hope|hope|let me know"
     r"|(?:so|as you can see|as shown|this (?:means|shows|indicates)),? [^.\n]{0,20}response|(?:all|these|the above|the)"
     r" (?:(?:un)?covered )?statements|contexts? (?:used|cited)|i (?:have|used|listed|did)|(?:the|this) response"
-    r" (?:covers?|says?|mentions?|leaves?|omits?|does|is|states?|therefore|thus|has|includes?|captures?|conveys?|misses|fails"
+    r" (?:covers?|says?|mentions?|leaves?|omits?|does|is|states?|therefore|thus|has|includes?|captures?|conveys?"
+    r"|misses|fails"
     r"|addresses|only|also|correctly|fully|partially|never))\b(?!['’])",
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"[\W_]{0,9}(?:(?:reason(?:ing)?|explanation|rationale|justification|quot(?:e|ation)|evidence|comment|remark|note|status|match"
-    r"|response|in (?:the )?response|(?:not )?covered|why)[*_]{0,2}\s?[:：–—-]|because\b|(?:stated|said|covered|mentioned|found|left out|omitted|missing) (?:in|by|from|as)\b"
+    r"[\W_]{0,9}(?:(?:reason(?:ing)?|explanation|rationale|justification|quot(?:e|ation)|evidence|comment|remark|note"
+    r"|status|match"
+    r"|response|in (?:the )?response|(?:not )?covered|why)[*_]{0,2}\s?[:：–—-]|because\b|(?:stated|said|covered"
+    r"|mentioned|found|left out|omitted|missing) (?:in|by|from|as)\b"
     r"|(?:as )?(?:the|this) response\b(?!['’]))|\s*(?:→|->|[\"“(])",
     re.IGNORECASE,
 )
 # `(Partially covered) The tower ...`, `The tower ... (partly covered)`
 _PARTLY = re.compile(
-    r"(?:^[\W_]{0,9}|[(\[]\s{0,2}|[–—-]\s)(?:partial(?:ly)?|partly|half)(?:[\s-](?:un)?covered)?[*_]{0,3}\s?(?:[)\]:：]|\*\*|[–—-]\s)"
+    r"(?:^[\W_]{0,9}|[(\[]\s{0,2}|[–—-]\s)(?:partial(?:ly)?|partly"
+    r"|half)(?:[\s-](?:un)?covered)?[*_]{0,3}\s?(?:[)\]:：]|\*\*|[–—-]\s)"
     r"|[–—(-]\s?(?:partially|partly) (?:un)?covered\b",
     re.IGNORECASE,
 )
@@ -250,7 +255,8 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    rows = _before_other_heading(_with_sources_below([_sourced(line, contexts) for line in _without_quotations(lines)]))
+    said = [_sourced(line, contexts) for line in _without_quotations(lines)]
+    rows = _before_other_heading(_with_sources_below(said))
     if any(_PARTLY.search(row.line.text) for row in rows):
         raise Unparsable("a statement that is partially covered")
     rows = _without_asides(_without_remarks(rows))
@@ -336,7 +342,8 @@ def _without_remarks(rows: Sequence[_Sourced]) -> list[_Sourced]:
         reason = below and row.sources and _REASON.match(row.line.text)
         if reason or (item is not None and (apart or not row.line.marked) and _REMARK.match(row.line.text)):
             continue
-        if apart and row.sources and not _is_nothing(row) and item is not None and item.line.marked and not row.line.marked:
+        bare = row.sources and not row.line.marked and not _is_nothing(row)
+        if apart and bare and item is not None and item.line.marked:
             raise Unparsable("a line with sources that may be a statement or a remark")
         apart = not row.line.text
         item = row if row.sources and not below else item

@@ -46,7 +46,8 @@ _CLAIM_NUMBER = re.compile(
     r"\bclaims?[ \t]{0,2}[#\[(]{0,2}(?P<one>\d{1,6})(?P<more>(?:(?:,|,? and|,? &) ?#?\d{1,6}\b(?! ?[^\W\d]))*)", re.I
 )
 _TAKES_BACK = re.compile(
-    r"\b(?:not|no|none|never|neither|nor|but|only|alone|except|however|although|though|while|whereas|unlike|without|if|unless"
+    r"\b(?:not|no|none|never|neither|nor|but|only|alone|except|however|although|though|while|whereas|unlike|without|if"
+    r"|unless"
     r"|part|partly|partially|other|others|rather|instead|wait|actually|or)\b|n['’]t\b",
     re.IGNORECASE,
 )

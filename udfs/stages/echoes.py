@@ -21,7 +21,8 @@ TAGS: tuple[str, ...] = (
 # A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
 _ITEMS = ("statement", "question", "aspect", "claim", "fact")
 _TAG = re.compile(
-    rf"(?P<before>^[^\S\n]{{0,40}}|(?<=>))?</?(?P<name>{'|'.join(TAGS)})s?(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
+    rf"(?P<before>^[^\S\n]{{0,40}}|(?<=>))?</?(?P<name>{'|'.join(TAGS)})s?"
+    rf"(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them

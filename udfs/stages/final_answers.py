@@ -1,4 +1,4 @@
-"""What of a completion is its answer, for all stages: not thinking, not a draft that a later one replaces, no refusal."""
+"""What of a completion is its answer, for all stages: no thinking, no draft that a later one replaces, no refusal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]
 
 _AROUND = r"[ \t#*_>\"]{0,9}"
-# `Wait, ...` begins a paragraph that takes back what stands above; `Final:` is a label, alone or before the answer
+# `Wait, ...` begins a line that takes back what stands above; `Final:` is a label, alone or before the answer
 _TAKES_BACK = (
-    r"(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm+|on second thoughts?|scratch that|let me (?:correct|revise|reconsider|fix|redo)"
+    r"(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm+|on second thoughts?|scratch that|let me (?:correct|revise"
+    r"|reconsider|fix|redo)"
     r"|i (?:need|have|want) to (?:correct|revise|fix)|upon (?:reflection|review)|correction|my mistake)\b"
 )
 _RELABELS = (
@@ -26,12 +27,18 @@ _RELABELS = (
     r"[*_]{0,3}\s?(?:[:：][*_]{0,3}|(?=\n))"
 )
 _CORRECTS = re.compile(
-    rf"(?:^|\n[ \t\r]*)\n{_AROUND}(?P<sentence>{_TAKES_BACK})|^{_AROUND}(?P<label>{_RELABELS})", re.IGNORECASE | re.MULTILINE
+    rf"^{_AROUND}(?:(?P<sentence>{_TAKES_BACK})|(?P<label>{_RELABELS}))", re.IGNORECASE | re.MULTILINE
 )
 _SENTENCE_BEHIND = re.compile(r"[^\n]{0,1000}")
-_DRAFT = re.compile(rf"\s{{0,9}}{_AROUND}(?:(?:my|first|initial|rough) )?(?:draft|version|attempt)\b[^\n:]{{0,20}}(?:[:：]|[*_]{{0,3}}\n)", re.I)
+_DRAFT = re.compile(
+    rf"\s{{0,9}}{_AROUND}(?:(?:my|first|initial|rough) )?(?:draft|version|attempt)\b[^\n:]{{0,20}}"
+    r"(?:[:：]|[*_]{0,3}\n)",
+    re.IGNORECASE,
+)
 # What adds to a list corrects none
-_ADDS = re.compile(r"\b(?:forgot|miss(?:ed|ing)|left out|add(?:ing|ed)?|also|another|more|additional(?:ly)?)\b", re.IGNORECASE)
+_ADDS = re.compile(
+    r"\b(?:forgot|miss(?:ed|ing)|left out|add(?:ing|ed)?|also|another|more|additional(?:ly)?)\b", re.IGNORECASE
+)
 _STRUCK = re.compile(r"(?<!~)~~(?![~\s])[^~]{1,2000}~~(?!~)")
 _MOST_CORRECTIONS = 3  # the last ones; each costs a reading
 
@@ -51,7 +58,6 @@ def final_text(parse: Parse[Row]) -> Parse[Row]:
 
 
 def _reading(parse: Parse[Row], *, is_text: bool) -> Parse[Row]:
-
     @wraps(parse)
     def parse_final(completion: str, variables: Mapping[str, Any]) -> Row:
         own = list(_texts(variables.values()))

@@ -20,38 +20,52 @@ BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\
 
 # A word that goes on and a question are no answers
 _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}[?？])"
-# Words for a label, in the languages in which models write `Answer:`
-_NAMES = frozenset(
-    "answer label labels verdict relation relationship classification category conclusion judgement judgment result decision"
-    " output status assessment determination evaluation rating prediction response choice antwort urteil ergebnis fazit"
-    " réponse étiquette résultat verdicto respuesta etiqueta resultado veredicto relación risposta etichetta risultato"
-    " resposta antwoord odpowiedź ответ метка вывод 答案 回答 判定 结论 結論 标签 標籤 关系 結果 结果 답변 답 정답 판정 结论是 答案是".split()
-)
-_INFERRING = frozenset("so therefore thus hence overall finally conclude also daher folglich donc".split())
-# A sentence of these, names and a label says nothing beside the label
-_SAYS_NOTHING_ELSE = frozenset(
-    "the this that it its it's they these them both two a an is are was were be would being does do must has have to as of by"
-    " with in and then clearly correct final best my i i'd we me say said call called classify classified label labelled labeled"
-    " judge judged choose rate considered between claim hypothesis premise statement statements evidence piece pieces text texts"
-    " candidate reference fact facts pair each other another one which means given provided here directly fully completely"
-    " entirely indeed following stands stand think believe find based alone according above on information evaluation one"
-    " die der das ist lautet daher la le est es el è o é de".split()
-)
 _WORD = re.compile(r"[\w'’]+")
+
+
+def _vocabulary(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Words for a label, in the languages in which models write `Answer:`
+_NAMES = _vocabulary(
+    "answer label labels verdict relation relationship classification category conclusion"
+    " judgement judgment result decision output status assessment determination evaluation"
+    " rating prediction response choice antwort urteil ergebnis fazit réponse étiquette"
+    " résultat verdicto respuesta etiqueta resultado veredicto relación risposta etichetta"
+    " risultato resposta antwoord odpowiedź ответ метка вывод 答案 回答 判定 结论 結論 标签 標籤 关系 結果 结果"
+    " 답변 답 정답 판정"
+)
+_INFERRING = _vocabulary("so therefore thus hence overall finally conclude also daher folglich donc")
+# A sentence of these, names and a label says nothing beside the label
+_SAYS_NOTHING_ELSE = _vocabulary(
+    "the this that it its it's they these them both two a an is are was were be would being does do must has"
+    " have to as of by with in and then clearly correct final best my i i'd we me say said call called"
+    " classify classified label labelled labeled judge judged choose rate considered between claim hypothesis"
+    " premise statement statements evidence piece pieces text texts candidate reference fact facts pair each"
+    " other another one which means given provided here directly fully completely entirely indeed following"
+    " stands stand think believe find based alone according above on information evaluation die der das ist"
+    " lautet daher la le est es el è o é de"
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?？。！…])(?<!\bno[.!])(?<!\byes[.!])[*_\"')\]]{0,4}\s+|[;；]\s|\n", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,，;:：=—–→]|\s-\s|\b(?:but|instead)\b", re.IGNORECASE)
-_CONDITION = re.compile(r"\b(?:if|unless|whether|might|may|wait|actually|except|avoid|in case|suppos\w+)\b", re.IGNORECASE)
+_CONDITION = re.compile(
+    r"\b(?:if|unless|whether|might|may|wait|actually|except|avoid|in case|suppos\w+)\b", re.IGNORECASE
+)
 # What follows a label that is the answer: the end, a reason, or what it is not
 _TAIL = re.compile(
-    r"[*_\"'`”’»)\]}>\s✅✔️❌✗✓☑🟢🔴🟡]{0,9}(?:\Z|[.!。！](?!\w)|[,，:：(（–—→|#]|[-/]\s|\s-|because\b|since\b|as\b|given\b"
+    r"[*_\"'`”’»)\]}>\s✅✔️❌✗✓☑🟢🔴🟡]{0,9}(?:\Z|[.!。！](?!\w)|[,，:：(（–—→|#]|[-/]\s|\s-|because\b|since\b|as\b"
+    r"|given\b"
     r"|for the reason|rather than\b|and not\b|not\b)",
     re.IGNORECASE,
 )
 _REASON = re.compile(r"[*_\"'`]{0,3}\s{0,3}(?:[,.(–—]|because\b|since\b|as\b|given\b)", re.IGNORECASE)
 _DENIED_BEHIND = re.compile(
-    r"[\W_]{0,8}(?:no|not|none|false|nein|non|nee|não|нет|nie|否|不是|いいえ|아니요?|unlikely|doubtful|unclear|uncertain|unknown"
+    r"[\W_]{0,8}(?:no|not|none|false|nein|non|nee|não|нет|nie|否|不是|いいえ|아니요?|unlikely|doubtful|unclear"
+    r"|uncertain|unknown"
     r"|questionable|insufficient|partial\w*|partly|in part|mostly|largely|only|but|though|although|except|if|unless|yet"
-    r"|perhaps|maybe|possibly|almost|nearly|leaning|towards?|at first|at least|as to|as far|to (?:some|an?) (?:\w+ )?extent"
+    r"|perhaps|maybe|possibly|almost|nearly|leaning|towards?|at first|at least|as to|as far|to (?:some"
+    r"|an?) (?:\w+ )?extent"
     r"|likely|probabl[ey]|low|for the (?:first|second|most)|with (?:\w+ )?(?:reservations?|caveats?|exceptions?))\b"
     r"(?!,? (?:a |an )?(?:entail|contradict|neutral|support))",
     re.IGNORECASE,
@@ -60,14 +74,24 @@ _SAID_BEHIND = re.compile(
     r"[\s*_\"'`]{0,4}[:：=?]\s?[*_\"'`]{0,3}(?:(?P<yes>yes|true|✅|✔️?)|no|false|❌)\W{0,4}\Z", re.IGNORECASE
 )
 # `supported: 10 %`, `neutral=0.7`, `Supported (0/2 pieces)`: a share, no answer
-_SHARE = re.compile(r"[\W_]{0,6}(?:\d{1,3}(?:[.,]\d{1,4})?\s?%|[01]?[.,]\d{1,4}\b|\d{1,4}\s?/\s?\d)|[\s\"']{0,3}[:=]\s?\d{1,4}(?: (?:out )?of \d{1,4})?\W{0,3}\Z")
+_SHARE = re.compile(
+    r"[\W_]{0,6}(?:\d{1,3}(?:[.,]\d{1,4})?\s?%|[01]?[.,]\d{1,4}\b|\d{1,4}\s?/\s?\d)"
+    r"|[\s\"']{0,3}[:=]\s?\d{1,4}(?: (?:out )?of \d{1,4})?\W{0,3}\Z"
+)
 _LIMITS = re.compile(
-    r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partially|kind of|sort of|more or less|arguably|nothing|half|rest|leaving|leaves"
+    r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partially|kind of|sort of|more or less"
+    r"|arguably|nothing|half|rest|leaving|leaves"
     r"|missing|not (?:all|fully|entirely|completely|quite|wholly|mentioned|stated|said))\b",
     re.IGNORECASE,
 )
-_CONTRASTS = re.compile(r"\W{0,6}(?:but|however|yet|only|although|though|except|still|nevertheless|that said)\b", re.IGNORECASE)
+_CONTRASTS = re.compile(
+    r"\W{0,6}(?:but|however|yet|only|although|though|except|still|nevertheless|that said)\b", re.IGNORECASE
+)
 _BEHIND_COLON = re.compile(r"[:：=→]|\s-\s")
+# Between two labels either of which may be meant
+_ALTERNATIVE = re.compile(
+    r"[*_\"'`)\]]{0,3}\s{0,2}(?:[/|,]\s?(?:or|and|vs)?|or|vs|and)\s{0,2}[*_\"'`\[(]{0,3}", re.IGNORECASE
+)
 # `Wait, the years differ.` at the beginning of a sentence
 _CORRECTS = re.compile(
     r"(?:^|[.!?…\n])[ \t*_]{0,9}(?:no,? |but |oh,? |hmm,? )?"
@@ -75,11 +99,23 @@ _CORRECTS = re.compile(
     re.IGNORECASE,
 )
 _FIELDS = (
-    *("label", "relation", "relationship", "answer", "finalanswer", "verdict", "classification", "conclusion", "result"),
+    *(
+        "label",
+        "relation",
+        "relationship",
+        "answer",
+        "finalanswer",
+        "verdict",
+        "classification",
+        "conclusion",
+        "result",
+    ),
     *("decision", "judgement", "judgment", "output", "prediction", "status", "category", "response", "finallabel"),
 )
 # Tags that models set around an answer
-_TAGS = re.compile(r"</?(?:final_?)?(?:answer|label|relation|verdict|classification|result|output|response|conclusion)>", re.IGNORECASE)
+_TAGS = re.compile(
+    r"</?(?:final_?)?(?:answer|label|relation|verdict|classification|result|output|response|conclusion)>", re.IGNORECASE
+)
 _MOST_MENTIONS = 8  # of labels in a sentence are looked at
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
@@ -131,16 +167,19 @@ def labels_of(
         "alone": rf"[\W_]{{0,12}}(?:an?\s)?{label}{_ENDS_WORD}[\W_]{{0,12}}",
         "denied_both": (
             rf"(?<![^\W_])(?:neither\b[^.;\n]{{0,40}}?\b(?:(?:{one})\b[^.;\n]{{0,80}}?\bnor\b[^.;\n]{{0,40}}?\b(?:{other})"
-            rf"|(?:{other})\b[^.;\n]{{0,80}}?\bnor\b[^.;\n]{{0,40}}?\b(?:{one}))|(?:not|n['’]t) (?:{one}) (?:n?or) (?:{other}))\b"
+            rf"|(?:{other})\b[^.;\n]{{0,80}}?\bnor\b[^.;\n]{{0,40}}?\b(?:{one}))|(?:not"
+            rf"|n['’]t) (?:{one}) (?:n?or) (?:{other}))\b"
         ),
         "input_line": rf"[\W_]{{0,8}}(?:{'|'.join(inputs)})(?: fact| statement)?(?:[\s*_]{{0,4}}[:：]|>)",
     }
     compiled = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in patterns.items()}
-    return Labels(**compiled, names=names, positive=positive, neither=neither, denial=denial, fields=(*_FIELDS, *fields))
+    return Labels(
+        **compiled, names=names, positive=positive, neither=neither, denial=denial, fields=(*_FIELDS, *fields)
+    )
 
 
 class _Kind(IntEnum):
-    """How a label is given, the surest last: by words that deny others, in a sentence, behind a name, alone on a line."""
+    """How a label is given, the surest last: by denying others, in a sentence, behind a name, alone on a line."""
 
     DENYING = 0
     SPOKEN = 1
@@ -169,7 +208,7 @@ def read_label(completion: str, labels: Labels, own: str) -> str:
         return recorded
     lines = first_answer(text.split("\n"), labels.input_line, lambda line: any(_said_in(line, labels)))
     lines = [line for line in lines if line.strip()]
-    said = [each for line, below in zip(lines, [*lines[1:], ""], strict=True) for each in _said_in(line, labels, below)]
+    said = [each for line, below in zip(lines, [*lines, ""][1:], strict=True) for each in _said_in(line, labels, below)]
     surest = max((each.kind for each in said), default=_Kind.DENYING)
     own_word = surest is _Kind.SPOKEN and labels.mention.search(own) is not None
     said = [] if own_word else [each for each in said if each.kind is surest or each.kind is not _Kind.DENYING]
@@ -260,15 +299,13 @@ def _kind_of(before: str) -> _Kind | None:
     return _Kind.NAMED if leads or not words + above or not _INFERRING.isdisjoint(above) else _Kind.SPOKEN
 
 
-def _with_tail(sentence: str, found: re.Match[str], labels: Labels) -> str | None | bool:
-    """The label, unless what follows it takes it back; None where it makes it none of the labels, False for no answer."""
+def _with_tail(sentence: str, found: re.Match[str], labels: Labels) -> str | bool | None:
+    """The label, unless what follows takes it back: null where it is then none of them, False where it is no answer."""
     label, tail = labels.of(found), sentence[found.end() :]
     said = _SAID_BEHIND.match(tail) if label == labels.positive else None
     if said:
         return label if said["yes"] else labels.denial or False
-    if _SHARE.match(tail):
-        return False
-    if _DENIED_BEHIND.match(tail):
+    if _SHARE.match(tail) or _DENIED_BEHIND.match(tail):
         return False
     if _names_other(tail, label, labels):
         return None
@@ -287,9 +324,6 @@ def _end_of_known(tail: str) -> int:
             break
         end = word.end()
     return end
-
-
-_ALTERNATIVE = re.compile(r"[*_\"'`)\]]{0,3}\s{0,2}(?:[/|,]\s?(?:or|and|vs)?|or|vs|and)\s{0,2}[*_\"'`\[(]{0,3}", re.IGNORECASE)
 
 
 def _names_other(tail: str, label: str | None, labels: Labels) -> bool:
@@ -319,7 +353,9 @@ def _fields_of(record: Record, labels: Labels) -> Iterator[str | None]:
     yield from (_field(value, labels) for key, value in record.pairs if field_name(key) in labels.fields)
     said = [(key, value) for key, value in record.pairs if isinstance(value, Cell)]
     flags = {key: letters(value.text) for key, value in said if letters(value.text) in (*_TRUE, *_FALSE)}
-    named = {found.lastgroup: flag for key, flag in flags.items() if (found := labels.alone.fullmatch(key.replace("_", " ")))}
+    named = {
+        found.lastgroup: flag for key, flag in flags.items() if (found := labels.alone.fullmatch(key.replace("_", " ")))
+    }
     if len(named) > 1:
         held = [group for group, flag in named.items() if flag in _TRUE]
         yield labels.names[int(held[0][1:])] if len(held) == 1 and held[0] else None

@@ -20,7 +20,8 @@ _LABELS = labels_of(
             r"no(?:t|n)?(?:[\s_‐‑‒–—-]|[*`]{1,3}\s){0,2}match(?:es|ed|ing)?"
             r"|mis[\s-]?match(?:es|ed|ing)?|unmatched|without (?:a )?match"
             r"|(?:do(?:es)? not|not|[a-z]{2,6}n['’]t|cannot)[\s_]"
-            rf"(?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}(?:an?[\s_])?match(?:es|ed|ing)?"
+            rf"(?:(?:{_ADVERBS}|be|considered|counted|count|as|constitute|seem|to)\s){{0,4}}(?:an?[\s_])?match(?:es|ed"
+            rf"|ing)?"
             r"|fails? to match|neither\s(?:an?\s)?match"
         ),
         _MATCH: rf"(?:(?:{_STRONG})[\s_-])?match(?:es|ed)?(?![\s:=*_-]{{0,6}}[❌✗✘✖🚫👎])",

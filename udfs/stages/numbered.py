@@ -27,7 +27,8 @@ _RANGE_WORD = re.compile(r"(?<=\d)\s{1,3}(?:to|through)\s{1,3}(?=#?\d)", re.IGNO
 _ALL = re.compile(r"(?:all|each|every)(?: (?:of )?(?:the|these|them))?", re.IGNORECASE)
 _LISTED_NUMBERS = re.compile(r"[\s\d,;&/#、，–—-]+")
 _TEXT_BEHIND_NUMBER = re.compile(
-    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
+    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference"
+    r"|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
     re.I,
 )
 _NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)

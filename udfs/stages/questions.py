@@ -54,7 +54,9 @@ _LONGEST_BARE = 40  # characters at a line's end in which a digit without a word
 # `**Who built it?** - asks for a name`: bold type says where the question ends
 _REMARKED = re.compile(r"\*\*([^*\n]{1,400}[?？])\*\*\s{0,3}(?:[-–—:：]\s|[(（])[^?？]*\Z")
 # `- A: Ada Fenn [1]` below a question or behind it
-_ANSWER = re.compile(r"[ \t]{0,40}(?:[-*+•>][ \t]{1,9})?[*_]{0,2}(?:a|answer)(?:[ \t]?\d{1,2})?[*_]{0,2}[ \t]?[:：]", re.I)
+_ANSWER = re.compile(
+    r"[ \t]{0,40}(?:[-*+•>][ \t]{1,9})?[*_]{0,2}(?:a|answer)(?:[ \t]?\d{1,2})?[*_]{0,2}[ \t]?[:：]", re.I
+)
 _ANSWERED = re.compile(r"([?？][*_]{0,2})[ \t]{1,9}(?:[-–—|][ \t]{1,3})?[*_]{0,2}(?:A|Answer)[*_]{0,2}[ \t]?[:：].*\Z")
 _SEVERAL_ON_LINE = re.compile(r"(?<=[?？])\s{1,9}[*•]\s{1,9}(?=\S)")
 _OPENERS = " \t([【［（"

@@ -9,35 +9,45 @@ from udfs.stages.non_answers import NONE_WORDS
 
 # Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
 _THOUGHT = (
-    r"(?:[a-z]{1,9}[:_ -]?)?(?:think(?:ing)?|thoughts?(?:[_ -]process)?|reason(?:ing)?|reflect(?:ion|ing)?|analysis|scratch[_-]?pad"
+    r"(?:[a-z]{1,9}[:_ -]?)?(?:think(?:ing)?|thoughts?(?:[_ -]process)?|reason(?:ing)?|reflect(?:ion|ing)?|analysis"
+    r"|scratch[_-]?pad"
     r"|deliberation|contemplat(?:ion|or|e)|monologue|plan(?:ning)?|rationale|cot(?:_\w{1,20})?|brainstorm(?:ing)?)"
 )
 # `<think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`
 _THINK_OPEN = re.compile(
-    rf"\s*(?:[<\[◁【]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷】]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>|thinking\.\.\.\n)", re.IGNORECASE
+    rf"\s*(?:[<\[◁【]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷】]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>|thinking\.\.\.\n)",
+    re.IGNORECASE,
 )
-_THINK_CLOSE = re.compile(rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE)
+_THINK_CLOSE = re.compile(
+    rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE
+)
 _ORPHAN_CLOSE = re.compile(r"(?:</think>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>)[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
 _ORPHAN_OPEN = re.compile(r"<think>|\[THINK\]|◁think▷|<\|begin_of_thought\|>", re.IGNORECASE)
 _HEADING = re.compile(r"\s*[\[【](?!think)", re.IGNORECASE)
 # Any other pair of tags before an answer is thinking too, but those of HTML, and of what stages ask for
 _OTHER_OPEN = re.compile(
-    r"\s*<(?P<name>(?!(?:a|b|i|u|p|s|br|em|li|ol|ul|td|th|tr|div|sub|sup|pre|code|span|strong|small|table|thead|tbody|html|body|h\d"
+    r"\s*<(?P<name>(?!(?:a|b|i|u|p|s|br|em|li|ol|ul|td|th|tr|div|sub|sup|pre|code|span|strong|small|table|thead|tbody"
+    r"|html|body|h\d"
     r"|blockquote|details|center|cite|math|q)[\s>])"
-    r"(?!\w{0,40}(?:answer|claim|fact|atom|unit|question|topic|aspect|summar|output|result|label|relation|verdict|classif|response"
-    r"|final|solution|json|list|statement|cover|match|candidate|rating|relevan|evidence|item|premise|hypothes|query|text|context"
+    r"(?!\w{0,40}(?:answer|claim|fact|atom|unit|question|topic|aspect|summar|output|result|label|relation|verdict"
+    r"|classif|response"
+    r"|final|solution|json|list|statement|cover|match|candidate|rating|relevan|evidence|item|premise|hypothes|query"
+    r"|text|context"
     r"|reference|conclu|first|second|document|source|content))[a-z][\w:.-]{0,40})>",
     re.IGNORECASE,
 )
 # `Here is my thought process:`, and what the answer begins with behind it
 _ALOUD = re.compile(
-    r"[\s#*_]{0,9}(?:(?:here(?:['’]s| is| are)|below is|this is)\s(?:my|the)\s(?:\w{1,20}\s){0,2}?(?:thought process|thoughts"
-    r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process|thinking process"
+    r"[\s#*_]{0,9}(?:(?:here(?:['’]s| is| are)|below is|this is)\s(?:my|the)\s(?:\w{1,20}\s){0,2}?(?:thought process"
+    r"|thoughts"
+    r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process"
+    r"|thinking process"
     r"|thinking|thoughts))(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
     re.IGNORECASE,
 )
 _ANSWER_LABEL = re.compile(
-    r"^[ \t#*_]{0,6}(?:(?:my|the|so|final|extracted|revised) ){0,3}(?:answer|response|claims|facts|questions|statements|units|topics"
+    r"^[ \t#*_]{0,6}(?:(?:my|the|so|final|extracted|revised) ){0,3}(?:answer|response|claims|facts|questions"
+    r"|statements|units|topics"
     r"|summary|output|result|label|relation|verdict|classification|conclusion|statement)(?: is)?[*_ ]{0,3}"
     r"(?:[:：][*_ \t]{0,4}|(?<=\*\*)(?=\n))|^[ \t]{0,3}(?:-{3,}|\*{3,})[ \t\r]*$|^(?=[ \t*#]{0,6}\[(?:un)?covered\b)",
     re.IGNORECASE | re.MULTILINE,
@@ -63,7 +73,8 @@ _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?
 # A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
 # only where no second one makes it emphasis
 _MARKER = re.compile(
-    r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
+    r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])"
+    r"|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
@@ -169,7 +180,7 @@ def _end_of_other_tags(completion: str, start: int) -> int:
 
 
 def _end_of_thinking_aloud(completion: str, start: int) -> int:
-    """Where an answer is named, or the second of two paragraphs begins; else the end: nobody knows where thoughts end."""
+    """Where an answer is named, or the second of two paragraphs begins; else the end, as it is not known."""
     labels = list(_ANSWER_LABEL.finditer(completion, start))
     if labels:
         return labels[-1].end()

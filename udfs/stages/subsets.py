@@ -47,7 +47,8 @@ _ENDS_LINE = re.compile(r"(?:[^\w\n]|_){0,40}(?:\n|\Z)")
 _BOXED = re.compile(r"\$?\\boxed\{(?:\\text\{)?")
 # What states that a list is the answer; a short line with a colon does, too
 _STATING = re.compile(
-    r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
+    r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose"
+    r"|select"
     r"|return|list|entail\w*|needed|required|suffic\w+|together)\b",
     re.IGNORECASE,
 )
@@ -59,8 +60,10 @@ _REACH, _LONGEST_LABEL = 200, 60
 _AROUND_LINE = " \t\r*_`\"'-.!"
 # Before a list of what is no answer: `Rejected: [2]`, `Candidates considered: [1, 2, 3]`
 _OF_OTHERS = re.compile(
-    r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed|partial\w*"
-    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given|sources?|references?|citations?|total|count"
+    r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed"
+    r"|partial\w*"
+    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given|sources?|references?|citations?"
+    r"|total|count"
     r"|confidence|score|analysis|notes?|missing)\b|n['’]t\b",
     re.IGNORECASE,
 )

@@ -28,12 +28,14 @@ _NAMES = "|".join(name.replace(" ", r"[\s_-]?") for name in UNIT_TYPES)
 # `Fact: unit`, `Fact 3 (verifiable): unit`, `**[Fact]** unit`
 _LEADING_TYPE = re.compile(
     rf"[*_`]{{0,3}}(?:[\[(【](?P<bracketed>{_NAMES})[)\]】][*_`]{{0,3}}\s{{0,3}}[:：]?"
-    rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
+    rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]"
+    rf"|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
     re.IGNORECASE,
 )
 _UNIT_LABEL = re.compile(r"[*_]{0,3}(?:(?:content )?unit|text|content|statement)[*_]{0,3}\s?[:：][*_]{0,3}\s*", re.I)
 _EXPLAINED_TYPE = re.compile(
-    rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)|\.\s)[^:：]{{1,200}}\Z",
+    rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)"
+    rf"|\.\s)[^:：]{{1,200}}\Z",
     re.I,
 )
 # `unit: Fact; unit: Claim`: several on one line would be one unit of the last type
