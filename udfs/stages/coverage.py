@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from udfs.stages.coverage_lines import BEGINS_NONE, NOTHING, Sourced, is_nothing, sourced_lines, statement_lines
 from udfs.stages.definitions import Unparsable
 from udfs.stages.echoes import past_echoes
 from udfs.stages.final_answers import final_answer
@@ -14,14 +15,11 @@ from udfs.stages.lists import AFTERWORDS, is_heading
 from udfs.stages.reading import (
     Line,
     collapsed,
-    is_fence,
     is_none,
-    is_rule,
     letters,
     split_marker,
     strip_thinking,
     without_emphasis,
-    without_ticks,
 )
 from udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
 from udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
@@ -48,47 +46,15 @@ _BRACKETED_HEADING = re.compile(
     r"[\[【［][\s*_]*(uncovered|covered|partially covered)\s+statements[\s*_:]*[\]】］]", re.IGNORECASE
 )
 
-_NOTHING = r"[\W_]{0,9}(?:none|nothing|n\s?/\s?a|n\.a\.|not applicable|no (?:\w+ ){0,2}statements?)(?![^\W_])"
-_BEGINS_NONE = re.compile(_NOTHING, re.IGNORECASE)
-_ONLY_NONE = re.compile(rf"{_NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
+_ONLY_NONE = re.compile(rf"{NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
 _NO_STATEMENTS = re.compile(
     r"there (?:are|were) no (?:\w+ ){0,2}statements?(?: (?:were )?(?:found|identified|left out))?"
     r"|(?:all|every) (?:of )?(?:the )?(?:atomic )?statements?(?: of the contexts)? (?:are|is|were|was) (?:un)?covered"
-)
-_NOTE = re.compile(
-    r"[\W_]{0,10}(?:notes?|nb|n\.b\.|p\.s\.|explanation|reasoning|rationale)[*_ ]{0,5}[:.：]", re.IGNORECASE
 )
 _OTHER_HEADINGS = AFTERWORDS | {
     *("summary", "justification", "comments", "conclusion", "conclusions", "analysis", "total", "overview", "remarks"),
     *("final answer", "score", "assessment", "overall", "observations", "final summary", "coverage summary"),
 }
-# What speaks of the lists below them, or of an item below it: no statement, whatever bracket ends it
-_REMARK = re.compile(
-    r"[\W_]{0,9}(?:overall|in (?:summary|conclusion|short|total|sum)|to (?:sum up|summari[sz]e|conclude)"
-    r"|(?:final )?summary"
-    r"|conclusion|altogether|total|therefore|thus|hence|assessment|verdict|coverage|i hope|hope|let me know"
-    r"|(?:so|as you can see|as shown|this (?:means|shows|indicates)),? [^.\n]{0,20}response|(?:all|these|the above|the)"
-    r" (?:(?:un)?covered )?statements|contexts? (?:used|cited)|i (?:have|used|listed|did)|(?:the|this) response"
-    r" (?:covers?|says?|mentions?|leaves?|omits?|does|is|states?|therefore|thus|has|includes?|captures?|conveys?"
-    r"|misses|fails"
-    r"|addresses|only|also|correctly|fully|partially|never))\b(?!['’])",
-    re.IGNORECASE,
-)
-_REASON = re.compile(
-    r"[\W_]{0,9}(?:(?:reason(?:ing)?|explanation|rationale|justification|quot(?:e|ation)|evidence|comment|remark|note"
-    r"|status|match"
-    r"|response|in (?:the )?response|(?:not )?covered|why)[*_]{0,2}\s?[:：–—-]|because\b|(?:stated|said|covered"
-    r"|mentioned|found|left out|omitted|missing) (?:in|by|from|as)\b"
-    r"|(?:as )?(?:the|this) response\b(?!['’]))|\s*(?:→|->|[\"“(])",
-    re.IGNORECASE,
-)
-# `(Partially covered) The tower ...`, `The tower ... (partly covered)`
-_PARTLY = re.compile(
-    r"(?:^[\W_]{0,9}|[(\[]\s{0,2}|[–—-]\s)(?:partial(?:ly)?|partly"
-    r"|half)(?:[\s-](?:un)?covered)?[*_]{0,3}\s?(?:[)\]:：]|\*\*|[–—-]\s)"
-    r"|[–—(-]\s?(?:partially|partly) (?:un)?covered\b",
-    re.IGNORECASE,
-)
 # Headings within a list: `Statements from context 2`
 _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
@@ -132,21 +98,6 @@ class _List:
     def readable(self) -> bool:
         """Whether it has a statement, says that it has none, or is empty: else all of its items lack a source."""
         return bool(self.items) or self.says_none or not self.dropped
-
-
-@dataclass(frozen=True)
-class _Sourced:
-    """A line and the sources of its last bracket: null where it gives none; `at_end` where that ends the line."""
-
-    line: Line
-    text: str
-    sources: frozenset[int] | None
-    at_end: bool
-
-    @property
-    def closed(self) -> bool:
-        """Whether its sources end it, so that no further line belongs to it."""
-        return self.sources is not None and self.at_end
 
 
 @final_answer
@@ -205,7 +156,7 @@ def _heading(line: str) -> tuple[str, str] | None:
     rest = line[found.end() :].strip(" \t\r:*_`")
     if rest.startswith("(") and rest.endswith(")"):
         return found[1].lower(), ""
-    follows = split_marker(rest).marked or last_bracket(rest) is not None or _BEGINS_NONE.match(rest)
+    follows = split_marker(rest).marked or last_bracket(rest) is not None or BEGINS_NONE.match(rest)
     return (found[1].lower(), rest) if follows else None
 
 
@@ -247,7 +198,7 @@ def _read_section(lines: Sequence[str], contexts: int) -> _List:
     return _List([*tabled.items, *found.items], tabled.dropped + found.dropped, found.says_none or tabled.says_none)
 
 
-def _read_list(lines: Iterable[str], contexts: int) -> _List:
+def _read_list(lines: Sequence[str], contexts: int) -> _List:
     """The items of one list.
 
     An item is a line with a bullet or number, or one that ends in sources. An item without sources goes on over the
@@ -255,17 +206,13 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    said = [_sourced(line, contexts) for line in _without_quotations(lines)]
-    rows = _before_other_heading(_with_sources_below(said))
-    if any(_PARTLY.search(row.line.text) for row in rows):
-        raise Unparsable("a statement that is partially covered")
-    rows = _without_asides(_without_remarks(rows))
+    rows = statement_lines(_before_other_heading(sourced_lines(lines, contexts)))
     found = _List([])
     loose: list[int] = []
     place = 0
     while place < len(rows):
         row = rows[place]
-        if _is_nothing(row) or _is_group_label(rows, place):
+        if is_nothing(row) or _is_group_label(rows, place):
             place += 1
         elif _ONLY_NONE.fullmatch(row.text) or is_none(row.text) or (not row.sources and _says_none(row.text)):
             found.says_none, place = True, place + 1
@@ -278,7 +225,7 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     return found
 
 
-def _add_item(found: _List, loose: list[int], rows: Sequence[_Sourced], place: int, end: int, contexts: int) -> None:
+def _add_item(found: _List, loose: list[int], rows: Sequence[Sourced], place: int, end: int, contexts: int) -> None:
     """Adds the item in rows[place:end]; one unmarked and without source to `loose`, as how many items came before."""
     if not rows[place].line.marked and not rows[end - 1].closed and not rows[place].sources:
         loose.append(len(found.items))
@@ -295,7 +242,7 @@ def _last_below(loose: Sequence[int], items: int) -> int:
     return sum(before < items for before in loose)
 
 
-def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
+def _before_other_heading(rows: list[Sourced]) -> list[Sourced]:
     """The rows up to a heading that is another one than those of the lists or of groups of them."""
     lines = [row.line for row in rows]
     came = False
@@ -307,85 +254,16 @@ def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
             if not known and any(below.sources for below in rows[place + 1 :]):
                 raise Unparsable("statements below a heading that is none of the lists'")
             return rows[:place]
-        came = came or bool(row.sources) or _BEGINS_NONE.match(row.text) is not None
+        came = came or bool(row.sources) or BEGINS_NONE.match(row.text) is not None
     return rows
-
-
-def _with_sources_below(rows: Iterable[_Sourced]) -> list[_Sourced]:
-    """The rows where sources that stand alone, `  - Sources: [1]`, belong to the item without any right above."""
-    joined: list[_Sourced] = []
-    for row in rows:
-        above = joined[-1] if joined else None
-        if row.sources and not row.text and above and above.line.marked and above.text and above.sources is None:
-            joined[-1] = replace(above, sources=row.sources, at_end=True)
-        else:
-            joined.append(row)
-    return joined
-
-
-def _without_quotations(lines: Iterable[str]) -> list[str]:
-    """The lines without those that quote, unless all do."""
-    kept = [line for line in lines if not line.lstrip().startswith(">")]
-    return kept if any(line.strip() for line in kept) else list(lines)
-
-
-def _without_remarks(rows: Sequence[_Sourced]) -> list[_Sourced]:
-    """The rows without reasons below an item that is closed, and without remarks in a paragraph below the items.
-
-    Raises `Unparsable` for another unmarked line with sources that stands apart from items with markers.
-    """
-    kept: list[_Sourced] = []
-    item: _Sourced | None = None
-    apart = False
-    for row in rows:
-        below = item is not None and item.closed and row.line.indent > item.line.indent
-        reason = below and row.sources and _REASON.match(row.line.text)
-        if reason or (item is not None and (apart or not row.line.marked) and _REMARK.match(row.line.text)):
-            continue
-        bare = row.sources and not row.line.marked and not _is_nothing(row)
-        if apart and bare and item is not None and item.line.marked:
-            raise Unparsable("a line with sources that may be a statement or a remark")
-        apart = not row.line.text
-        item = row if row.sources and not below else item
-        kept.append(row)
-    return kept
-
-
-def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:
-    """The rows where an unmarked line of a list with markers gives sources at its end only.
-
-    `Overall, the response follows context [1] alone.` below the items is prose.
-    """
-    if not next((row.line.marked for row in rows if row.sources), False):
-        return rows
-    return [row if row.line.marked or row.closed else replace(row, text=row.line.text, sources=None) for row in rows]
-
-
-def _sourced(line: str, contexts: int) -> _Sourced:
-    """A line with its marker and its sources told apart."""
-    parts = split_marker(line)
-    text, sources, at_end = split_sources(without_ticks(parts.text), contexts)
-    return _Sourced(parts, text, sources, at_end)
-
-
-def _is_nothing(row: _Sourced) -> bool:
-    """Blank lines, fences, rules and notes."""
-    line = row.line
-    if not line.text:
-        return True
-    if line.marked:
-        return row.sources is None and is_rule(line.text * 3)
-    if is_fence(line.text) or is_rule(line.text) or _NOTE.match(line.text) is not None:
-        return True
-    return not row.sources and (_BEGINS_NONE.match(line.text) is None and is_heading([line], 0))
 
 
 def _says_none(text: str) -> bool:
     """`None`, with or without a reason, or a sentence that says that there are no such statements."""
-    return _BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
+    return BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
 
 
-def _is_group_label(rows: list[_Sourced], place: int) -> bool:
+def _is_group_label(rows: list[Sourced], place: int) -> bool:
     """`- Context 1:` above items that are indented further."""
     row = rows[place]
     if not row.line.marked or row.sources is not None or not row.text.rstrip(EMPHASIS).endswith(":"):
@@ -394,14 +272,14 @@ def _is_group_label(rows: list[_Sourced], place: int) -> bool:
     return below.marked and below.indent > row.line.indent
 
 
-def _end_of_item(rows: list[_Sourced], place: int) -> int:
+def _end_of_item(rows: list[Sourced], place: int) -> int:
     """The place after the last line of the item, or note, that begins at `place`."""
     head = rows[place]
     end = place + 1
     if head.closed:
         return end
     indented = end
-    while end < len(rows) and not rows[end].line.marked and not _is_nothing(rows[end]):
+    while end < len(rows) and not rows[end].line.marked and not is_nothing(rows[end]):
         deeper = rows[end].line.indent > head.line.indent
         if not deeper and not head.line.marked:
             break
@@ -413,7 +291,7 @@ def _end_of_item(rows: list[_Sourced], place: int) -> int:
     return indented if head.line.marked else place + 1
 
 
-def _joined(rows: Sequence[_Sourced], contexts: int) -> _Item:
+def _joined(rows: Sequence[Sourced], contexts: int) -> _Item:
     """The item that one line or several make: sources are those of the last bracket, labels and emphasis go."""
     if len(rows) == 1:
         text, sources = rows[0].text, rows[0].sources
@@ -466,7 +344,7 @@ def _read_values(values: Sequence[Value], contexts: int) -> _List:
     found = _List([])
     for value in values:
         text, sources = _recorded_item(value, contexts)
-        if _ONLY_NONE.fullmatch(text) or (not sources and _BEGINS_NONE.match(text)):
+        if _ONLY_NONE.fullmatch(text) or (not sources and BEGINS_NONE.match(text)):
             found.says_none = True
         elif text and sources:
             found.items.append(_Item(text, sources))

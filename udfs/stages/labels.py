@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
+from typing import Literal
 
 from udfs.stages.definitions import Unparsable
 from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
@@ -299,12 +300,12 @@ def _kind_of(before: str) -> _Kind | None:
     return _Kind.NAMED if leads or not words + above or not _INFERRING.isdisjoint(above) else _Kind.SPOKEN
 
 
-def _with_tail(sentence: str, found: re.Match[str], labels: Labels) -> str | bool | None:
+def _with_tail(sentence: str, found: re.Match[str], labels: Labels) -> str | Literal[False] | None:
     """The label, unless what follows takes it back: null where it is then none of them, False where it is no answer."""
     label, tail = labels.of(found), sentence[found.end() :]
     said = _SAID_BEHIND.match(tail) if label == labels.positive else None
     if said:
-        return label if said["yes"] else labels.denial or False
+        return label if said["yes"] else (labels.denial or False)
     if _SHARE.match(tail) or _DENIED_BEHIND.match(tail):
         return False
     if _names_other(tail, label, labels):
