@@ -29,6 +29,11 @@ _NOT_IN_SOURCE = "|".join(
         r"i (?:could not|couldn['’]t|cannot|can['’]t|did not|(?:was|am) unable to) (?:find|identify|see|locate"
         r"|extract) any"
         r"(?:thing)?\b[^.\n]{0,120}",
+        r"(?:there (?:is|['’]s)|there['’]s) nothing relevant\b[^.\n]{0,60}|none of this (?:bears|relates"
+        r"|is relevant)[^.\n]{0,60}",
+        r"нет (?:релевантной|соответствующей|подходящей) информации|brak (?:istotnych|odpowiednich"
+        r"|powiązanych) informacji",
+        r"(?:er is )?geen relevante informatie\b[^.\n]{0,40}|لا توجد معلومات[^.\n]{0,60}",
         r"none of (?:the|these|its) (?:sentences?|statements?|information|content)[^.\n]{0,60}(?:relevan|bears?|query"
         r"|relates?)"
         r"[^.\n]{0,80}",
@@ -125,6 +130,9 @@ _PERSONAL = "|".join(
         r"(?:omlouvám se|je mi líto|bohužel|přepáčte|prepáčte)[^.\n]{0,40}(?:nemohu|nemůžu"
         r"|nemôžem)[^.\n]{0,30}(?:pomoci|pomoct|pomôcť)",
         r"(?:üzgünüm|maalesef)[^.\n]{0,60}(?:olamam|edemem|getiremem|olamıyorum|edemiyorum|yapamam)",
+        r"(?:bu konuda |bu isteği? )?(?:yardımcı olamam|yardım edemem|yerine getiremem)",
+        r"jag kan[^.\n]{0,20}inte[^.\n]{0,20}hjälpa|(?:jeg )?kan (?:desværre |dessverre )?ikke hj[æe]lpe",
+        r"(?:die|diese|ihre|deine) (?:anfrage|inhalte?) (?:verstößt|verstoßen|wurde abgelehnt)",
         r"(?:tyvärr|beklager|desværre|jag är ledsen|jeg beklager|förlåt)[^.\n]{0,40}kan[^.\n]{0,20}(?:inte"
         r"|ikke)[^.\n]{0,20}h\w+",
         r"(?:很?抱歉|对不起|對不起|很遗憾|不好意思)?[^。\n\w]{0,2}我?(?:们)?(?:无法|不能|無法)(?:为您|对此|協助|协助"
