@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.run.manifest import OutputError, differences, identify
-from jobs.run.outcome import Ending
-from jobs.run.progress import Display
-from jobs.score import ScoreRequest, score
-from jobs.settings.model import GraphSettings, Settings
-from udfs.llm.keys import Stage
+from untold.jobs.run.manifest import OutputError, differences, identify
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.progress import Display
+from untold.jobs.score import ScoreRequest, score
+from untold.jobs.settings.model import GraphSettings, Settings
+from untold.udfs.llm.keys import Stage
 
 
 @pytest.mark.parametrize(

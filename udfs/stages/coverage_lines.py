@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.lists import is_heading
-from udfs.stages.reading import Line, is_fence, is_rule, split_marker, without_ticks
-from udfs.stages.sources import split_sources
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.lists import is_heading
+from untold.udfs.stages.reading import Line, is_fence, is_rule, split_marker, without_ticks
+from untold.udfs.stages.sources import split_sources
 
 NOTHING = r"[\W_]{0,9}(?:none|nothing|n\s?/\s?a|n\.a\.|not applicable|no (?:\w+ ){0,2}statements?)(?![^\W_])"
 BEGINS_NONE = re.compile(NOTHING, re.IGNORECASE)

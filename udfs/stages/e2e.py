@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.stages.coverage import parse_coverage
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.figures import RECORDED, Figures, Line, Thing
-from udfs.stages.final_answers import final_text
-from udfs.stages.non_answers import says_absent
-from udfs.stages.prose import recorded_text, unframed, untagged
-from udfs.stages.reading import (
+from untold.udfs.stages.coverage import parse_coverage
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.figures import RECORDED, Figures, Line, Thing
+from untold.udfs.stages.final_answers import final_text
+from untold.udfs.stages.non_answers import says_absent
+from untold.udfs.stages.prose import recorded_text, unframed, untagged
+from untold.udfs.stages.reading import (
     collapsed,
     is_fence,
     is_none,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeAlias, TypeVar
 
-from udfs.stages.definitions import Refused, Unparsable
-from udfs.stages.non_answers import is_refusal
-from udfs.stages.reading import answer_in_place
+from untold.udfs.stages.definitions import Refused, Unparsable
+from untold.udfs.stages.non_answers import is_refusal
+from untold.udfs.stages.reading import answer_in_place
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]

@@ -11,9 +11,9 @@ from enum import IntEnum
 from itertools import islice
 from typing import Literal
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
-from udfs.stages.records import Cell, Record, Value, field_name, read_records
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
+from untold.udfs.stages.records import Cell, Record, Value, field_name, read_records
 
 STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")

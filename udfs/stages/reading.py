@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from udfs.stages.non_answers import NONE_WORDS
+from untold.udfs.stages.non_answers import NONE_WORDS
 
 # Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
 _THOUGHT = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import is_none, without_emphasis
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import is_none, without_emphasis
 
 OPENERS = "[【［"
 _CLOSERS = "]】］"

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from udfs.stages.echoes import past_echoes
-from udfs.stages.final_answers import final_answer
-from udfs.stages.labels import labels_of, read_label
+from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
+from untold.udfs.stages.labels import labels_of, read_label
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
 

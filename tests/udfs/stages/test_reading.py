@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from udfs.stages.reading import is_none, split_marker, strip_thinking
+from untold.udfs.stages.reading import is_none, split_marker, strip_thinking
 
 
 def test_a_marker_is_taken_once() -> None:
