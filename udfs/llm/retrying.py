@@ -27,11 +27,11 @@ PASSING_TYPES = (
 PASSING_PREFIX = "http_5"
 
 # Unusable answers that the same start asks for again, up to `llm.max_attempts`; no 4xx but 429 is among them.
-ASK_AGAIN = frozenset({"unparsable", "empty", "truncated", "bad_body", "bad_finish"})
+ASK_AGAIN = frozenset({"unparsable", "refused", "empty", "truncated", "bad_body", "bad_finish"})
 # Those that speak of the endpoint's state rather than of chance: asked again after a wait.
 _AFTER_A_WAIT = frozenset({"bad_body", "bad_finish"})
 # The endpoint was reached, key, address and model are right: a completion came, whatever it is worth.
-_COMPLETED = frozenset({None, "unparsable", "empty", "truncated", "filtered"})
+_COMPLETED = frozenset({None, "unparsable", "refused", "empty", "truncated", "filtered"})
 # Errors about the run that no row can cause: the key (401), the credit (402, or a 429 for an exhausted quota).
 _SURE_REFUSALS = frozenset({"http_401", "http_402", "http_429"})
 # So many errors about the run (403, 404, unknown model) without a completion between are no fault of single rows.

@@ -80,7 +80,7 @@ class Prompting:
         return read_completion(content, self._stage.api, sent, headers)
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer, with the error `unparsable` where the stage's parser cannot read it.
+        """The answer, with the error `unparsable` or `refused` where the stage's parser cannot read it.
 
         Parsing here only decides whether to ask again; what is stored is the text, and it is parsed anew when it is
         read.
@@ -90,7 +90,7 @@ class Prompting:
         try:
             self._parse(answer.text, variables)
         except Unparsable as error:
-            return failed(answer, "unparsable", str(error))
+            return failed(answer, error.error_type, str(error))
         except Exception as error:
             return failed(answer, "unparsable", f"the parser failed ({type(error).__name__})")
         return answer

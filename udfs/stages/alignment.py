@@ -10,6 +10,7 @@ from typing import Any
 from untold.udfs.stages.aligned_lines import read_aligned_lines
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import rows_of, says_none
 from untold.udfs.stages.numbered import (
     CLAIM_NAMES,
@@ -21,7 +22,7 @@ from untold.udfs.stages.numbered import (
     lone_number,
     number_of,
 )
-from untold.udfs.stages.reading import is_drawing, strip_thinking, unfenced
+from untold.udfs.stages.reading import is_drawing, is_none, letters, strip_thinking, unfenced
 from untold.udfs.stages.records import (
     Cell,
     Record,
@@ -55,7 +56,8 @@ class Alignment:
     other_form: re.Pattern[str]
 
 
-_AFFIRMATIONS, _DENIALS = ("true", "yes"), ("false", "no")
+_AFFIRMATIONS = ("true", "yes")
+_DENIALS = {"false", "no", "none", "not covered", "uncovered", "no match", "not matched", "not entailed", "unmatched"}
 _TOPIC_NAMES = (
     *("topicid", "aspectid", "subtopicid", "topicnumber", "aspectnumber", "id", "number", "no"),
     *("topic", "aspect", "subtopic", "index", "name", "text", ""),
@@ -68,7 +70,7 @@ _ASPECTS_AND_CLAIMS = Alignment(
     right_names=EVIDENCE_NAMES,
     listing=CLAIM_NAMES,
     right_words=CLAIM_WORDS,
-    verdict_names=("covered", "iscovered"),
+    verdict_names=("covered", "iscovered", "status", "coverage", "verdict", "label", "match", "matched"),
     other_form=re.compile(
         r"\{|\[\s{0,3}\d|\b(?:topic|aspect)\s?#?\d{1,4}\W{1,6}(?:claims?\W{1,3})?\d",
         re.IGNORECASE,
@@ -76,6 +78,7 @@ _ASPECTS_AND_CLAIMS = Alignment(
 )
 
 
+@final_answer
 @past_echoes
 def parse_alignment(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """`evidence`: for each of `aspects` the numbers of the `claims` that cover it, from 1, ascending; `[]` uncovered.
@@ -96,6 +99,8 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
     left, right = Numbered(lefts, form.left_words), Numbered(rights, form.right_words)
     records = read_records(json_at_line_starts(text))
     objects = list(_objects(records, form, left)) if records else []
+    if objects and any(is_none(row.text) for row in rows_of(text.partition("{")[0])):
+        raise Unparsable("objects below a None")
     lines = None if records else read_aligned_lines(unfenced(text).split("\n"), left, right)
     if lines is not None:
         return [sorted(lines.get(number, ())) for number in range(1, len(lefts) + 1)]
@@ -106,6 +111,8 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
         number, found = _left_number(value, form, left), _right_numbers(value, form, right)
         if number in left:
             aligned[number - 1] |= found
+    if objects and not any(_left_number(value, form, left) in left for value in objects):
+        raise Unparsable("no number of those given")
     return [sorted(numbers) for numbers in aligned]
 
 
@@ -158,9 +165,9 @@ def _right_numbers(value: Record, form: Alignment, right: Numbered) -> set[int]:
     if found is None and any(_may_be_right(key, each, form) for key, each in value.pairs):
         raise Unparsable("numbers under another name")
     numbers = {number for cell in cells_of(found, form.listing) for number in known_numbers(cell.bare, right)}
-    said = value.cell(form.verdict_names)
-    word = said.text.casefold() if said else ""
-    if (numbers and word in _DENIALS) or (found is None and word in _AFFIRMATIONS):
+    said = [value.cell((name,)) for name in form.verdict_names if name not in form.right_names]
+    words = {letters(each.text) for each in said if each}
+    if (numbers and words & _DENIALS) or (found is None and not words.isdisjoint(_AFFIRMATIONS)):
         raise Unparsable("numbers, or none, beside a word that says otherwise")
     return numbers
 

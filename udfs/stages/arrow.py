@@ -101,7 +101,7 @@ def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, 
         ratings, weighted = weigh(output, row["alternatives"])
         return {**ratings, "weighted": weighted}
     except Unparsable as error:
-        return {"error_type": "unparsable", "error": str(error)}
+        return {"error_type": error.error_type, "error": str(error)}
     except Exception as error:
         # A parser of another package may fail in any way; one bad row never stops a run, and its text is not shown
         return {"error_type": "unparsable", "error": f"the parser failed ({type(error).__name__})"}

@@ -18,7 +18,10 @@ _COLONS = (":", "：")
 _ENDS = (".", "!", "?", "。", "…", '"', "”", ")")
 _OF_LIST = r"(?:lists?|claims?|statements?|facts?|sentences?|topics?|aspects?|results?|answer|asked for|requested)\b"
 _GREETING = r"(?:sure|certainly|okay|ok|of course|absolutely|great)(?: thing)?"
-_HERE = r"(?:here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|these are|this is)\b"
+_HERE = (
+    r"(?:the \w{1,20} (?:makes|contains|states|gives|includes) the following|(?:the )?following\b[^\n]{0,30}were"
+    r"|here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|these are|this is)\b"
+)
 # `Sure! Here are the claims.` and `Of course!`
 _PREAMBLE = re.compile(
     rf"\W{{0,9}}(?:{_GREETING}\W{{1,9}})?{_HERE}[^\n]{{0,100}}\b{_OF_LIST}"

@@ -11,6 +11,7 @@ from typing import Any
 from untold.udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import (
     AFTERWORDS,
     is_heading,
@@ -52,6 +53,7 @@ _NUMBERED_FIELD = re.compile(r"(?:claim|statement|fact|topic|aspect|subtopic)?s?
 _NO_TEXTS = ("", "null", "true", "false")
 
 
+@final_answer
 @past_echoes
 def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`claims`: the claims in order, one that stands twice twice; none for a lone `None`.
@@ -64,6 +66,7 @@ def parse_claims(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     return {"claims": listed_texts(text, str(variables.get("text", ""))) if claims is None else claims}
 
 
+@final_answer
 @past_echoes
 def parse_aspects(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`aspects`: the topics in order, one that stands twice twice; none for a lone `None`.

@@ -10,6 +10,8 @@ from typing import Any
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
+from untold.udfs.stages.labels import BOXED
 from untold.udfs.stages.lists import whole
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
@@ -30,8 +32,6 @@ _RELATION_NAME = re.compile(
     + "|".join(f"(?P<{relation}>{names})" for relation, names in _NAMES.items())
     + ")"
 )
-BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}\[\]]{1,80})\}{1,2}\$?")
-"""`\\boxed{\\text{neutral}}`: how models trained on mathematics end; the first group is what is boxed."""
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _LABELLED = re.compile(
     r"(?<![^\W_])(?:classification|relation(?:ship)?|label|verdict)[*_]{0,2}\s?(?:[:：]|is\b)[\W_]{0,6}"
@@ -55,6 +55,7 @@ _RELATION_FIELDS = ("relation", "relationship", "classification", "label", "verd
 _BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
 
 
+@final_answer
 @past_echoes
 def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`relation`: one of `RELATIONS`, of the variable `first` to `second`, whichever the completion names first.
@@ -135,7 +136,8 @@ def _bracketed(line: str, brackets: re.Pattern[str]) -> list[tuple[re.Match[str]
 
 def _relation(text: str) -> str | None:
     """The relation that a text names and nothing else."""
-    named = _RELATION_NAME.fullmatch(letters(text)) if len(text) <= _DECORATION * 2 else None
+    plain = len(text) <= _DECORATION * 2 and not {"?", "？"} & set(text)
+    named = _RELATION_NAME.fullmatch(letters(text)) if plain else None
     return named.lastgroup if named else None
 
 

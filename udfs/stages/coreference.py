@@ -10,6 +10,7 @@ from typing import Any
 from untold.udfs.stages.claims import CLAIM_NAMES, has_bullets, labelled_answer, listed_texts, recorded_texts
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.records import NUMBER_NAMES, Record, json_at_line_starts, read_records, unwrapped
 from untold.udfs.stages.units import revised_text
@@ -24,6 +25,7 @@ _LINE_NUMBER = re.compile(r"^[ \t>*(\[#]{0,9}(\d{1,6})[.):\]]\*{0,2}[ \t]{1,9}(?
 _WORD = re.compile(r"\w+")
 
 
+@final_answer
 @past_echoes
 def parse_resolved(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`facts`: a text for each of `facts`, in their order.

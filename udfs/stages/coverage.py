@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from untold.udfs.stages.coverage_lines import BEGINS_NONE, NOTHING, Sourced, is_nothing, sourced_lines, statement_lines
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading
 from untold.udfs.stages.reading import (
     Line,
     collapsed,
-    is_fence,
-    is_rule,
+    is_none,
     letters,
     split_marker,
     strip_thinking,
     without_emphasis,
-    without_ticks,
 )
 from untold.udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
 from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
@@ -46,15 +46,10 @@ _BRACKETED_HEADING = re.compile(
     r"[\[【［][\s*_]*(uncovered|covered|partially covered)\s+statements[\s*_:]*[\]】］]", re.IGNORECASE
 )
 
-_NOTHING = r"[\W_]{0,9}(?:none|nothing|n\s?/\s?a|n\.a\.|not applicable|no (?:\w+ ){0,2}statements?)(?![^\W_])"
-_BEGINS_NONE = re.compile(_NOTHING, re.IGNORECASE)
-_ONLY_NONE = re.compile(rf"{_NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
+_ONLY_NONE = re.compile(rf"{NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
 _NO_STATEMENTS = re.compile(
     r"there (?:are|were) no (?:\w+ ){0,2}statements?(?: (?:were )?(?:found|identified|left out))?"
     r"|(?:all|every) (?:of )?(?:the )?(?:atomic )?statements?(?: of the contexts)? (?:are|is|were|was) (?:un)?covered"
-)
-_NOTE = re.compile(
-    r"[\W_]{0,10}(?:notes?|nb|n\.b\.|p\.s\.|explanation|reasoning|rationale)[*_ ]{0,5}[:.：]", re.IGNORECASE
 )
 _OTHER_HEADINGS = AFTERWORDS | {
     *("summary", "justification", "comments", "conclusion", "conclusions", "analysis", "total", "overview", "remarks"),
@@ -105,21 +100,7 @@ class _List:
         return bool(self.items) or self.says_none or not self.dropped
 
 
-@dataclass(frozen=True)
-class _Sourced:
-    """A line and the sources of its last bracket: null where it gives none; `at_end` where that ends the line."""
-
-    line: Line
-    text: str
-    sources: frozenset[int] | None
-    at_end: bool
-
-    @property
-    def closed(self) -> bool:
-        """Whether its sources end it, so that no further line belongs to it."""
-        return self.sources is not None and self.at_end
-
-
+@final_answer
 @past_echoes
 def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`statements`: each distinct text once, covered ones first, in order of appearance; `sources` count from 1.
@@ -175,7 +156,7 @@ def _heading(line: str) -> tuple[str, str] | None:
     rest = line[found.end() :].strip(" \t\r:*_`")
     if rest.startswith("(") and rest.endswith(")"):
         return found[1].lower(), ""
-    follows = split_marker(rest).marked or last_bracket(rest) is not None or _BEGINS_NONE.match(rest)
+    follows = split_marker(rest).marked or last_bracket(rest) is not None or BEGINS_NONE.match(rest)
     return (found[1].lower(), rest) if follows else None
 
 
@@ -217,7 +198,7 @@ def _read_section(lines: Sequence[str], contexts: int) -> _List:
     return _List([*tabled.items, *found.items], tabled.dropped + found.dropped, found.says_none or tabled.says_none)
 
 
-def _read_list(lines: Iterable[str], contexts: int) -> _List:
+def _read_list(lines: Sequence[str], contexts: int) -> _List:
     """The items of one list.
 
     An item is a line with a bullet or number, or one that ends in sources. An item without sources goes on over the
@@ -225,16 +206,15 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     further; one without a marker only while they are indented. Other unmarked lines are items without a source where
     they stand between items, else notes. Raises `Unparsable` for items below a heading of an unknown name.
     """
-    rows = _before_other_heading(_with_sources_below([_sourced(line, contexts) for line in lines]))
-    rows = _without_asides(rows)
+    rows = statement_lines(_before_other_heading(sourced_lines(lines, contexts)))
     found = _List([])
     loose: list[int] = []
     place = 0
     while place < len(rows):
         row = rows[place]
-        if _is_nothing(row) or _is_group_label(rows, place):
+        if is_nothing(row) or _is_group_label(rows, place):
             place += 1
-        elif _ONLY_NONE.fullmatch(row.text) or (not row.sources and _says_none(row.text)):
+        elif _ONLY_NONE.fullmatch(row.text) or is_none(row.text) or (not row.sources and _says_none(row.text)):
             found.says_none, place = True, place + 1
         else:
             end = _end_of_item(rows, place)
@@ -245,7 +225,7 @@ def _read_list(lines: Iterable[str], contexts: int) -> _List:
     return found
 
 
-def _add_item(found: _List, loose: list[int], rows: Sequence[_Sourced], place: int, end: int, contexts: int) -> None:
+def _add_item(found: _List, loose: list[int], rows: Sequence[Sourced], place: int, end: int, contexts: int) -> None:
     """Adds the item in rows[place:end]; one unmarked and without source to `loose`, as how many items came before."""
     if not rows[place].line.marked and not rows[end - 1].closed and not rows[place].sources:
         loose.append(len(found.items))
@@ -262,7 +242,7 @@ def _last_below(loose: Sequence[int], items: int) -> int:
     return sum(before < items for before in loose)
 
 
-def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
+def _before_other_heading(rows: list[Sourced]) -> list[Sourced]:
     """The rows up to a heading that is another one than those of the lists or of groups of them."""
     lines = [row.line for row in rows]
     came = False
@@ -274,57 +254,16 @@ def _before_other_heading(rows: list[_Sourced]) -> list[_Sourced]:
             if not known and any(below.sources for below in rows[place + 1 :]):
                 raise Unparsable("statements below a heading that is none of the lists'")
             return rows[:place]
-        came = came or bool(row.sources) or _BEGINS_NONE.match(row.text) is not None
+        came = came or bool(row.sources) or BEGINS_NONE.match(row.text) is not None
     return rows
-
-
-def _with_sources_below(rows: Iterable[_Sourced]) -> list[_Sourced]:
-    """The rows where sources that stand alone, `  - Sources: [1]`, belong to the item without any right above."""
-    joined: list[_Sourced] = []
-    for row in rows:
-        above = joined[-1] if joined else None
-        if row.sources and not row.text and above and above.line.marked and above.text and above.sources is None:
-            joined[-1] = replace(above, sources=row.sources, at_end=True)
-        else:
-            joined.append(row)
-    return joined
-
-
-def _without_asides(rows: list[_Sourced]) -> list[_Sourced]:
-    """The rows where an unmarked line of a list with markers gives sources at its end only.
-
-    `Overall, the response follows context [1] alone.` below the items is prose.
-    """
-    if not next((row.line.marked for row in rows if row.sources), False):
-        return rows
-    return [row if row.line.marked or row.closed else replace(row, text=row.line.text, sources=None) for row in rows]
-
-
-def _sourced(line: str, contexts: int) -> _Sourced:
-    """A line with its marker and its sources told apart."""
-    parts = split_marker(line)
-    text, sources, at_end = split_sources(without_ticks(parts.text), contexts)
-    return _Sourced(parts, text, sources, at_end)
-
-
-def _is_nothing(row: _Sourced) -> bool:
-    """Blank lines, fences, rules and notes."""
-    line = row.line
-    if not line.text:
-        return True
-    if line.marked:
-        return row.sources is None and is_rule(line.text * 3)
-    if is_fence(line.text) or is_rule(line.text) or _NOTE.match(line.text) is not None:
-        return True
-    return not row.sources and (_BEGINS_NONE.match(line.text) is None and is_heading([line], 0))
 
 
 def _says_none(text: str) -> bool:
     """`None`, with or without a reason, or a sentence that says that there are no such statements."""
-    return _BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
+    return BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
 
 
-def _is_group_label(rows: list[_Sourced], place: int) -> bool:
+def _is_group_label(rows: list[Sourced], place: int) -> bool:
     """`- Context 1:` above items that are indented further."""
     row = rows[place]
     if not row.line.marked or row.sources is not None or not row.text.rstrip(EMPHASIS).endswith(":"):
@@ -333,14 +272,14 @@ def _is_group_label(rows: list[_Sourced], place: int) -> bool:
     return below.marked and below.indent > row.line.indent
 
 
-def _end_of_item(rows: list[_Sourced], place: int) -> int:
+def _end_of_item(rows: list[Sourced], place: int) -> int:
     """The place after the last line of the item, or note, that begins at `place`."""
     head = rows[place]
     end = place + 1
     if head.closed:
         return end
     indented = end
-    while end < len(rows) and not rows[end].line.marked and not _is_nothing(rows[end]):
+    while end < len(rows) and not rows[end].line.marked and not is_nothing(rows[end]):
         deeper = rows[end].line.indent > head.line.indent
         if not deeper and not head.line.marked:
             break
@@ -352,7 +291,7 @@ def _end_of_item(rows: list[_Sourced], place: int) -> int:
     return indented if head.line.marked else place + 1
 
 
-def _joined(rows: Sequence[_Sourced], contexts: int) -> _Item:
+def _joined(rows: Sequence[Sourced], contexts: int) -> _Item:
     """The item that one line or several make: sources are those of the last bracket, labels and emphasis go."""
     if len(rows) == 1:
         text, sources = rows[0].text, rows[0].sources
@@ -389,8 +328,11 @@ def _by_field(values: Sequence[Value]) -> dict[str, list[Value]]:
     kinds = {"true": _COVERED, "yes": _COVERED, "false": _UNCOVERED, "no": _UNCOVERED, **_HEADINGS}
     found: dict[str, list[Value]] = {_COVERED: [], _UNCOVERED: []} if values else {}
     for value in values:
-        cell = value.cell(_KIND_FIELDS) if isinstance(value, Record) else None
-        kind = kinds.get(letters(cell.text)) if cell else None
+        cells = [value.cell((name,)) for name in _KIND_FIELDS] if isinstance(value, Record) else []
+        said = {kinds.get(letters(cell.text)) for cell in cells if cell}
+        if len(said) > 1:
+            raise Unparsable("a statement that is said to be covered and uncovered")
+        kind = said.pop() if said else None
         if kind is None:
             return {}
         found.setdefault(kind, []).append(value)
@@ -402,7 +344,7 @@ def _read_values(values: Sequence[Value], contexts: int) -> _List:
     found = _List([])
     for value in values:
         text, sources = _recorded_item(value, contexts)
-        if _ONLY_NONE.fullmatch(text) or (not sources and _BEGINS_NONE.match(text)):
+        if _ONLY_NONE.fullmatch(text) or (not sources and BEGINS_NONE.match(text)):
             found.says_none = True
         elif text and sources:
             found.items.append(_Item(text, sources))

@@ -9,6 +9,7 @@ from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.numbered import (
     CLAIM_WORDS,
     EVIDENCE_NAMES,
@@ -45,7 +46,8 @@ _CLAIM_NUMBER = re.compile(
     r"\bclaims?[ \t]{0,2}[#\[(]{0,2}(?P<one>\d{1,6})(?P<more>(?:(?:,|,? and|,? &) ?#?\d{1,6}\b(?! ?[^\W\d]))*)", re.I
 )
 _TAKES_BACK = re.compile(
-    r"\b(?:not|no|none|never|neither|nor|but|only|alone|except|however|although|though|while|whereas|unlike|without|if|unless"
+    r"\b(?:not|no|none|never|neither|nor|but|only|alone|except|however|although|though|while|whereas|unlike|without|if"
+    r"|unless"
     r"|part|partly|partially|other|others|rather|instead|wait|actually|or)\b|n['’]t\b",
     re.IGNORECASE,
 )
@@ -60,12 +62,13 @@ _ENDS_LABEL = re.compile(r"[ \t\r]*(?:[^\w\s]|\n|\Z)")
 _Coverage = tuple[bool, frozenset[int]]
 
 
+@final_answer
 @past_echoes
 def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`covered`, and `claims`: the numbers of the `claims` that cover the fact, from 1, ascending; none uncovered.
 
-    Numbers of no claim are passed over, as is the evidence of what is not covered. Raises `Unparsable` where there is
-    no label, where several objects disagree, and where what is covered has no known claim: nothing shows it then.
+    Numbers of no claim are passed over. Raises `Unparsable` where there is no label, where several objects disagree,
+    where what is covered has no known claim, which nothing shows then, and where what is not covered has some.
     """
     text = strip_thinking(completion)
     claims = Numbered(variables["claims"], CLAIM_WORDS)
@@ -98,8 +101,11 @@ def _read_object(value: Record, claims: Numbered) -> _Coverage:
     if len(read) > 1:
         raise Unparsable("an object with two labels")
     covered = read.pop()
-    cells = evidence_cells(value.field(EVIDENCE_NAMES)) if covered else ()
-    return covered, frozenset(number for cell in cells for number in _known(cell, claims))
+    cells = evidence_cells(value.field(EVIDENCE_NAMES))
+    known = frozenset(number for cell in cells for number in _known(cell, claims))
+    if known and not covered:
+        raise Unparsable("claims beside the word that the fact is not covered")
+    return covered, known
 
 
 def _is_covered(label: str) -> bool:

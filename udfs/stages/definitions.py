@@ -27,12 +27,20 @@ SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
 class Unparsable(ValueError):
     """A completion that does not have its stage's form. The message names what is missing, never the text."""
 
+    error_type = "unparsable"
+
+
+class Refused(Unparsable):
+    """A completion that declines the task."""
+
+    error_type = "refused"
+
 
 @dataclass(frozen=True)
 class StageDefinition:
     """A stage as its metric family defines it; `udfs.llm.keys.Stage` is one with model, template and decoding bound.
 
-    `parse(completion, variables)` gives a row of `output` or raises `Unparsable`. `rated` stages ask for
+    `parse(completion, variables)` gives a row of `output` or raises `Unparsable` or `Refused`. `rated` stages ask for
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
     the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.

@@ -12,8 +12,11 @@ from untold.udfs.stages.coverage import parse_coverage
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import RECORDED, Figures, Line, Thing
+from untold.udfs.stages.final_answers import final_text
+from untold.udfs.stages.non_answers import says_absent
 from untold.udfs.stages.prose import recorded_text, unframed, untagged
 from untold.udfs.stages.reading import (
+    collapsed,
     is_fence,
     is_none,
     is_rule,
@@ -68,6 +71,7 @@ _IRRELEVANT = re.compile(
 )
 
 
+@final_text
 @past_echoes
 def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
     """`summary`: the condensed context, null for a lone `None`. Raises `Unparsable` where nothing was answered."""
@@ -98,8 +102,11 @@ def _is_nothing(text: str) -> bool:
 
 
 def _is_irrelevant(text: str, variables: Mapping[str, Any]) -> bool:
-    """A sentence that says that the text does not bear on the query, where the text speaks of no query itself."""
-    return _IRRELEVANT.fullmatch(text) is not None and "query" not in str(variables.get("text") or "").lower()
+    """A sentence that says that the text does not bear on the query, where the text does not say so itself."""
+    own = str(variables.get("text") or "").casefold()
+    if says_absent(text):
+        return collapsed(text).casefold() not in collapsed(own)
+    return _IRRELEVANT.fullmatch(text) is not None and "query" not in own
 
 
 def _without_label(text: str) -> str:

@@ -21,9 +21,11 @@ TAGS: tuple[str, ...] = (
 # A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
 _ITEMS = ("statement", "question", "aspect", "claim", "fact")
 _TAG = re.compile(
-    rf"(?P<before>^[^\S\n]{{0,40}})?</?(?P<name>{'|'.join(TAGS)})(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
+    rf"(?P<before>^[^\S\n]{{0,40}}|(?<=>))?</?(?P<name>{'|'.join(TAGS)})s?"
+    rf"(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
     re.IGNORECASE | re.MULTILINE,
 )
+_OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -56,7 +58,8 @@ def _without_tags(completion: str, own: set[str]) -> tuple[str, Callable[[int], 
     """The completion without tags but those of `own` names, and where a place in it was before."""
     kept, ends, lost, last = [], [0], [0], 0
     for found in _tags(completion, own):
-        sign = _BULLET if _opens_item(found) else ""
+        sign = ("" if found.start() == 0 or found.string[found.start() - 1] == "\n" else "\n") + _BULLET
+        sign = sign if _opens_item(found) else ""
         kept += [completion[last : found.start()], sign]
         last = found.end()
         ends.append(sum(map(len, kept[-2:])))
@@ -71,8 +74,8 @@ def _tags(completion: str, own: set[str]) -> Iterator[re.Match[str]]:
 
 
 def _opens_item(found: re.Match[str]) -> bool:
-    """Whether a line begins with the opening tag of an item."""
-    return found["before"] is not None and found["name"].lower() in _ITEMS and "/" not in found[0]
+    """Whether a line, or what stands behind another tag, begins with the opening tag of an item."""
+    return found["before"] is not None and found["name"].lower() in _ITEMS and not _OPENS_NONE.search(found[0])
 
 
 def _moved(value: Any, place: Callable[[int], int]) -> Any:

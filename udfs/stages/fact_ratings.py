@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from untold.udfs.ratings import Digit
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.numbered import Numbered, number_in
 from untold.udfs.stages.rated_lines import read_rated_lines
 from untold.udfs.stages.reading import answer_in_place
@@ -35,6 +36,7 @@ class _Said(NamedTuple):
     digit: Digit | None
 
 
+@final_answer
 @past_echoes
 def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
     """`relevance` and `salience`: a `Digit` for each of `facts`, in their order.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import WRITTEN, Figures, Line
+from untold.udfs.stages.final_answers import final_text
 from untold.udfs.stages.prose import recorded_text, unframed, untagged
 from untold.udfs.stages.reading import (
     collapsed,
@@ -53,6 +54,7 @@ _ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
 _QUOTES = {'""', "“”", "«»", "„“"}
 
 
+@final_text
 def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`answer`: the text without thinking, and a fence or tags around all of it.
 
@@ -64,6 +66,7 @@ def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str
     return {"answer": text}
 
 
+@final_text
 @past_echoes
 def parse_restated(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`statement`: the first sentence or line, on one line, without label, bullet and quotes.

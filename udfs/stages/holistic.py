@@ -8,6 +8,7 @@ from typing import Any
 
 from untold.udfs.stages.alignment import Alignment, read_alignment
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.subsets import CANDIDATE_WORDS
 
 _CANDIDATE_NAMES = (
@@ -26,13 +27,14 @@ _REFERENCES_AND_CANDIDATES = Alignment(
     right_names=_CANDIDATE_NAMES,
     listing=(*_CANDIDATE_NAMES, "id", "number", "text", "fact"),
     right_words=CANDIDATE_WORDS,
-    verdict_names=("covered", "iscovered", "match", "ismatch", "entailed"),
+    verdict_names=("covered", "iscovered", "match", "ismatch", "entailed", "status", "verdict", "label", "coverage"),
     other_form=re.compile(
         r"\{|\[\s{0,3}\d|\b(?:references?|ref|fact)\s?#?\d{1,4}\W{1,6}(?:candidates?\W{1,3})?\d", re.IGNORECASE
     ),
 )
 
 
+@final_answer
 @past_echoes
 def parse_holistic(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """`candidates`: for each of `references` the numbers of the `candidates` that together entail it.

@@ -9,6 +9,7 @@ from itertools import pairwise
 from string import ascii_lowercase
 
 from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.non_answers import says_absent
 from untold.udfs.stages.reading import (
     Line,
     answer_span,
@@ -155,8 +156,12 @@ def is_nested(completion: str) -> bool:
 
 
 def says_none(rows: Iterable[Line]) -> bool:
-    """Whether a row is a lone `None`, or one with its reason behind: `None. The text says nothing on it.`"""
-    return any(is_none(row.text) or _NONE_BECAUSE.match(row.text) for row in rows)
+    """Whether a row is a lone `None`, or one with its reason behind: `None. The text says nothing on it.`
+
+    So is a lone sentence that says that there is nothing in the text.
+    """
+    said = [row.text for row in rows if row.text]
+    return any(is_none(text) or _NONE_BECAUSE.match(text) for text in said) or (len(said) == 1 and says_absent(said[0]))
 
 
 def list_items(rows: Sequence[Line]) -> list[list[str]]:

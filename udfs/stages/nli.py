@@ -14,6 +14,7 @@ from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
 from untold.udfs.stages.reading import answer_span, split_marker
 from untold.udfs.stages.records import (
@@ -58,6 +59,7 @@ class _Rated:
     digit: Digit | None
 
 
+@final_answer
 @past_echoes
 def parse_relevance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
     """`ratings`: a `Digit` for each of `statements`, in their order.

@@ -27,7 +27,8 @@ _RANGE_WORD = re.compile(r"(?<=\d)\s{1,3}(?:to|through)\s{1,3}(?=#?\d)", re.IGNO
 _ALL = re.compile(r"(?:all|each|every)(?: (?:of )?(?:the|these|them))?", re.IGNORECASE)
 _LISTED_NUMBERS = re.compile(r"[\s\d,;&/#、，–—-]+")
 _TEXT_BEHIND_NUMBER = re.compile(
-    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
+    r"\W{0,9}(?:(?:topic|aspect|subtopic|claim|fact|reference"
+    r"|candidate)\W{1,3})?(?P<number>\d{1,9})\s{0,3}[.:)\]–—-]{1,2}\s{1,9}(?=\S)",
     re.I,
 )
 _NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
@@ -78,10 +79,15 @@ def number_in(text: str, numbered: Numbered) -> int | None:
 
 
 def lone_number(text: str, numbered: Numbered) -> int | None:
-    """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs."""
+    """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs.
+
+    Raises `Unparsable` for 0: who counts from 0 means another text by every number.
+    """
     found = _LONE_NUMBER.fullmatch(without_words(text, numbered))
     if found is None:
         return None
+    if found["digits"] == "0":
+        raise Unparsable("numbers that count from 0")
     return int(found["digits"]) if not found["sign"] and len(found["digits"]) < 10 else 0
 
 

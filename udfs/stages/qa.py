@@ -18,7 +18,9 @@ from untold.udfs.stages.comparison import parse_comparison
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import whole
+from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
 from untold.udfs.stages.questions import (
     BEFORE_RATING,
     NOTE,
@@ -33,6 +35,7 @@ from untold.udfs.stages.rated import Rating, find_ratings, is_known, match_lines
 from untold.udfs.stages.reading import (
     collapsed,
     is_drawing,
+    is_none,
     split_marker,
 )
 from untold.udfs.stages.records import (
@@ -77,10 +80,11 @@ _SEPARATOR = re.compile(
 _SOURCE = r"(?:the|this)(?: \w+)? (?:text|context|passage|source|document)"
 _WHERE = rf"(?: (?:explicitly|directly|clearly))?(?: (?:in|by|from|within) {_SOURCE})?"
 _NO_ANSWER = (
-    r"(?:unknown|none|n\s?/\s?a|(?:it is |it's )?not (?:explicitly |directly )?(?:stated|mentioned|specified|given"
+    rf"(?:{UNKNOWN_WORDS}|(?:it is |it's )?not (?:explicitly |directly )?(?:stated|mentioned|specified|given"
     r"|provided|available|known|said|applicable|addressed|answered|indicated|discussed)"
-    r"|(?:there is |there['’]s )?no (?:answer|information|mention|data)"
-    r"(?: (?:is )?(?:given|provided|available|found|stated))?"
+    r"|(?:there is |there['’]s )?no (?:relevant )?(?:answer|information|mention|data)"
+    r"(?: (?:(?:is )?(?:given|provided|available|found|stated)|(?:about|on|regarding) (?:this|that|it)))?"
+    r"|I (?:cannot|can['’]t) (?:answer|tell|say|determine)(?: (?:this|that|it|the)(?: question)?)?"
     r"|(?:it |this |that )?(?:cannot|can['’]t|could not) be (?:determined|answered|inferred|established|known|said)"
     r"|(?:insufficient|not enough) information|undetermined|unspecified|unstated|(?:I )?(?:do not|don['’]t) know"
     rf"|{_SOURCE} (?:(?:does not|doesn['’]t) "
@@ -114,9 +118,10 @@ class _Answer:
     @property
     def unknown(self) -> bool:
         """Whether it says no more than that the text does not say."""
-        return _UNKNOWN.fullmatch(self.text) is not None
+        return _says_unknown(self.text)
 
 
+@final_answer
 @past_echoes
 def parse_answers(completion: str, variables: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """`answers`, each text once, and `confidences`, a `Digit` for each: a list for each of `questions`, in their order.
@@ -272,9 +277,14 @@ def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rati
         yield _Answer(_answer_text(rest.partition("\n")[0].lstrip(" :-–—")), ratings[0].digit)
 
 
+def _says_unknown(text: str) -> bool:
+    return _UNKNOWN.fullmatch(text) is not None or is_none(text) or says_absent(text)
+
+
 def _unrated(text: str) -> _Answer:
     """An answer without a confidence, which only `unknown` may be."""
-    return _Answer("unknown" if _UNKNOWN_REMARK.match(text) else _answer_text(text), None)
+    said = _UNKNOWN_REMARK.match(text) or _says_unknown(_answer_text(text))
+    return _Answer("unknown" if said else _answer_text(text), None)
 
 
 def _answer_text(written: str) -> str:

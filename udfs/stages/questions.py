@@ -11,6 +11,7 @@ from untold.udfs.facts.nodes import normalise
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
 from untold.udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
 from untold.udfs.stages.reading import (
@@ -52,16 +53,23 @@ _BARE_RATING = re.compile(
 _LONGEST_BARE = 40  # characters at a line's end in which a digit without a word is looked for
 # `**Who built it?** - asks for a name`: bold type says where the question ends
 _REMARKED = re.compile(r"\*\*([^*\n]{1,400}[?？])\*\*\s{0,3}(?:[-–—:：]\s|[(（])[^?？]*\Z")
+# `- A: Ada Fenn [1]` below a question or behind it
+_ANSWER = re.compile(
+    r"[ \t]{0,40}(?:[-*+•>][ \t]{1,9})?[*_]{0,2}(?:a|answer)(?:[ \t]?\d{1,2})?[*_]{0,2}[ \t]?[:：]", re.I
+)
+_ANSWERED = re.compile(r"([?？][*_]{0,2})[ \t]{1,9}(?:[-–—|][ \t]{1,3})?[*_]{0,2}(?:A|Answer)[*_]{0,2}[ \t]?[:：].*\Z")
 _SEVERAL_ON_LINE = re.compile(r"(?<=[?？])\s{1,9}[*•]\s{1,9}(?=\S)")
 _OPENERS = " \t([【［（"
 
 
+@final_answer
 @past_echoes
 def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`questions`: the questions in order; none for a lone `None`. Raises `Unparsable` where no line is a list item."""
     records = read_records(completion)
     said = records.rest if records and (recorded := list(_recorded_questions(records.values))) else completion
-    rows = [question_row(line) for line in unfenced(strip_thinking(said)).split("\n")]
+    lines = unfenced(strip_thinking(said)).split("\n")
+    rows = [question_row(_ANSWERED.sub(r"\1", line)) for line in lines if not _ANSWER.match(line)]
     listed = [row for row, below in _with_next(rows) if not _is_heading(row, below)]
     items = [whole(" ".join(item)) for item in list_items(listed)] or _unlisted_questions(listed)
     _check_nesting(rows)
@@ -76,6 +84,7 @@ def parse_questions(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     return {"questions": questions}
 
 
+@final_answer
 @past_echoes
 def parse_refined(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Any]]:
     """`questions`, each text once, and `ratings`, a `Digit` for each; none for a lone `None`.

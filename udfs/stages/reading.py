@@ -5,10 +5,54 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from untold.udfs.stages.non_answers import NONE_WORDS
+
 # Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
-_THINK_OPEN = re.compile(r"\s*<(think|thinking|reasoning)>", re.IGNORECASE)
-_THINK_CLOSE = re.compile(r"</(think|thinking|reasoning)>", re.IGNORECASE)
-_ORPHAN_CLOSE = re.compile(r"</think>[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
+_THOUGHT = (
+    r"(?:[a-z]{1,9}[:_ -]?)?(?:think(?:ing)?|thoughts?(?:[_ -]process)?|reason(?:ing)?|reflect(?:ion|ing)?|analysis"
+    r"|scratch[_-]?pad"
+    r"|deliberation|contemplat(?:ion|or|e)|monologue|plan(?:ning)?|rationale|cot(?:_\w{1,20})?|brainstorm(?:ing)?)"
+)
+# `<think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`
+_THINK_OPEN = re.compile(
+    rf"\s*(?:[<\[◁【]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷】]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>|thinking\.\.\.\n)",
+    re.IGNORECASE,
+)
+_THINK_CLOSE = re.compile(
+    rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE
+)
+_ORPHAN_CLOSE = re.compile(r"(?:</think>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>)[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
+_ORPHAN_OPEN = re.compile(r"<think>|\[THINK\]|◁think▷|<\|begin_of_thought\|>", re.IGNORECASE)
+_HEADING = re.compile(r"\s*[\[【](?!think)", re.IGNORECASE)
+# Any other pair of tags before an answer is thinking too, but those of HTML, and of what stages ask for
+_OTHER_OPEN = re.compile(
+    r"\s*<(?P<name>(?!(?:a|b|i|u|p|s|br|em|li|ol|ul|td|th|tr|div|sub|sup|pre|code|span|strong|small|table|thead|tbody"
+    r"|html|body|h\d"
+    r"|blockquote|details|center|cite|math|q)[\s>])"
+    r"(?!\w{0,40}(?:answer|claim|fact|atom|unit|question|topic|aspect|summar|output|result|label|relation|verdict"
+    r"|classif|response"
+    r"|final|solution|json|list|statement|cover|match|candidate|rating|relevan|evidence|item|premise|hypothes|query"
+    r"|text|context"
+    r"|reference|conclu|first|second|document|source|content))[a-z][\w:.-]{0,40})>",
+    re.IGNORECASE,
+)
+# `Here is my thought process:`, and what the answer begins with behind it
+_ALOUD = re.compile(
+    r"[\s#*_]{0,9}(?:(?:here(?:['’]s| is| are)|below is|this is)\s(?:my|the)\s(?:\w{1,20}\s){0,2}?(?:thought process"
+    r"|thoughts"
+    r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process"
+    r"|thinking process"
+    r"|thinking|thoughts))(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
+    re.IGNORECASE,
+)
+_ANSWER_LABEL = re.compile(
+    r"^[ \t#*_]{0,6}(?:(?:my|the|so|final|extracted|revised) ){0,3}(?:answer|response|claims|facts|questions"
+    r"|statements|units|topics"
+    r"|summary|output|result|label|relation|verdict|classification|conclusion|statement)(?: is)?[*_ ]{0,3}"
+    r"(?:[:：][*_ \t]{0,4}|(?<=\*\*)(?=\n))|^[ \t]{0,3}(?:-{3,}|\*{3,})[ \t\r]*$|^(?=[ \t*#]{0,6}\[(?:un)?covered\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_PARAGRAPHS = re.compile(r"\n[ \t\r]*\n\s*")
 
 # Channels are OpenAI's harmony form of gpt-oss; servers that do not know its tokens leave their names in the text.
 _TOKEN = r"<[|｜][^<>|｜\s]{1,40}[|｜]>"
@@ -29,7 +73,8 @@ _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?
 # A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
 # only where no second one makes it emphasis
 _MARKER = re.compile(
-    r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
+    r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])"
+    r"|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
@@ -44,6 +89,7 @@ _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
 _AROUND_NONE = " \t\r\n\"'“”‘’«»`*_()[]-–—•.。"
 _EMPHASES = ("**", "__", "*", "`")
+_LONGEST_NONE = 80  # characters, fence and quotation marks included
 
 
 @dataclass(frozen=True)
@@ -58,9 +104,10 @@ class Line:
 def strip_thinking(completion: str) -> str:
     """What a completion answers: without leading thinking and without tokens at its ends, trimmed.
 
-    Thinking is `<think>…</think>`, and all up to the last `<|channel|>final<|message|>` or line `assistantfinal`; ""
-    where it never ends. A chat template may have written the opening tag itself: a closing tag that ends a line, with
-    no opening one before it, ends the thinking too.
+    Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the last
+    `<|channel|>final<|message|>` or line `assistantfinal`, and what `Here is my thought process:` introduces; "" where
+    it never ends. A chat template may have written the opening tag itself: a closing tag that ends a line, with no
+    opening one before it, ends the thinking too.
     """
     start, end = answer_span(completion)
     return completion[start:end].strip()
@@ -113,13 +160,33 @@ def _end_of_thinking(completion: str) -> int:
     while opening := _THINK_OPEN.match(completion, start):
         closing = _THINK_CLOSE.search(completion, opening.end())
         if closing is None:
-            return len(completion)
+            return start if _HEADING.match(opening[0]) else len(completion)
         start, thought = closing.end(), True
     if not thought:
         orphan = _ORPHAN_CLOSE.search(completion)
-        if orphan and "<think>" not in completion[: orphan.start()].lower():
+        if orphan and not _ORPHAN_OPEN.search(completion, 0, orphan.start()):
             start = orphan.end()
-    return start
+    start = _end_of_other_tags(completion, start)
+    aloud = _ALOUD.match(completion, start)
+    return _end_of_thinking_aloud(completion, aloud.end()) if aloud else start
+
+
+def _end_of_other_tags(completion: str, start: int) -> int:
+    """Behind a pair of tags with an answer behind it; `start` where there is none."""
+    opening = _OTHER_OPEN.match(completion, start)
+    closing = completion.find(f"</{opening['name']}>", opening.end()) if opening else -1
+    end = completion.find(">", closing) + 1 if closing >= 0 else start
+    return end if completion[end:].strip() else start
+
+
+def _end_of_thinking_aloud(completion: str, start: int) -> int:
+    """Where an answer is named, or the second of two paragraphs begins; else the end, as it is not known."""
+    labels = list(_ANSWER_LABEL.finditer(completion, start))
+    if labels:
+        return labels[-1].end()
+    breaks = list(_PARAGRAPHS.finditer(completion.rstrip(), start))
+    breaks = breaks[1:] if breaks and not completion[start : breaks[0].start()].strip() else breaks
+    return breaks[0].end() if len(breaks) == 1 else len(completion)
 
 
 def is_fence(line: str) -> bool:
@@ -151,8 +218,8 @@ def unfenced(text: str) -> str:
 
 
 def is_none(text: str) -> bool:
-    """Whether the text is a lone `None`: any case, full stop or not, quoted, bold, bulleted, bracketed or fenced."""
-    return unfenced(text).strip(_AROUND_NONE).casefold() == "none"
+    """Whether the text is a lone `None`, in any language and case, quoted, bold, bulleted, bracketed or fenced."""
+    return len(text) <= _LONGEST_NONE and unfenced(text).strip(_AROUND_NONE).casefold() in NONE_WORDS
 
 
 def letters(text: str) -> str:

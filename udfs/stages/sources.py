@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.reading import is_none, without_emphasis
 
 OPENERS = "[【［"
@@ -96,6 +97,8 @@ def numbers_of(inside: str, contexts: int) -> frozenset[int] | None:
         return frozenset()
     plain = _RANGE_SPACES.sub("-", _SOURCE_WORDS.sub(" ", inside.strip()))
     parts = [part for part in _SOURCE_SEPARATORS.split(plain) if part]
+    if "0" in parts:
+        raise Unparsable("numbers that count from 0")
     if parts and all(map(_NUMBER.fullmatch, parts)):
         return frozenset(number for part in parts for number in _range(part, contexts))
     listed = [part.strip() for part in plain.split(",")]

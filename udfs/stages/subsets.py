@@ -10,6 +10,7 @@ from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import behind_correction
 from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
 from untold.udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
@@ -46,6 +47,7 @@ _BRACKET = re.compile(r"\[([^\[\]]{0,2000})\]")
 # `[1, 3] [1, 3]`, a list twice, and `[1], [3]`, a list for each number
 _REPEATED = re.compile(r"^[ \t]{0,9}(\[[\d\s,]{0,200}\])(?:[ \t\r\n]{0,9}\1){1,9}(?=\s|\Z)", re.MULTILINE)
 _ROW_OF_LISTS = re.compile(r"(?<!\[)\[\d{1,6}\](?:[ \t]{0,3}(?:[,&]|and)?[ \t]{0,3}\[\d{1,6}\]){1,99}(?!\])")
+_OTHERS = re.compile(r"\][ \t]{0,3}[(,]?[ \t]{0,3}or[ \t]{1,3}\[\d", re.IGNORECASE)  # `[2] (or [3])`
 _DIGITS = re.compile(r"\d+")
 _ROUND = re.compile(r"\((\d{1,6})\)")
 _NUMBERS = re.compile(r"[\s\d,;&/#、，–—.+-]*")
@@ -54,7 +56,8 @@ _ENDS_LINE = re.compile(r"(?:[^\w\n]|_){0,40}(?:\n|\Z)")
 _BOXED = re.compile(r"\$?\\boxed\{(?:\\text\{)?")
 # What states that a list is the answer; a short line with a colon does, too
 _STATING = re.compile(
-    r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose|select"
+    r"\b(?:answer|best|subset|set|result|output|conclusion|verdict|selection|therefore|thus|hence|so|finally|choose"
+    r"|select"
     r"|return|list|entail\w*|needed|required|suffic\w+|together)\b",
     re.IGNORECASE,
 )
@@ -66,8 +69,10 @@ _REACH, _LONGEST_LABEL = 200, 60
 _AROUND_LINE = " \t\r*_`\"'-.!"
 # Before a list of what is no answer: `Rejected: [2]`, `Candidates considered: [1, 2, 3]`
 _OF_OTHERS = re.compile(
-    r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed|partial\w*"
-    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given|sources?|references?|citations?|total|count"
+    r"\b(?:not|no|non|reject\w*|exclud\w*|dropped|remaining|others?|consider\w*|all|irrelevant|unmatched|un\w+ed"
+    r"|partial\w*"
+    r"|against|without|insufficient|except|if|instead|first|initial\w*|possible|given|sources?|references?|citations?"
+    r"|total|count"
     r"|confidence|score|analysis|notes?|missing)\b|n['’]t\b",
     re.IGNORECASE,
 )
@@ -106,6 +111,7 @@ class _Said:
     end: int
 
 
+@final_answer
 @past_echoes
 def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, list[int]]:
     """`candidates`: the numbers of `candidates` that together entail the reference, from 1, ascending; `[]` for none.
@@ -115,6 +121,8 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     no list is the answer or several may be.
     """
     text = _REPEATED.sub(r"\1", strip_thinking(completion))
+    if _OTHERS.search(text):
+        raise Unparsable("several lists of candidates")
     text = _ROW_OF_LISTS.sub(lambda row: f"[{', '.join(_DIGITS.findall(row[0]))}]", text)
     numbered = Numbered(variables["candidates"], CANDIDATE_WORDS)
     found = _read(text, numbered)

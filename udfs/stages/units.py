@@ -8,6 +8,7 @@ from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
@@ -36,12 +37,14 @@ _NAMES = "|".join(name.replace(" ", r"[\s_-]?") for name in UNIT_TYPES)
 # `Fact: unit`, `Fact 3 (verifiable): unit`, `**[Fact]** unit`
 _LEADING_TYPE = re.compile(
     rf"[*_`]{{0,3}}(?:[\[(【](?P<bracketed>{_NAMES})[)\]】][*_`]{{0,3}}\s{{0,3}}[:：]?"
-    rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
+    rf"|(?P<named>{_NAMES})(?:\s#?\d{{1,3}})?(?:\s\([^()]{{1,40}}\))?[*_`]{{0,3}}\s?(?:[:：]"
+    rf"|[-–—](?=\s)))[*_`]{{0,3}}\s{{0,9}}(?=\S)",
     re.IGNORECASE,
 )
 _UNIT_LABEL = re.compile(r"[*_]{0,3}(?:(?:content )?unit|text|content|statement)[*_]{0,3}\s?[:：][*_]{0,3}\s*", re.I)
 _EXPLAINED_TYPE = re.compile(
-    rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)|\.\s)[^:：]{{1,200}}\Z",
+    rf"[:：]\s{{0,3}}[*_]{{0,2}}(?P<name>{_NAMES})[*_]{{0,2}}(?:\s[-–—]\s|,\s(?=as|because|since)"
+    rf"|\.\s)[^:：]{{1,200}}\Z",
     re.I,
 )
 # `unit: Fact; unit: Claim`: several on one line would be one unit of the last type
@@ -70,6 +73,7 @@ _COLONS = ":："
 Unit = tuple[str, str]
 
 
+@final_answer
 @past_echoes
 def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
     """`atoms`: the units in order, each with one of `UNIT_TYPES`; none for a lone `None`.
@@ -88,6 +92,7 @@ def parse_atoms(completion: str, variables: Mapping[str, Any]) -> dict[str, list
     return {"atoms": atoms}
 
 
+@final_answer
 @past_echoes
 def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`atoms`: the statements in order; none for a lone `None`.

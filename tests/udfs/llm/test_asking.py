@@ -13,7 +13,7 @@ from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, requests, rows_in
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.calls import Progress
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.definitions import Refused, Unparsable
 
 
 def reject(text: str, _: Any) -> None:
@@ -94,6 +94,15 @@ def test_a_parser_that_breaks_makes_a_completion_unparsable(server: ModelServer,
     ask(server, tmp_path, requests(1), replace(SETTINGS, max_attempts=1), parse=broken)
     (row,) = rows_in(tmp_path).values()
     assert (row["error_type"], row["error"]) == ("unparsable", "the parser failed (ZeroDivisionError)")
+
+
+def test_a_refusal_is_asked_again_and_then_lasts(server: ModelServer, tmp_path: Path) -> None:
+    def refuse(text: str, _: Any) -> None:
+        raise Refused("the model declined the task")
+
+    ask(server, tmp_path, requests(1), replace(SETTINGS, max_attempts=2), parse=refuse)
+    (row,) = rows_in(tmp_path).values()
+    assert (row["error_type"], row["error"], row["attempts"]) == ("refused", "the model declined the task", 2)
 
 
 @pytest.mark.parametrize("deed", ["filter", {"status": 400}, {"status": 422}])

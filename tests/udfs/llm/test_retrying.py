@@ -33,12 +33,12 @@ def test_a_failure_with_a_passing_reason_passes(error_type: str) -> None:
     assert is_passing(error_type)
 
 
-@pytest.mark.parametrize("error_type", [*LASTING, "truncated", "empty", "unparsable", "template"])
+@pytest.mark.parametrize("error_type", [*LASTING, "truncated", "empty", "unparsable", "refused", "template"])
 def test_every_other_failure_lasts(error_type: str | None) -> None:
     assert not is_passing(error_type)
 
 
-@pytest.mark.parametrize("error_type", ["unparsable", "empty", "truncated", "bad_body", "bad_finish"])
+@pytest.mark.parametrize("error_type", ["unparsable", "refused", "empty", "truncated", "bad_body", "bad_finish"])
 def test_what_cannot_be_used_is_asked_again_until_its_attempts_are_used_up(error_type: str) -> None:
     answer = Answer(error_type=error_type)
     again = [verdict(answer, attempts).act for attempts in range(4)]
@@ -80,7 +80,7 @@ def test_before_the_first_completion_what_is_in_flight_may_prove_a_row_guilty() 
     assert (standing.is_refused(3), standing.is_refused(0)) == (False, True)
 
 
-@pytest.mark.parametrize("kind", [None, "unparsable", "truncated", "empty", "filtered"])
+@pytest.mark.parametrize("kind", [None, "unparsable", "refused", "truncated", "empty", "filtered"])
 def test_after_a_completion_of_any_worth_a_single_error_is_its_row_s(kind: str | None) -> None:
     standing = heard(Answer(text="text", error_type=kind), FLAGGED)
     assert not standing.is_refused(0)

@@ -9,7 +9,7 @@ import pytest
 
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.definitions import Refused, Unparsable
 
 FOLDER = Path(__file__).parents[1] / "completions"  # its README says what a line is
 
@@ -35,6 +35,8 @@ def plain(value: Any) -> Any:
 def read(stage: str, row: Mapping[str, Any]) -> Any:
     try:
         return plain(STAGES[stage].parse(row["completion"], row["variables"]))
+    except Refused:
+        return "refused"
     except Unparsable:
         return None
 
@@ -42,5 +44,6 @@ def read(stage: str, row: Mapping[str, Any]) -> Any:
 @pytest.mark.skipif(not any(FOLDER.glob("*.jsonl")), reason="no completions are written yet")
 @pytest.mark.parametrize(("stage", "row"), list(written()))
 def test_a_completion_is_read_as_a_person_reads_it(stage: str, row: Mapping[str, Any]) -> None:
-    allowed = [plain(row["expected"]), *([None] if row.get("or_unparsable") else [])]
+    refusable = row["expected"] is None or row.get("or_unparsable")
+    allowed = [plain(row["expected"]), *([None, "refused"] if refusable else [])]
     assert read(stage, row) in allowed, row["note"]

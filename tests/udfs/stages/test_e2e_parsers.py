@@ -83,7 +83,7 @@ def test_what_models_write_is_read(completion: str) -> None:
         ("- The sum [of 3] was paid [1, 3]", "The sum [of 3] was paid", [1, 3]),
         ("- A [1] [2]", "A [1]", [2]),
         ("- A [3,1 , 1]", "A", [1, 3]),
-        ("- A [0, 2, 4, 99999999999999999999]", "A", [2]),
+        ("- A [2, 4, 99999999999999999999]", "A", [2]),
         ("- A [1-3]", "A", [1, 2, 3]),
         ("- A [contexts 1 and 2]", "A", [1, 2]),
         ("- A [Contexts: 1; 3]", "A", [1, 3]),
@@ -248,3 +248,13 @@ def test_headings_without_brackets_are_read(covered: str, uncovered: str) -> Non
 )
 def test_json_and_tables_are_read(completion: str) -> None:
     assert coverage(completion) == SUN_AND_MOON
+
+
+def test_a_statement_may_begin_as_a_remark_does() -> None:
+    read = coverage(lists("- It rose. [1]\n\n- Overall, prices fell. [2]", "- Total sales were 5. [3]"))
+    assert read == [("It rose.", True, [1]), ("Overall, prices fell.", True, [2]), ("Total sales were 5.", False, [3])]
+
+
+def test_a_line_that_may_be_a_statement_or_a_remark_is_unparsable() -> None:
+    with pytest.raises(Unparsable, match="a statement or a remark"):
+        coverage(lists("- It rose. [1]", "- It fell. [2]\n\nPrices are another matter. [3]"))

@@ -126,13 +126,25 @@ def test_a_repeated_topic_unites_its_evidence() -> None:
     assert evidence('{"topic_id": 1, "evidence": [2]}\n{"topic_id": 1, "evidence": [1, 2]}') == [[1, 2], [], []]
 
 
-@pytest.mark.parametrize("number", ["0", "4", "-1", '"9"', "12345678901234567890", '"topic 7"'])
+@pytest.mark.parametrize("number", ["4", "-1", '"9"', "12345678901234567890", '"topic 7"'])
 def test_unknown_topics_are_dropped(number: str) -> None:
     completion = f'{{"topic_id": {number}, "evidence": [1]}}\n{{"topic_id": 2, "evidence": [2]}}'
     assert evidence(completion) == [[], [2], []]
 
 
-@pytest.mark.parametrize("numbers", ["3, 1", "0, 1", "-2, 1", '"claim 9", "claim 1"', "1, 12345678901234567890", "1.0"])
+@pytest.mark.parametrize("pair", ['"topic_id": 0, "evidence": [1]', '"topic_id": 1, "evidence": [0, 1]'])
+def test_numbers_from_0_are_unparsable(pair: str) -> None:
+    with pytest.raises(Unparsable, match="count from 0"):
+        evidence(f'{{{pair}}}\n{{"topic_id": 2, "evidence": [2]}}')
+
+
+@pytest.mark.parametrize("verdict", ['"status": "not covered"', '"match": "none"', '"covered": false'])
+def test_evidence_beside_the_word_that_there_is_none_is_unparsable(verdict: str) -> None:
+    with pytest.raises(Unparsable, match="says otherwise"):
+        evidence(f'{{"topic_id": 1, {verdict}, "evidence": [2]}}')
+
+
+@pytest.mark.parametrize("numbers", ["3, 1", "-2, 1", '"claim 9", "claim 1"', "1, 12345678901234567890", "1.0"])
 def test_unknown_claims_are_dropped(numbers: str) -> None:
     assert evidence(f'{{"topic_id": 2, "evidence": [{numbers}]}}') == [[], [1], []]
 

@@ -240,7 +240,7 @@ def test_words_of_claim_and_evidence_are_no_verdict() -> None:
 
 @pytest.mark.parametrize("label", ["COVERED", "covered", "Covered.", "**COVERED**", " covered "])
 @pytest.mark.parametrize(
-    "numbers", ["[3, 1]", '["1", "3"]', '["claim 3", "C1"]', '"1, 3"', "[1, 9, 0, 3, -2, 3]", '[1, 3, "x"]']
+    "numbers", ["[3, 1]", '["1", "3"]', '["claim 3", "C1"]', '"1, 3"', "[1, 9, 3, -2, 3]", '[1, 3, "x"]']
 )
 def test_the_known_claims_of_a_covered_fact(label: str, numbers: str) -> None:
     assert covering(f'{{"label": "{label}", "evidence_claim_ids": {numbers}}}') == [1, 3]
@@ -250,10 +250,12 @@ def test_the_known_claims_of_a_covered_fact(label: str, numbers: str) -> None:
     "label", ["NOT_COVERED", "not_covered", "not covered", "NOT COVERED", "Not-Covered", "NotCovered"]
 )
 @pytest.mark.parametrize(
-    "more", ["", ', "evidence_claim_ids": []', ', "evidence_claim_ids": [1]', ', "evidence_claim_ids": null']
+    "more", ["", ', "evidence_claim_ids": []', ', "evidence_claim_ids": [9]', ', "evidence_claim_ids": null']
 )
-def test_claims_of_what_is_not_covered_are_ignored(label: str, more: str) -> None:
+def test_what_is_not_covered_has_no_claims(label: str, more: str) -> None:
     assert covering(f'{{"label": "{label}"{more}}}') == []
+    with pytest.raises(Unparsable, match="beside the word"):
+        covering(f'{{"label": "{label}", "evidence_claim_ids": [1]}}')
 
 
 @pytest.mark.parametrize(

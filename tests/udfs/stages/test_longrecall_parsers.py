@@ -234,9 +234,7 @@ def test_the_facts_may_tell_of_a_match_themselves() -> None:
 # Several candidates
 
 
-@pytest.mark.parametrize(
-    "numbers", ["[1, 3]", "[3,1]", "[1, 1, 3]", "[1, 3, 4]", "[0, 1, 3]", "[-2, 1, 3]", "[[1, 3]]"]
-)
+@pytest.mark.parametrize("numbers", ["[1, 3]", "[3,1]", "[1, 1, 3]", "[1, 3, 4]", "[-2, 1, 3]", "[[1, 3]]"])
 @pytest.mark.parametrize(
     "form",
     [
@@ -258,7 +256,7 @@ def test_the_answers_list_is_found(form: str, numbers: str) -> None:
     assert chosen(form.format(numbers)) == [1, 3]
 
 
-@pytest.mark.parametrize("numbers", ["4", "0", "4, 5", "-1", "12345678901234567890", '"candidate 9"'])
+@pytest.mark.parametrize("numbers", ["4", "4, 5", "-1", "12345678901234567890", '"candidate 9"'])
 def test_a_list_of_unknown_numbers_alone_is_not_taken_for_none(numbers: str) -> None:
     for completion in (f"[{numbers}]", f'{{"candidates": [{numbers}]}}', f"Answer: [{numbers}]"):
         with pytest.raises(Unparsable):
@@ -321,7 +319,7 @@ def test_a_repeated_reference_unites_its_candidates() -> None:
     assert mapped('{"reference": 1, "candidates": [2]}\n{"reference": 1, "candidates": [1, 2]}') == [[1, 2], []]
 
 
-@pytest.mark.parametrize("number", ["0", "3", "-1", '"9"', "12345678901234567890", '"reference 7"'])
+@pytest.mark.parametrize("number", ["3", "-1", '"9"', "12345678901234567890", '"reference 7"'])
 def test_unknown_references_and_candidates_are_dropped(number: str) -> None:
     unknown = number.replace("reference", "candidate").replace("3", "4")
     lines = f'{{"reference": {number}, "candidates": [1]}}\n{{"reference": 2, "candidates": [3, {unknown}]}}'

@@ -76,9 +76,7 @@ def test_a_lone_none_is_no_question(completion: str) -> None:
     assert refined(completion) == []
 
 
-@pytest.mark.parametrize(
-    "completion", ["", " \n", "How high is it?", "I cannot do that.", "Here are the questions:", "*", "<think>* A?"]
-)
+@pytest.mark.parametrize("completion", ["", " \n", "How high is it?", "Here are the questions:", "*", "<think>* A?"])
 def test_prose_is_no_list_of_questions(completion: str) -> None:
     with pytest.raises(Unparsable, match="no list of questions"):
         mined(completion)

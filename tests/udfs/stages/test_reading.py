@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from untold.udfs.stages.reading import is_none, split_marker, strip_thinking
 
 
@@ -19,3 +21,29 @@ def test_only_a_lone_none_is_none() -> None:
 
 def test_every_leading_think_block_goes() -> None:
     assert strip_thinking(" <Think>a</THINK>\n<think>b</think> c") == "c"
+
+
+@pytest.mark.parametrize(
+    "thinking",
+    [
+        "[THINK]a[/THINK]",
+        "<thought>\na\n</thought>\n",
+        "<seed:think>a</seed:think>",
+        "◁think▷a◁/think▷",
+        "<|begin_of_thought|>a<|end_of_thought|>",
+        "<ponder>a</ponder>\n",
+        "Here is my thought process:\n- a\n- b\n\n",
+    ],
+)
+def test_thinking_in_any_tags_is_no_answer(thinking: str) -> None:
+    assert strip_thinking(f"{thinking}b") == "b"
+
+
+@pytest.mark.parametrize("opened", ["[THINK]a", "<thought>a", "<scratchpad>a\n\nb", "◁think▷a"])
+def test_thinking_that_never_ends_leaves_no_answer(opened: str) -> None:
+    assert strip_thinking(opened) == ""
+
+
+@pytest.mark.parametrize("answer", ["<label>neutral</label>", "<b>a</b> b", "[Covered statements]\nNone"])
+def test_tags_of_an_answer_are_no_thinking(answer: str) -> None:
+    assert strip_thinking(answer) == answer

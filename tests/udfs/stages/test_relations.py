@@ -60,7 +60,6 @@ def test_the_answer_is_found(form: str, label: str) -> None:
         ("The hypothesis contradicts the premise.", "contradiction"),
         ("They are contradictory.", "contradiction"),
         ("contradictory", "contradiction"),
-        ("The premise is not neutral but contradicts the hypothesis.", "contradiction"),
         ("The premise does not contradict the hypothesis; it entails it.", "entailment"),
         ("Neutral, because the premise neither entails nor contradicts the hypothesis.", "neutral"),
         ("Neutral: the premise doesn't entail the hypothesis.", "neutral"),
@@ -87,6 +86,11 @@ def test_verbs_are_labels_and_negated_ones_are_not(completion: str, expected: st
         "",
         "Yes.",
         "not entailed",
+        "The premise is not neutral but contradicts the hypothesis.",
+        "This rules out contradiction.",
+        "To avoid contradiction, I would say neutral.",
+        "The premise only entails the year.",
+        "Entailment: no",
         "No contradiction.",
         "There is no clear contradiction here.",
         "The hypothesis isn't entailed by the premise.",
@@ -116,4 +120,5 @@ def test_words_that_are_premise_or_hypothesis_own_are_no_answer() -> None:
     with pytest.raises(Unparsable):
         relation("The premise says that Sweden was neutral.", "Sweden was neutral.", "Sweden took no side.")
     assert relation("Neutral.", "Sweden was neutral.", "Sweden took no side.") == "neutral"
-    assert relation("Sweden was neutral: it entails that.", "Sweden was neutral.", "No side.") == "entailment"
+    with pytest.raises(Unparsable):
+        relation("Sweden was neutral: it entails that.", "Sweden was neutral.", "No side.")

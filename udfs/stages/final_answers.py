@@ -1,0 +1,133 @@
+"""What of a completion is its answer, for all stages: no thinking, no draft that a later one replaces, no refusal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
+
+from untold.udfs.stages.definitions import Refused, Unparsable
+from untold.udfs.stages.non_answers import is_refusal
+from untold.udfs.stages.reading import answer_in_place
+
+Row = TypeVar("Row", bound=Mapping[str, Any])
+Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]
+
+_AROUND = r"[ \t#*_>\"]{0,9}"
+# `Wait, ...` begins a line that takes back what stands above; `Final:` is a label, alone or before the answer
+_TAKES_BACK = (
+    r"(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm+|on second thoughts?|scratch that|let me (?:correct|revise"
+    r"|reconsider|fix|redo)"
+    r"|i (?:need|have|want) to (?:correct|revise|fix)|upon (?:reflection|review)|correction|my mistake)\b"
+)
+_RELABELS = (
+    r"(?:(?:corrected|revised|updated|correction)(?: (?:version|answer|list|output|json|lists|label))?"
+    r"|final(?: (?:version|list|output|json|lists|label))?|final answer(?=[*_: ]{0,4}\s*\n))"
+    r"[*_]{0,3}\s?(?:[:：][*_]{0,3}|(?=\n))"
+)
+_CORRECTS = re.compile(
+    rf"^{_AROUND}(?:(?P<sentence>{_TAKES_BACK})|(?P<label>{_RELABELS}))", re.IGNORECASE | re.MULTILINE
+)
+_SENTENCE_BEHIND = re.compile(r"[^\n]{0,1000}")
+_DRAFT = re.compile(
+    rf"\s{{0,9}}{_AROUND}(?:(?:my|first|initial|rough) )?(?:draft|version|attempt)\b[^\n:]{{0,20}}"
+    r"(?:[:：]|[*_]{0,3}\n)",
+    re.IGNORECASE,
+)
+# What adds to a list corrects none
+_ADDS = re.compile(
+    r"\b(?:forgot|miss(?:ed|ing)|left out|add(?:ing|ed)?|also|another|more|additional(?:ly)?)\b", re.IGNORECASE
+)
+_STRUCK = re.compile(r"(?<!~)~~(?![~\s])[^~]{1,2000}~~(?!~)")
+_MOST_CORRECTIONS = 3  # the last ones; each costs a reading
+
+
+def final_answer(parse: Parse[Row]) -> Parse[Row]:
+    """The parser, reading the last whole answer of a completion, behind its thinking; places in it stay.
+
+    What stands above `Wait, ...` or `Final:` counts only where no answer stands below. Raises `Refused` where a
+    completion declines the task.
+    """
+    return _reading(parse, is_text=False)
+
+
+def final_text(parse: Parse[Row]) -> Parse[Row]:
+    """The same for a stage of free text, which may say `Actually, ...` itself: `Draft:` has to begin it."""
+    return _reading(parse, is_text=True)
+
+
+def _reading(parse: Parse[Row], *, is_text: bool) -> Parse[Row]:
+    @wraps(parse)
+    def parse_final(completion: str, variables: Mapping[str, Any]) -> Row:
+        own = list(_texts(variables.values()))
+        text = _with_breaks(answer_in_place(completion), own)
+        text = text if is_text else _unstruck(text, own)
+        if is_refusal(text, own):
+            raise Refused("the model declined the task")
+        for found in _corrections(text, own) if not is_text or _DRAFT.match(text) else ():
+            row = _behind(text, found, parse, variables)
+            if row is not None:
+                return row
+        return parse(text, variables)
+
+    return parse_final
+
+
+def _corrections(text: str, own: Sequence[str]) -> Iterator[re.Match[str]]:
+    """What takes back an answer above it, the last first; words that the own texts have are theirs."""
+    begin = len(text) - len(text.lstrip())
+    found = [each for each in _CORRECTS.finditer(text) if each.start() > begin]
+    for each in reversed(found[-_MOST_CORRECTIONS:]):
+        word = (each["sentence"] or each["label"]).strip(" *_").casefold()
+        if not any(word in text.casefold() for text in own):
+            yield each
+
+
+def _behind(text: str, found: re.Match[str], parse: Parse[Row], variables: Mapping[str, Any]) -> Row | None:
+    """What the answer behind a correction says; None where there is none.
+
+    Raises `Unparsable` where a sentence adds to the answer above, or takes it back and gives no other.
+    """
+    start = found.end()
+    remark = _SENTENCE_BEHIND.match(text, start) if found["sentence"] else None
+    start = remark.end() if remark else start
+    try:
+        row = parse("\n" * start + text[start:], variables)
+    except Unparsable:
+        return None
+    if remark and _ADDS.search(remark[0]) and _size(row) < _size_of(text[: found.start()], parse, variables):
+        raise Unparsable("a list, and what is to be added to it")
+    return row
+
+
+def _size_of(text: str, parse: Parse[Row], variables: Mapping[str, Any]) -> int:
+    try:
+        return _size(parse(text, variables))
+    except Unparsable:
+        return 0
+
+
+def _size(value: Any) -> int:
+    """How many texts and numbers a value holds."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
+    return 1 if inner is None else sum(map(_size, inner))
+
+
+def _unstruck(text: str, own: Sequence[str]) -> str:
+    """The text with white space in place of what is struck out, unless the own texts strike out too."""
+    if any("~~" in each for each in own):
+        return text
+    return _STRUCK.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def _with_breaks(text: str, own: Sequence[str]) -> str:
+    """The text with breaks where a lone line writes them as `\\n`; places stay."""
+    bare = text.strip()
+    written_out = "\\n" in bare and "\n" not in bare and not bare.startswith(("{", "["))
+    return text.replace("\\n", " \n") if written_out and not any("\\n" in each for each in own) else text
+
+
+def _texts(values: Any) -> Iterator[str]:
+    for value in values:
+        yield from (str(each) for each in (value if isinstance(value, (list, tuple)) else [value]) if each)
