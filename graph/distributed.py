@@ -13,7 +13,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from graph.walking import Walker, Workspace, flag, solve_apart, turned
+from untold.graph.walking import Walker, Workspace, flag, solve_apart, turned
 
 
 class CondensationError(RuntimeError):

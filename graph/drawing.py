@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-from graph.views import (
+from untold.graph.views import (
     DRAWN_RELATIONS,
     Graph,
     claims_graph,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from graph.condensation import Classes, Nodes, find_classes
+from untold.graph.condensation import Classes, Nodes, find_classes
 
 IDS = "id long"
 LABELS = "id long, component long"

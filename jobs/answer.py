@@ -1,4 +1,4 @@
-"""Requests to completions, by Ray: `python -m jobs.answer --requests P --store S --settings F`. Imports no pyspark.
+"""Requests to completions, by Ray: `python -m untold.jobs.answer --requests P --store S --settings F`. Imports no pyspark.
 
 It runs as a process of its own beside a Spark driver, or as a Ray job. With `--serve` it reads one job a line from
 standard input, so that one local Ray serves all stages of a run. It prints one JSON event a line.
@@ -18,18 +18,18 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from jobs.asking.control import Control
-from jobs.asking.crew import Crew
-from jobs.asking.job import Job, job_from_json
-from jobs.asking.local_ray import start_ray
-from jobs.asking.settled import hold_folder, settled_ids
-from jobs.run.locks import LockedError
-from udfs.files import make_folder
-from udfs.llm.calls import Tally
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.segments import check_probe, read_ids, write_file
-from udfs.llm.units import count_unit, ids_among, list_units, read_requests
-from udfs.redaction import redact
+from untold.jobs.asking.control import Control
+from untold.jobs.asking.crew import Crew
+from untold.jobs.asking.job import Job, job_from_json
+from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.settled import hold_folder, settled_ids
+from untold.jobs.run.locks import LockedError
+from untold.udfs.files import make_folder
+from untold.udfs.llm.calls import Tally
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
+from untold.udfs.redaction import redact
 
 # At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
 LOOK_SECONDS = 0.2
@@ -289,7 +289,7 @@ def _open_control(ray_address: str | None, *, serving: bool) -> Control:
 
 def main(arguments: list[str] | None = None) -> int:
     """Answers one job, or one after the other with `--serve`. 0 where all of it was answered."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.answer", description="Answers requests by Ray actors.")
+    parser = argparse.ArgumentParser(prog="python -m untold.jobs.answer", description="Answers requests by Ray actors.")
     parser.add_argument("--requests", help="folder of requests files (Parquet)")
     parser.add_argument("--store", help="folder of this stage's completions; what it holds is not asked again")
     parser.add_argument("--settings", help="JSON file of a job: run, stage, settings, actors")

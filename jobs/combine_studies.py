@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.results import Run, open_run
-from jobs.run.outcome import Ending
-from jobs.run.output import Output
-from jobs.study.averages import average_rows, has_answered, missing_averages
-from jobs.study.report import AVERAGE, render_averages
-from jobs.tables import META_EVALUATION
-from udfs.errors import UserError
-from udfs.files import write_bytes
+from untold.jobs.results import Run, open_run
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output
+from untold.jobs.study.averages import average_rows, has_answered, missing_averages
+from untold.jobs.study.report import AVERAGE, render_averages
+from untold.jobs.tables import META_EVALUATION
+from untold.udfs.errors import UserError
+from untold.udfs.files import write_bytes
 
 TABLE = "meta_evaluation"
 REPORT = f"{TABLE}.md"

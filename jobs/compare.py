@@ -14,14 +14,14 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.results import Run, open_run
-from jobs.run.session import spark_schema
-from jobs.study.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
-from jobs.tables import SAMPLES, SCORES
-from udfs.errors import UserError
-from udfs.hints import did_you_mean, near_misses
-from udfs.statistics.intervals import clustered_bca_interval
-from udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
+from untold.jobs.results import Run, open_run
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
+from untold.jobs.tables import SAMPLES, SCORES
+from untold.udfs.errors import UserError
+from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
 SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
 # Decimals of a difference: beyond them it depends on the order in which a mean was summed
@@ -55,7 +55,7 @@ def compare(
     `cluster`, all rows of one query are resampled together and flip together; `notify` says where that is not so.
 
     Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
-    multiples of 1 / `jobs.study.aggregate.GRID`. Raises CompareError for outputs that cannot be compared,
+    multiples of 1 / `untold.jobs.study.aggregate.GRID`. Raises CompareError for outputs that cannot be compared,
     UnreadableRunError for what is no output. Methods, sections 7 and 8.
     """
     runs = [_open(output) for output in _distinct(outputs)]

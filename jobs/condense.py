@@ -10,20 +10,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.inputs.columns import UnreadableTableError, as_text, describe_unreadable, read_table
-from jobs.inputs.samples import fingerprint
-from jobs.metrics.condensing import Condensed, Condenser
-from jobs.run import manifest
-from jobs.run.manifest import OutputError
-from jobs.run.outcome import Ending
-from jobs.run.output import Output, shown
-from jobs.run.session import open_session
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
-from jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
-from udfs.errors import UserError
-from udfs.hints import aside, near_misses, shorten
-from udfs.redaction import redact
+from untold.jobs.inputs.columns import UnreadableTableError, as_text, describe_unreadable, read_table
+from untold.jobs.inputs.samples import fingerprint
+from untold.jobs.metrics.condensing import Condensed, Condenser
+from untold.jobs.run import manifest
+from untold.jobs.run.manifest import OutputError
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output, shown
+from untold.jobs.run.session import open_session
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
+from untold.udfs.errors import UserError
+from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.redaction import redact
 
 METRIC = "condense"
 # Relations that are an edge from premise to hypothesis, and those that are one the other way; the rest are known and

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.drawing import STYLE, save_figure
-from jobs.results import Run, open_run
-from jobs.study.aggregate import interval_text
-from jobs.study.lines import (
+from untold.graph.drawing import STYLE, save_figure
+from untold.jobs.results import Run, open_run
+from untold.jobs.study.aggregate import interval_text
+from untold.jobs.study.lines import (
     MOST_LINES,
     check_measured,
     count_distinct,
@@ -28,8 +28,8 @@ from jobs.study.lines import (
     title_of,
     write_lines,
 )
-from jobs.tables import RECALL_CURVE
-from udfs.statistics.intervals import bca_interval
+from untold.jobs.tables import RECALL_CURVE
+from untold.udfs.statistics.intervals import bca_interval
 
 METRIC, TABLE = "importance", "recall_curve"
 # By the name of a measure at k, what it ranks facts by, in the order of the panels

@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.asking import local_model
-from jobs.asking.prompts import bind_stage
-from jobs.asking.store import stage_folder
-from jobs.results import UnreadableRunError, open_run
-from jobs.settings.model import Settings
-from udfs.files import read_lines
-from udfs.llm.keys import Stage
-from udfs.stages import STAGES
-from udfs.stages.definitions import Unparsable
+from untold.jobs.asking import local_model
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.store import stage_folder
+from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.settings.model import Settings
+from untold.udfs.files import read_lines
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
 
 STAGE = "evaluate_coverage"
 # Half of the second within which a result is to be seen; the store has a new file a second

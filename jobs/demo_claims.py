@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.results import Run, UnreadableRunError, open_run
-from jobs.settings.model import Settings
-from udfs.facts.claims import SUPPORTED
-from udfs.facts.coverage import FACT, ICAT
-from udfs.files import read_lines
+from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claims import SUPPORTED
+from untold.udfs.facts.coverage import FACT, ICAT
+from untold.udfs.files import read_lines
 
 METRIC = "icat"
 # A claim is held against so many chunks: of fifteen documents, each a chunk, one is about what it says

@@ -22,17 +22,17 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import fs
 
-from jobs.asking import local_model
-from jobs.asking.endpoint import clear_text_warning
-from jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
-from jobs.run.session import JavaError, check_java, open_session
-from jobs.settings.loading import NoEndpointError, Resolved
-from jobs.settings.model import Settings, SettingsError
-from udfs.llm.calls import Answer
-from udfs.llm.client import Endpoint, request_body
-from udfs.llm.keys import Stage
-from udfs.llm.segments import open_filesystem
-from udfs.llm.templates import compile_prompt
+from untold.jobs.asking import local_model
+from untold.jobs.asking.endpoint import clear_text_warning
+from untold.jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
+from untold.jobs.run.session import JavaError, check_java, open_session
+from untold.jobs.settings.loading import NoEndpointError, Resolved
+from untold.jobs.settings.model import Settings, SettingsError
+from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.client import Endpoint, request_body
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.segments import open_filesystem
+from untold.udfs.llm.templates import compile_prompt
 
 # python_requires of setup.py
 OLDEST_PYTHON = (3, 11)
@@ -159,7 +159,7 @@ def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
     with tempfile.TemporaryDirectory(prefix="untold-doctor-") as folder:
         process = subprocess.Popen(
             # -P and a folder of its own: a folder `jobs` where the command is started is somebody else's
-            [sys.executable, "-P", "-m", "jobs.doctor", name],
+            [sys.executable, "-P", "-m", "untold.jobs.doctor", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -202,7 +202,7 @@ def _probe_ray(given: Any) -> str:
     # Only the process of this probe may hold a Ray
     import ray
 
-    from jobs.asking.local_ray import start_ray
+    from untold.jobs.asking.local_ray import start_ray
 
     start_ray(given)
     try:

@@ -13,25 +13,25 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.endpoint import RunEndpoint
-from jobs.asking.engines import Engines, open_engines
-from jobs.asking.lost import has_failed, is_unasked
-from jobs.asking.prompts import bind_stage
-from jobs.asking.runner import StageRunner
-from jobs.asking.store import is_transient
-from jobs.inputs.drawing import Draw, shown_draw
-from jobs.inputs.questions import read_questions
-from jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
-from jobs.run import manifest
-from jobs.run.outcome import Ending
-from jobs.run.output import Output, shown, store_of
-from jobs.run.progress import Display
-from jobs.settings.loading import Resolved
-from jobs.settings.model import Settings
-from jobs.settings.systems import SystemsError
-from jobs.tables import USAGE
-from udfs.llm.keys import Stage
-from udfs.redaction import redact
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.engines import Engines, open_engines
+from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.store import is_transient
+from untold.jobs.inputs.drawing import Draw, shown_draw
+from untold.jobs.inputs.questions import read_questions
+from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
+from untold.jobs.run import manifest
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.progress import Display
+from untold.jobs.settings.loading import Resolved
+from untold.jobs.settings.model import Settings
+from untold.jobs.settings.systems import SystemsError
+from untold.jobs.tables import USAGE
+from untold.udfs.llm.keys import Stage
+from untold.udfs.redaction import redact
 
 STAGE = "generate_answer"
 TABLES = ("samples", "failures", "usage")

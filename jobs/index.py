@@ -11,28 +11,28 @@ from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.runner import StageRunner
-from jobs.asking.store import is_transient
-from jobs.inputs.files import count_bytes
-from jobs.inputs.samples import fingerprint
-from jobs.inputs.texts import Texts, read_corpus
-from jobs.retrieval.asking import Asking, bind_vectors, open_asking
-from jobs.retrieval.catalogs import cache_of, catalog_in
-from jobs.retrieval.making import CorpusError, Made, Maker
-from jobs.retrieval.vectors import STAGE
-from jobs.run.outcome import Ending
-from jobs.run.output import Output, shown, store_of
-from jobs.run.progress import Display
-from jobs.run.session import SMALL_BYTES, spark_schema
-from jobs.run.workspace import Counted
-from jobs.settings.model import Settings
-from jobs.tables import FAILURES, ORDER, USAGE
-from udfs.files import open_filesystem
-from udfs.redaction import redact
-from udfs.retrieval.building import is_begun
-from udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
-from udfs.retrieval.places import shard_folder
-from udfs.retrieval.shards import is_whole
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.store import is_transient
+from untold.jobs.inputs.files import count_bytes
+from untold.jobs.inputs.samples import fingerprint
+from untold.jobs.inputs.texts import Texts, read_corpus
+from untold.jobs.retrieval.asking import Asking, bind_vectors, open_asking
+from untold.jobs.retrieval.catalogs import cache_of, catalog_in
+from untold.jobs.retrieval.making import CorpusError, Made, Maker
+from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import SMALL_BYTES, spark_schema
+from untold.jobs.run.workspace import Counted
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import FAILURES, ORDER, USAGE
+from untold.udfs.files import open_filesystem
+from untold.udfs.redaction import redact
+from untold.udfs.retrieval.building import is_begun
+from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
+from untold.udfs.retrieval.places import shard_folder
+from untold.udfs.retrieval.shards import is_whole
 
 TABLES = ("failures", "usage")
 COMMAND = "index"

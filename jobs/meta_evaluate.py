@@ -10,23 +10,23 @@ from typing import Any
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.inputs.drawing import shown_draw
-from jobs.inputs.samples import Samples, fingerprint, read_samples, show_invalid
-from jobs.run.interrupts import Interrupts
-from jobs.run.manifest import Identity
-from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
-from jobs.run.output import Output, shown, store_of
-from jobs.run.progress import Display
-from jobs.run.session import open_session
-from jobs.run.workspace import Workspace
-from jobs.score import ScoreRequest, score
-from jobs.study import agreement
-from jobs.study.agreement import read_rows
-from jobs.study.annotations import Restate, write_sheet
-from jobs.study.averages import has_answered
-from jobs.study.coverage import DATASET as COVERAGE
-from jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
-from jobs.study.inputs import (
+from untold.jobs.inputs.drawing import shown_draw
+from untold.jobs.inputs.samples import Samples, fingerprint, read_samples, show_invalid
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.manifest import Identity
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
+from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import open_session
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.score import ScoreRequest, score
+from untold.jobs.study import agreement
+from untold.jobs.study.agreement import read_rows
+from untold.jobs.study.annotations import Restate, write_sheet
+from untold.jobs.study.averages import has_answered
+from untold.jobs.study.coverage import DATASET as COVERAGE
+from untold.jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
+from untold.jobs.study.inputs import (
     MetaEvaluationError,
     ScoreTables,
     check_samples,
@@ -34,30 +34,30 @@ from jobs.study.inputs import (
     read_score_tables,
     read_source_shares,
 )
-from jobs.study.items import Verdicts
-from jobs.study.labelled import add_overlap, find_points, resample_labels
-from jobs.study.points import DATASETS, LMR
-from jobs.study.report import draw, render, with_published
-from jobs.study.requests import Endpoint as Endpoint
-from jobs.study.requests import MetaEvaluationOutcome as MetaEvaluationOutcome
-from jobs.study.requests import MetaEvaluationRequest as MetaEvaluationRequest
-from jobs.study.requests import Sheet as Sheet
-from jobs.study.requests import endpoint_of as endpoint_of
-from jobs.study.running import all_costs, asker, verify_endpoints
-from jobs.study.verifying import DATASET as CLAIMS
-from jobs.study.verifying import (
+from untold.jobs.study.items import Verdicts
+from untold.jobs.study.labelled import add_overlap, find_points, resample_labels
+from untold.jobs.study.points import DATASETS, LMR
+from untold.jobs.study.report import draw, render, with_published
+from untold.jobs.study.requests import Endpoint as Endpoint
+from untold.jobs.study.requests import MetaEvaluationOutcome as MetaEvaluationOutcome
+from untold.jobs.study.requests import MetaEvaluationRequest as MetaEvaluationRequest
+from untold.jobs.study.requests import Sheet as Sheet
+from untold.jobs.study.requests import endpoint_of as endpoint_of
+from untold.jobs.study.running import all_costs, asker, verify_endpoints
+from untold.jobs.study.verifying import DATASET as CLAIMS
+from untold.jobs.study.verifying import (
     Claims,
     evaluation_rows,
     label_claims,
     read_claims,
     read_verdicts,
 )
-from jobs.study.verifying import Verdicts as ClaimVerdicts
-from jobs.study.verifying_report import render as render_claims
-from jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
-from jobs.tables import COVERAGE as COVERAGE_TABLE
-from udfs.files import open_filesystem, write_bytes
-from udfs.samples.conversion import REQUIRED
+from untold.jobs.study.verifying import Verdicts as ClaimVerdicts
+from untold.jobs.study.verifying_report import render as render_claims
+from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
+from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
+from untold.udfs.files import open_filesystem, write_bytes
+from untold.udfs.samples.conversion import REQUIRED
 
 REPORT = "meta_evaluation"
 TABLES = {
@@ -91,7 +91,7 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     """Writes the tables, the report and the figure beside the runs.
 
     Raises MetaEvaluationError for input without usable labels, for scores that are not of exactly its samples and for
-    endpoints of one model, OutputError for an output of something else, and what `jobs.score.score` raises.
+    endpoints of one model, OutputError for an output of something else, and what `untold.jobs.score.score` raises.
 
     Runs of endpoints lie in `DIR/runs/<folder>`, each an output of `untold score` that can be read, compared and
     resumed by itself. Dejl et al. 2025; methods, section 6.

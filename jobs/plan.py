@@ -12,36 +12,36 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.distributed import Condensed
-from jobs.asking import local_model
-from jobs.asking.calling import calls_for, limits_of, runs_in_tasks
-from jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
-from jobs.asking.likely import read_figures
-from jobs.asking.prompts import bind_stage
-from jobs.asking.requests import Requests, Rows
-from jobs.inputs.drawing import Draw
-from jobs.inputs.files import count_bytes
-from jobs.inputs.samples import read_samples, show_invalid
-from jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
-from jobs.metrics.base import Assumptions, Metric
-from jobs.metrics.contexts import condense_contexts
-from jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
-from jobs.retrieval.vectors import STAGE
-from jobs.run.output import store_of
-from jobs.run.progress import Display
-from jobs.run.session import SMALL_BYTES, open_session
-from jobs.settings.model import LlmSettings, Settings, prices_for
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Limits
-from udfs.stages import LOOKUPS
-from udfs.stages.figures import Figures
+from untold.graph.distributed import Condensed
+from untold.jobs.asking import local_model
+from untold.jobs.asking.calling import calls_for, limits_of, runs_in_tasks
+from untold.jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
+from untold.jobs.asking.likely import read_figures
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.requests import Requests, Rows
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.files import count_bytes
+from untold.jobs.inputs.samples import read_samples, show_invalid
+from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
+from untold.jobs.metrics.base import Assumptions, Metric
+from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
+from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.run.output import store_of
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import SMALL_BYTES, open_session
+from untold.jobs.settings.model import LlmSettings, Settings, prices_for
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Limits
+from untold.udfs.stages import LOOKUPS
+from untold.udfs.stages.figures import Figures
 
 # Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
 # A model's own limit is not known; where a stage sends none, the default of llm.max_tokens stands for it.
 UNLIMITED_COMPLETION_TOKENS = int(LlmSettings.model_fields["max_tokens"].default)
 MINUTES_PER_HOUR = 60
-# The columns of `graph.distributed.Condensed`
+# The columns of `untold.graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
 COUNTS = "graph string, covered long, uncovered long, low double, high double"
 
@@ -74,7 +74,7 @@ def plan(request: PlanRequest) -> list[dict[str, Any]]:
     earlier metric of the list, has their answer or lasting failure. For the others: prompt_tokens, estimated;
     completion_tokens, at most; cost, None without a price; hours at the limits, None without a limit. Beside these
     expected_requests, expected_prompt_tokens, expected_completion_tokens and expected_cost: what is likely, by the
-    means of the store, else by the shipped figures (`jobs.asking.likely`). Raises what `untold score` raises for
+    means of the store, else by the shipped figures (`untold.jobs.asking.likely`). Raises what `untold score` raises for
     samples, settings and templates.
     """
     settings = request.settings

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from udfs.errors import UserError
-from udfs.files import open_filesystem
-from udfs.hints import did_you_mean, near_misses
+from untold.udfs.errors import UserError
+from untold.udfs.files import open_filesystem
+from untold.udfs.hints import did_you_mean, near_misses
 
 MANIFEST = "manifest.json"
 

@@ -12,35 +12,35 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from graph.distributed import Condensed
-from jobs.asking.endpoint import DEMO_LABEL, RunEndpoint
-from jobs.asking.engines import Engines, open_engines
-from jobs.asking.prompts import bind_stage
-from jobs.asking.requests import Requests
-from jobs.asking.runner import StageRunner
-from jobs.asking.store import is_transient
-from jobs.inputs.drawing import Draw, shown_draw
-from jobs.inputs.files import count_bytes
-from jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
-from jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
-from jobs.metrics.base import Metric, Tables
-from jobs.metrics.condensing import Condenser, check_graphframes
-from jobs.metrics.contexts import condense_contexts
-from jobs.metrics.scores import score_columns, unknown_measures
-from jobs.retrieval.sources import open_knowledge
-from jobs.run import manifest
-from jobs.run.outcome import Ending
-from jobs.run.output import Output, shown, store_of, with_added
-from jobs.run.progress import Display
-from jobs.run.session import SMALL_BYTES, spark_schema
-from jobs.run.workspace import Counted
-from jobs.settings.model import Settings
-from jobs.study import aggregate
-from jobs.tables import ORDER, RESULT_TABLES
-from udfs.llm.keys import Stage
-from udfs.redaction import redact
-from udfs.retrieval.catalog import Catalog
-from udfs.stages import definition_of
+from untold.graph.distributed import Condensed
+from untold.jobs.asking.endpoint import DEMO_LABEL, RunEndpoint
+from untold.jobs.asking.engines import Engines, open_engines
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.requests import Requests
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.store import is_transient
+from untold.jobs.inputs.drawing import Draw, shown_draw
+from untold.jobs.inputs.files import count_bytes
+from untold.jobs.inputs.samples import SampleError, Samples, fingerprint, read_samples, show_invalid, write_samples
+from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
+from untold.jobs.metrics.base import Metric, Tables
+from untold.jobs.metrics.condensing import Condenser, check_graphframes
+from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.scores import score_columns, unknown_measures
+from untold.jobs.retrieval.sources import open_knowledge
+from untold.jobs.run import manifest
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output, shown, store_of, with_added
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import SMALL_BYTES, spark_schema
+from untold.jobs.run.workspace import Counted
+from untold.jobs.settings.model import Settings
+from untold.jobs.study import aggregate
+from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.udfs.llm.keys import Stage
+from untold.udfs.redaction import redact
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.stages import definition_of
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
 # An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
@@ -278,7 +278,7 @@ class _Tools:
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
         """By the settings `knowledge.*`."""
         # Only where a metric looks something up: FAISS is loaded with it
-        from jobs.retrieval.knowledge import Knowledge
+        from untold.jobs.retrieval.knowledge import Knowledge
 
         knowledge = Knowledge(self.runner.settings, self.runner.workspace, self.ask, self.samples, self.catalog)
         return knowledge.retrieve(rows, k)

@@ -13,26 +13,26 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.runner import StageRunner
-from jobs.asking.store import is_transient
-from jobs.inputs.samples import fingerprint
-from jobs.inputs.texts import read_queries
-from jobs.retrieval.asking import Asking, bind_vectors, open_asking
-from jobs.retrieval.catalogs import cache_of, check_model, open_catalog
-from jobs.retrieval.searching import Searcher, SearchError, distinct_queries
-from jobs.retrieval.sources import query_key
-from jobs.retrieval.vectors import STAGE
-from jobs.run.outcome import Ending
-from jobs.run.output import Output, shown, store_of
-from jobs.run.progress import Display
-from jobs.run.workspace import Counted, Workspace
-from jobs.settings.model import Settings
-from jobs.tables import FAILURES, HITS, ORDER, USAGE
-from udfs.llm.keys import Stage
-from udfs.redaction import redact
-from udfs.retrieval.catalog import Catalog
-from udfs.retrieval.dense import Probing
-from udfs.stages.arrow import UNASKED
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.store import is_transient
+from untold.jobs.inputs.samples import fingerprint
+from untold.jobs.inputs.texts import read_queries
+from untold.jobs.retrieval.asking import Asking, bind_vectors, open_asking
+from untold.jobs.retrieval.catalogs import cache_of, check_model, open_catalog
+from untold.jobs.retrieval.searching import Searcher, SearchError, distinct_queries
+from untold.jobs.retrieval.sources import query_key
+from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.progress import Display
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import FAILURES, HITS, ORDER, USAGE
+from untold.udfs.llm.keys import Stage
+from untold.udfs.redaction import redact
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.dense import Probing
+from untold.udfs.stages.arrow import UNASKED
 
 TABLES = ("hits", "failures", "usage")
 COMMAND = "search"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from graph.drawing import (
+from untold.graph.drawing import (
     DRAWN_RELATIONS,
     FORMATS,
     Graph,
@@ -30,12 +30,12 @@ from graph.drawing import (
     raw_graph,
     sources_graph,
 )
-from jobs.results import Run, UnreadableRunError, open_run
-from jobs.study.candidates import Candidates
-from jobs.study.claims import Claims, Line
-from jobs.study.facts import Facts, are_ranked, wanted
-from udfs.files import open_filesystem
-from udfs.hints import did_you_mean, near_misses
+from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.study.candidates import Candidates
+from untold.jobs.study.claims import Claims, Line
+from untold.jobs.study.facts import Facts, are_ranked, wanted
+from untold.udfs.files import open_filesystem
+from untold.udfs.hints import did_you_mean, near_misses
 
 PICTURES = "pictures"
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions

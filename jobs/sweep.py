@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.drawing import STYLE, save_figure
-from jobs.results import Run, open_run
-from jobs.study.aggregate import interval_text
-from jobs.study.lines import (
+from untold.graph.drawing import STYLE, save_figure
+from untold.jobs.results import Run, open_run
+from untold.jobs.study.aggregate import interval_text
+from untold.jobs.study.lines import (
     MOST_LINES,
     check_measured,
     count_distinct,
@@ -27,9 +27,9 @@ from jobs.study.lines import (
     title_of,
     write_lines,
 )
-from jobs.tables import BETA_SWEEP
-from udfs.facts.coverage import COVERAGE, FACT, icat_score
-from udfs.statistics.intervals import bca_interval
+from untold.jobs.tables import BETA_SWEEP
+from untold.udfs.facts.coverage import COVERAGE, FACT, icat_score
+from untold.udfs.statistics.intervals import bca_interval
 
 METRIC, TABLE = "icat", "beta_sweep"
 BETAS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

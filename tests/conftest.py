@@ -11,12 +11,12 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from jobs.run.session import open_session
-from jobs.settings.model import Settings, SparkSettings
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SharedCluster
 from tests.runs.here import RunHere
+from untold.jobs.run.session import open_session
+from untold.jobs.settings.model import Settings, SparkSettings
 
 # The same examples every time, so that what one run finds every run finds. `--hypothesis-profile=search` draws others.
 settings.register_profile("untold", deadline=None, derandomize=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.cli.commands import COMMANDS
-from jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
-from jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
-from jobs.settings.loading import describe
-from jobs.tables import TABLES
-from udfs.stages import STAGES
-from udfs.stages.figures import Line
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
+from untold.jobs.settings.loading import describe
+from untold.jobs.tables import TABLES
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.figures import Line
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")

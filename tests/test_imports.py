@@ -13,22 +13,22 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jobs", "udfs", "graph", "conf")
 # Higher parts may import lower ones, never the reverse; parts of one rank may import each other without a circle
 RANKS = {
-    "jobs.cli": 0,
-    "jobs.run": 2,
-    "jobs.asking": 2,
-    "jobs.metrics": 2,
-    "jobs.study": 2,
-    "jobs.inputs": 2,
-    "jobs.retrieval": 2,
-    "jobs.settings": 3,
-    "jobs.tables": 3,
-    "jobs.results": 3,
+    "untold.jobs.cli": 0,
+    "untold.jobs.run": 2,
+    "untold.jobs.asking": 2,
+    "untold.jobs.metrics": 2,
+    "untold.jobs.study": 2,
+    "untold.jobs.inputs": 2,
+    "untold.jobs.retrieval": 2,
+    "untold.jobs.settings": 3,
+    "untold.jobs.tables": 3,
+    "untold.jobs.results": 3,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
 # The command line imports the jobs within functions, when a command needs them
-LAZY = "jobs.cli"
+LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("udfs.llm", "jobs.answer", "jobs.asking.job", "jobs.asking.local_ray")
+WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.job", "untold.jobs.asking.local_ray")
 
 
 def modules() -> dict[str, Path]:
@@ -87,7 +87,7 @@ def test_within_jobs_imports_point_down() -> None:
 
 
 # meta_evaluate scores each model by the main job, as a person would
-PARTS_OF_OTHERS = {("jobs.meta_evaluate", "jobs.score")}
+PARTS_OF_OTHERS = {("untold.jobs.meta_evaluate", "untold.jobs.score")}
 
 
 def test_a_command_imports_no_other() -> None:

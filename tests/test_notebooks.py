@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from nbclient import NotebookClient
 
-from jobs.results import UnreadableRunError, open_run
-from jobs.tables import TABLES
+from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.tables import TABLES
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 RESULTS = NOTEBOOKS / "results.ipynb"

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.results import open_run
 from tests.fakes.model_server import ModelServer
 from tests.runs.here import RunHere
+from untold.jobs.results import open_run
 
 CITIES = ("Lyon", "Lyon", "Turin", "Lyon", "Osaka")
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,7 +138,7 @@ def test_a_command_of_the_readme_works(
         environment.pop("UNTOLD_PROMPTS_DIR")
     monkeypatch.chdir(folder)
     if command == AS_IT_STANDS:
-        line = [sys.executable, "-P", "-m", "jobs.cli", *words[1:]]
+        line = [sys.executable, "-P", "-m", "untold.jobs.cli", *words[1:]]
         run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         code, out, err = run.returncode, run.stdout, run.stderr
     else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jobs.settings.model import Settings, prices_for
-from udfs.llm.calls import CallSettings
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Budget, Limits
-from udfs.llm.segments import is_local
+from untold.jobs.settings.model import Settings, prices_for
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.segments import is_local
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000

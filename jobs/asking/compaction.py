@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from pyarrow import fs
 
-from jobs.asking.snapshots import (
+from untold.jobs.asking.snapshots import (
     MERGED,
     Listing,
     LiveFile,
@@ -25,10 +25,10 @@ from jobs.asking.snapshots import (
     list_folder,
     write_snapshot,
 )
-from jobs.tables import COMPLETIONS
-from udfs.files import is_local
-from udfs.llm.segments import open_filesystem
-from udfs.llm.store_files import Described, Merge, count_rows, digest_of, merge_files
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.files import is_local
+from untold.udfs.llm.segments import open_filesystem
+from untold.udfs.llm.store_files import Described, Merge, count_rows, digest_of, merge_files
 
 # A file costs a scan about a millisecond (20,000: 25 s): a few are cheaper read than rewritten.
 COMPACT_FROM_FILES = 8

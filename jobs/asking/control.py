@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from jobs.asking.job import Job, job_from_json
+from untold.jobs.asking.job import Job, job_from_json
 
 
 class Control:

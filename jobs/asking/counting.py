@@ -10,13 +10,13 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking import store
-from jobs.asking.requests import Requests, result_schema, without_requests
-from udfs.llm.keys import Stage
-from udfs.llm.templates import compile_prompt
-from udfs.llm.tokens import estimate_tokens
-from udfs.stages import LOOKUPS
-from udfs.stages.arrow import measure_prompts, reading_of
+from untold.jobs.asking import store
+from untold.jobs.asking.requests import Requests, result_schema, without_requests
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.llm.tokens import estimate_tokens
+from untold.udfs.stages import LOOKUPS
+from untold.udfs.stages.arrow import measure_prompts, reading_of
 
 # The outputs of unanswered requests, by stage and name, as columns over the stage's variables
 Outputs = Mapping[str, Mapping[str, Column]]

@@ -1,6 +1,6 @@
 """The actors that answer a job: hired, watched, replaced when they die, and dismissed in order.
 
-What they work on is `jobs.answer`'s; here they are only alive, dead or idle.
+What they work on is `untold.jobs.answer`'s; here they are only alive, dead or idle.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from uuid import uuid4
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from jobs.asking.deaths import Deaths
-from jobs.asking.job import Job
-from udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
-from udfs.llm.calls import Progress, Tally, Work
-from udfs.llm.limiter import NOTHING_SPENT, Spent
-from udfs.llm.segments import check_probe
+from untold.jobs.asking.deaths import Deaths
+from untold.jobs.asking.job import Job
+from untold.udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
+from untold.udfs.llm.calls import Progress, Tally, Work
+from untold.udfs.llm.limiter import NOTHING_SPENT, Spent
+from untold.udfs.llm.segments import check_probe
 
 # An actor says how far it is in milliseconds, unless its node is gone or starved
 ANSWER_SECONDS = 60.0

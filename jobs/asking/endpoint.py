@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from jobs.asking import local_model
-from jobs.asking.calling import section_of
-from jobs.settings.lookups import EmbeddingSettings, SearchSettings
-from jobs.settings.model import LlmSettings, Settings
-from udfs.llm.client import is_loopback
+from untold.jobs.asking import local_model
+from untold.jobs.asking.calling import section_of
+from untold.jobs.settings.lookups import EmbeddingSettings, SearchSettings
+from untold.jobs.settings.model import LlmSettings, Settings
+from untold.udfs.llm.client import is_loopback
 
 # Some endpoints say 403 where others say 401; the client writes either as this
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from jobs.asking.process import ProcessWhenNeeded
-from jobs.run.interrupts import Interrupts
-from jobs.run.progress import Display
-from jobs.run.session import open_session
-from jobs.settings.model import Settings
+from untold.jobs.asking.process import ProcessWhenNeeded
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import open_session
+from untold.jobs.settings.model import Settings
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from udfs.llm.calls import CallSettings
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Budget, Limits, Spent
-from udfs.llm.prices import Prices
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Budget, Limits, Spent
+from untold.udfs.llm.prices import Prices
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from pyarrow import fs
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking import store
-from udfs.files import open_filesystem
-from udfs.llm.keys import Stage
-from udfs.stages import definition_of
-from udfs.stages.arrow import read_things
-from udfs.stages.figures import RATINGS, Figures, Line
+from untold.jobs.asking import store
+from untold.udfs.files import open_filesystem
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import definition_of
+from untold.udfs.stages.arrow import read_things
+from untold.udfs.stages.figures import RATINGS, Figures, Line
 
 # Means are good to a few percent from so many, and reading them takes seconds whatever a store holds
 MOST_COMPLETIONS = 2_000

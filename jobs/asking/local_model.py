@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from udfs.errors import UserError
+from untold.udfs.errors import UserError
 
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
 # Of the official file, so that what 22 packages of other people make up is that, or nothing

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
-from udfs.llm.actors import NAMESPACE
+from untold.udfs.llm.actors import NAMESPACE
 
 # Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
 OBJECT_STORE_BYTES = 100 * 2**20

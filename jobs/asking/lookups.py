@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jobs.settings.model import Settings, SettingsError
-from udfs.llm.keys import Stage
-from udfs.retrieval.embedding import find_model, prefixes_template
-from udfs.retrieval.entailment import find_classifier
-from udfs.stages import LOOKUPS
+from untold.jobs.settings.model import Settings, SettingsError
+from untold.udfs.llm.keys import Stage
+from untold.udfs.retrieval.embedding import find_model, prefixes_template
+from untold.udfs.retrieval.entailment import find_classifier
+from untold.udfs.stages import LOOKUPS
 
 RELATION = "relation"
 

@@ -7,7 +7,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from udfs.stages.arrow import UNASKED
+from untold.udfs.stages.arrow import UNASKED
 
 
 def has_failed() -> Column:

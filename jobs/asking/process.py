@@ -14,10 +14,10 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from jobs.asking.job import Job, job_to_json
-from jobs.run.interrupts import Interrupts
-from jobs.run.refusals import check_writable
-from udfs.errors import UserError
+from untold.jobs.asking.job import Job, job_to_json
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.refusals import check_writable
+from untold.udfs.errors import UserError
 
 LOOK_SECONDS = 0.2
 # The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.
@@ -31,7 +31,7 @@ class AnsweringError(UserError):
 
 
 class AnsweringProcess:
-    """Runs `jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only.
+    """Runs `untold.jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only.
 
     Jobs go in and events come out as JSON, one a line; what the process and its Ray say otherwise goes to a log in a
     folder of its own, which is removed with it. Import paths are kept safe: `-P` here, PYTHONSAFEPATH for the actors.
@@ -47,7 +47,7 @@ class AnsweringProcess:
         self._log = open(os.path.join(self._folder.name, "answer.log"), "w+", encoding="utf-8")  # noqa: SIM115
         address = ["--ray-address", ray_address] if ray_address else []
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jobs.answer", "--serve", *address],
+            [sys.executable, "-P", "-m", "untold.jobs.answer", "--serve", *address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

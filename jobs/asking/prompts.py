@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from jobs.asking.lookups import bind_lookup
-from jobs.settings.model import Settings, decoding_for
-from jobs.settings.templates import find_template as find_template
-from udfs.llm.keys import Stage
-from udfs.llm.templates import check_variables, compile_prompt, order_of_variables
-from udfs.stages import LOOKUPS, STAGES
-from udfs.stages.definitions import SUFFIXES as SUFFIXES
+from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.settings.model import Settings, decoding_for
+from untold.jobs.settings.templates import find_template as find_template
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables
+from untold.udfs.stages import LOOKUPS, STAGES
+from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
 
 
 def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = None) -> Stage:

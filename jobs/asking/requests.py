@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.run.session import fields_of, spark_schema
-from udfs.facts.pairs import PAIRS, ask_all, generate_pairs
-from udfs.llm.keys import Stage
-from udfs.stages import definition_of
-from udfs.stages.arrow import add_request_ids
+from untold.jobs.run.session import fields_of, spark_schema
+from untold.udfs.facts.pairs import PAIRS, ask_all, generate_pairs
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import definition_of
+from untold.udfs.stages.arrow import add_request_ids
 
 STRING = T.StringType()
 _ROW = "request_row"
@@ -82,7 +82,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of the texts of `owners`, as `udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
+    """Pairs of the texts of `owners`, as `untold.udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
 
     Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied has no
     request.

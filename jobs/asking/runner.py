@@ -13,31 +13,31 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking import compaction, snapshots, store
-from jobs.asking.calling import call_settings, count_actors, runs_in_tasks, section_of
-from jobs.asking.endpoint import RunEndpoint, explain_refusal
-from jobs.asking.engines import Engines
-from jobs.asking.job import Job
-from jobs.asking.local_model import LocalModelError
-from jobs.asking.process import AnsweringError, AnsweringProcess
-from jobs.asking.prompts import order_of_prompt
-from jobs.asking.requests import Requests, Rows, result_schema, without_requests
-from jobs.asking.store import Reading
-from jobs.asking.tasks import TaskRun
-from jobs.asking.usage import Asked, Usage
-from jobs.run.locks import FolderLock, LockedError
-from jobs.run.outcome import Ending
-from jobs.run.refusals import explain, root_cause
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Counted, Workspace
-from jobs.settings.model import Settings, prices_for
-from jobs.tables import COMPLETIONS
-from udfs.llm.calls import CallSettings, Tally
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Spent
-from udfs.llm.segments import is_local, open_filesystem
-from udfs.llm.units import UNIT_BYTES, UNIT_ROWS
-from udfs.stages.arrow import UNASKED, reading_of
+from untold.jobs.asking import compaction, snapshots, store
+from untold.jobs.asking.calling import call_settings, count_actors, runs_in_tasks, section_of
+from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
+from untold.jobs.asking.engines import Engines
+from untold.jobs.asking.job import Job
+from untold.jobs.asking.local_model import LocalModelError
+from untold.jobs.asking.process import AnsweringError, AnsweringProcess
+from untold.jobs.asking.prompts import order_of_prompt
+from untold.jobs.asking.requests import Requests, Rows, result_schema, without_requests
+from untold.jobs.asking.store import Reading
+from untold.jobs.asking.tasks import TaskRun
+from untold.jobs.asking.usage import Asked, Usage
+from untold.jobs.run.locks import FolderLock, LockedError
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.refusals import explain, root_cause
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.settings.model import Settings, prices_for
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.calls import CallSettings, Tally
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Spent
+from untold.udfs.llm.segments import is_local, open_filesystem
+from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
+from untold.udfs.stages.arrow import UNASKED, reading_of
 
 # So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
 UNITS_OF_AN_ACTOR = 4
@@ -46,7 +46,7 @@ REQUESTS_OF_A_TASK = 10_000
 # An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
 MODELS_NAMED = 100
 FILES_NAMED = 5
-# As `jobs.asking.store.states_of_requests` names them
+# As `untold.jobs.asking.store.states_of_requests` names them
 STATES = ("ok", "lasting", "passing")
 
 Given = TypeVar("Given")

@@ -9,12 +9,12 @@ from contextlib import contextmanager, nullcontext
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.asking.snapshots import find_damaged, find_whole, set_aside
-from jobs.run.locks import FolderLock
-from udfs.files import is_local, make_folder
-from udfs.llm.retrying import is_passing
-from udfs.llm.segments import open_filesystem
-from udfs.llm.units import list_units, read_request_ids
+from untold.jobs.asking.snapshots import find_damaged, find_whole, set_aside
+from untold.jobs.run.locks import FolderLock
+from untold.udfs.files import is_local, make_folder
+from untold.udfs.llm.retrying import is_passing
+from untold.udfs.llm.segments import open_filesystem
+from untold.udfs.llm.units import list_units, read_request_ids
 
 COLUMNS = ["request_id", "error_type"]
 

@@ -17,9 +17,9 @@ from typing import Annotated
 from pyarrow import fs
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from udfs.files import make_folder, write_bytes
-from udfs.llm.segments import open_filesystem
-from udfs.llm.store_files import count_rows, is_damaged
+from untold.udfs.files import make_folder, write_bytes
+from untold.udfs.llm.segments import open_filesystem
+from untold.udfs.llm.store_files import count_rows, is_damaged
 
 SNAPSHOT = "_snapshot-"
 MERGED = "base-"

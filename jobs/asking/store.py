@@ -14,14 +14,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking import snapshots
-from jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
-from jobs.run.session import spark_schema
-from jobs.tables import COMPLETIONS
-from udfs.errors import UserError
-from udfs.llm.keys import Stage
-from udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
-from udfs.llm.store_files import Described, Merge, merge_files
+from untold.jobs.asking import snapshots
+from untold.jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
+from untold.jobs.run.session import spark_schema
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.errors import UserError
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
+from untold.udfs.llm.store_files import Described, Merge, merge_files
 
 VERSION = "v1"
 # Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.

@@ -15,13 +15,13 @@ from pyarrow import fs
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from jobs.asking.process import AnsweringError
-from jobs.run.refusals import explain, root_cause
-from jobs.run.session import spark_schema
-from udfs.files import make_folder, open_filesystem
-from udfs.llm.calls import Tally
-from udfs.llm.keys import Stage
-from udfs.retrieval.tasks import COUNTS, answer_in_task
+from untold.jobs.asking.process import AnsweringError
+from untold.jobs.run.refusals import explain, root_cause
+from untold.jobs.run.session import spark_schema
+from untold.udfs.files import make_folder, open_filesystem
+from untold.udfs.llm.calls import Tally
+from untold.udfs.llm.keys import Stage
+from untold.udfs.retrieval.tasks import COUNTS, answer_in_task
 
 # Rows of a task: half a minute to a few minutes of work, so that the last ones do not run alone for long
 TASK_ROWS = 2000

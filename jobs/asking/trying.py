@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from jobs.asking.calling import Section, section_of
-from jobs.asking.endpoint import key_remedy
-from jobs.asking.lookups import RELATION, bind_embedding, bind_search
-from jobs.settings.lookups import BRAVE_URL
-from jobs.settings.model import Settings, SettingsError
-from udfs.llm.calls import Answer, Request
-from udfs.llm.client import Endpoint
-from udfs.llm.keys import Stage
-from udfs.llm.script import key_header_of, script_of
-from udfs.redaction import redact
-from udfs.retrieval.embedding import Embedder, find_model
-from udfs.retrieval.entailment import Classifier, find_classifier
-from udfs.retrieval.local_models import MINILM, LocalModelFileError
-from udfs.stages import LOOKUPS
+from untold.jobs.asking.calling import Section, section_of
+from untold.jobs.asking.endpoint import key_remedy
+from untold.jobs.asking.lookups import RELATION, bind_embedding, bind_search
+from untold.jobs.settings.lookups import BRAVE_URL
+from untold.jobs.settings.model import Settings, SettingsError
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.script import key_header_of, script_of
+from untold.udfs.redaction import redact
+from untold.udfs.retrieval.embedding import Embedder, find_model
+from untold.udfs.retrieval.entailment import Classifier, find_classifier
+from untold.udfs.retrieval.local_models import MINILM, LocalModelFileError
+from untold.udfs.stages import LOOKUPS
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 CALL_SECONDS = 60.0

@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from udfs.llm.keys import Stage
-from udfs.stages.arrow import UNASKED
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages.arrow import UNASKED
 
 ANSWERED, FAILED = "answered", "failed"
 TALLIED = ("calls", "asked", "rate_limited", "tool_turns", "prompt_tokens", "completion_tokens")

@@ -1,3 +1,3 @@
 """The command `untold`."""
 
-from jobs.cli.main import main as main
+from untold.jobs.cli.main import main as main

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from udfs.hints import did_you_mean, near_misses
-from udfs.redaction import redact
+from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.redaction import redact
 
 if TYPE_CHECKING:
-    from jobs.inputs.drawing import Draw
-    from jobs.settings.layers import Layer
-    from jobs.settings.loading import Resolved
-    from jobs.settings.model import Settings
+    from untold.jobs.inputs.drawing import Draw
+    from untold.jobs.settings.layers import Layer
+    from untold.jobs.settings.loading import Resolved
+    from untold.jobs.settings.model import Settings
 
 # In the context's meta, which every context of one command line shares
 DEBUG = "untold.debug"
@@ -143,7 +143,7 @@ class Command(click.Command):
 def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
     """Marks the context for whoever shows its error, and has Spark's JVM heard."""
     if given:
-        from jobs.run.session import SHOW_JVM
+        from untold.jobs.run.session import SHOW_JVM
 
         ctx.meta[DEBUG] = True
         SHOW_JVM.set()
@@ -202,14 +202,14 @@ def names(text: str) -> tuple[str, ...]:
 
 def known_metrics() -> Sequence[str]:
     """The names of the metrics, those of other packages too; imports Spark's Python side with them."""
-    from jobs.metrics import METRICS
+    from untold.jobs.metrics import METRICS
 
     return list(METRICS)
 
 
 def known_formats() -> Sequence[str]:
     """The names of the data sets that samples may be read from."""
-    from udfs.samples.adapters import FORMATS
+    from untold.udfs.samples.adapters import FORMATS
 
     return list(FORMATS)
 
@@ -318,7 +318,7 @@ def draw_of(options: Options, settings: Settings) -> Draw | None:
 
     None without `--sample`. The same seed draws the same rows, whatever the partitioning.
     """
-    from jobs.inputs.drawing import Draw
+    from untold.jobs.inputs.drawing import Draw
 
     seed = getattr(options, "seed", None)
     return Draw(options.sample, settings.statistics.seed if seed is None else seed) if options.sample else None
@@ -347,10 +347,10 @@ RUN_FLAGS = [
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
     """The settings of a command line, of a system where one is given; a command that asks nothing needs no key.
 
-    Which layer wins is said by `jobs.settings.loading.load_settings`. Raises what it raises.
+    Which layer wins is said by `untold.jobs.settings.loading.load_settings`. Raises what it raises.
     """
-    from jobs.asking import local_model
-    from jobs.settings.loading import load_settings
+    from untold.jobs.asking import local_model
+    from untold.jobs.settings.loading import load_settings
 
     return load_settings(
         options.config,
@@ -366,7 +366,7 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
 
 def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
     """The settings of a command that can do without an endpoint; None without one."""
-    from jobs.settings.loading import NoEndpointError
+    from untold.jobs.settings.loading import NoEndpointError
 
     try:
         return load(options, asks=asks)
@@ -379,7 +379,7 @@ def settings_without_endpoint(options: Options) -> Settings:
 
     Where none is set a place that nobody calls stands for it: settings are checked as a whole, endpoint and all.
     """
-    from jobs.settings.loading import load_settings
+    from untold.jobs.settings.loading import load_settings
 
     resolved = load_or_none(options, asks=False)
     if resolved is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.arguments import (
+from untold.jobs.cli.arguments import (
     RUN_FLAGS,
     Command,
     Option,
@@ -33,21 +33,21 @@ from jobs.cli.arguments import (
     tell_outcome,
     with_hint,
 )
-from jobs.cli.lookups import COMMANDS as LOOKUPS
-from jobs.cli.studies import COMMANDS as STUDIES
+from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
+from untold.jobs.cli.studies import COMMANDS as STUDIES
 
 if TYPE_CHECKING:
-    from jobs.score import ScoreRequest
-    from jobs.settings.loading import Resolved
-    from jobs.settings.model import Settings
+    from untold.jobs.score import ScoreRequest
+    from untold.jobs.settings.loading import Resolved
+    from untold.jobs.settings.model import Settings
 
 DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
 
 
 def _begin_spark(settings: Settings, *paths: str | None) -> None:
     """Starts Spark's JVM, as large as what lies at the paths asks for, while the rest of the command is imported."""
-    from jobs.inputs.files import count_bytes
-    from jobs.run.session import SMALL_BYTES, begin_session
+    from untold.jobs.inputs.files import count_bytes
+    from untold.jobs.run.session import SMALL_BYTES, begin_session
 
     begin_session(settings, small=count_bytes(*filter(None, paths)) < SMALL_BYTES)
 
@@ -55,7 +55,7 @@ def _begin_spark(settings: Settings, *paths: str | None) -> None:
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     least = bars_of(options)
-    from jobs.run.output import absolute, store_of
+    from untold.jobs.run.output import absolute, store_of
 
     resolved = load(options)
     # Before the next import, so that the JVM starts beside it
@@ -78,8 +78,8 @@ def _score(options: Options) -> int:
 
 def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRequest:
     """What the main job is asked by any command that runs it, and `more` of its own, named as the fields are."""
-    from jobs.run.output import absolute
-    from jobs.score import ScoreRequest
+    from untold.jobs.run.output import absolute
+    from untold.jobs.score import ScoreRequest
 
     return ScoreRequest(
         output=absolute(options.output),
@@ -93,9 +93,9 @@ def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRe
 
 def _run_score(request: ScoreRequest, bars: Mapping[str, float] = MappingProxyType({})) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
-    from jobs.run.outcome import FAILED_TOO_MANY, below_bars
-    from jobs.run.progress import Display
-    from jobs.score import score, show_summary
+    from untold.jobs.run.outcome import FAILED_TOO_MANY, below_bars
+    from untold.jobs.run.progress import Display
+    from untold.jobs.score import score, show_summary
 
     outcome = score(request, Display())
     # A run that ended early has not asked for all that a mean is of
@@ -109,14 +109,14 @@ def _demo(options: Options) -> int:
     resolved = load(options, demo=True)
     options.output = options.output or DEMO_OUTPUTS[options.metric]
     # A real folder, also where the package is read from a zip
-    with as_file(files("conf").joinpath("demo")) as folder:
+    with as_file(files("untold.conf").joinpath("demo")) as folder:
         return _DEMOS[options.metric](options, resolved, folder)
 
 
 def _demo_of_coverage(options: Options, resolved: Resolved, folder: Path) -> int:
     """Six judgements of e2e, each shown as it comes."""
-    from jobs.demo import demo_settings, show_expected, showing_results
-    from jobs.run.progress import Display
+    from untold.jobs.demo import demo_settings, show_expected, showing_results
+    from untold.jobs.run.progress import Display
 
     samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
     request = _score_request(options, replace(resolved, settings=settings), input=str(samples), metrics=("e2e",))
@@ -129,10 +129,10 @@ def _demo_of_coverage(options: Options, resolved: Resolved, folder: Path) -> int
 
 def _demo_of_claims(options: Options, resolved: Resolved, folder: Path) -> int:
     """The shipped documents as an index, and the claims of the samples held against it by icat."""
-    from jobs.demo_claims import METRIC, claims_settings, show_expected_claims
-    from jobs.index import IndexRequest, index
-    from jobs.run.output import absolute
-    from jobs.run.progress import Display
+    from untold.jobs.demo_claims import METRIC, claims_settings, show_expected_claims
+    from untold.jobs.index import IndexRequest, index
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
 
     place = f"{absolute(options.output)}-index"
     made = index(
@@ -161,14 +161,14 @@ _DEMOS = {"e2e": _demo_of_coverage, "icat": _demo_of_claims}
 
 def _plan(options: Options) -> int:
     """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
-    from jobs.run.output import absolute, store_of
+    from untold.jobs.run.output import absolute, store_of
 
     resolved = load(options, asks=False)
     # A plan without --output and store looks nothing up
     store = store_of(resolved.settings, absolute(options.output or ""))
     _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
-    from jobs.cli.plan_table import show_plan
-    from jobs.plan import PlanRequest, plan
+    from untold.jobs.cli.plan_table import show_plan
+    from untold.jobs.plan import PlanRequest, plan
 
     rows = plan(
         PlanRequest(
@@ -192,7 +192,7 @@ def _plan(options: Options) -> int:
 
 def _show(options: Options) -> int:
     """One sample's statements on standard output, and its graph as a picture; starts no engine."""
-    from jobs.show import ShowRequest, show
+    from untold.jobs.show import ShowRequest, show
 
     show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
     return 0
@@ -200,8 +200,8 @@ def _show(options: Options) -> int:
 
 def _condense(options: Options) -> int:
     """Relations from any source to statements, without any model."""
-    from jobs.condense import CondenseRequest, condense, show_counts
-    from jobs.run.output import absolute
+    from untold.jobs.condense import CondenseRequest, condense, show_counts
+    from untold.jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
@@ -212,14 +212,14 @@ def _condense(options: Options) -> int:
 
 def _doctor(options: Options) -> int:
     """One line a check; 1 where one failed."""
-    from jobs.doctor import examine
+    from untold.jobs.doctor import examine
 
     return examine(lambda: load(options))
 
 
 def _schema(options: Options) -> int:
     """Tables and columns as Arrow writes their types: all, or the one that is named."""
-    from jobs.tables import TABLES
+    from untold.jobs.tables import TABLES
 
     _check_name("table", options.table, TABLES)
     for name in [options.table] if options.table else TABLES:
@@ -231,11 +231,11 @@ def _schema(options: Options) -> int:
 
 def _prompts(options: Options) -> int:
     """All stages with their variables, or one stage's template, as a run with these settings would use it."""
-    from udfs.stages import STAGES
+    from untold.udfs.stages import STAGES
 
     _check_name("stage", options.stage, STAGES)
     if options.stage is None:
-        from udfs.stages.definitions import SUFFIXES
+        from untold.udfs.stages.definitions import SUFFIXES
 
         apis = _apis_of(options, STAGES)
         for name, stage in STAGES.items():
@@ -249,7 +249,7 @@ def _apis_of(options: Options, stages: Iterable[str]) -> dict[str, str]:
     """The API of each stage under the settings of the command line; nothing where it gives none, for a quick answer."""
     if not (options.config or options.overrides or options.endpoint):
         return {}
-    from jobs.settings.model import decoding_for
+    from untold.jobs.settings.model import decoding_for
 
     settings = settings_without_endpoint(options)
     return {name: decoding_for(settings, name).api for name in stages}
@@ -263,22 +263,22 @@ def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
 
 def _table_names() -> Iterable[str]:
     """The names of the tables, for the help."""
-    from jobs.tables import TABLES
+    from untold.jobs.tables import TABLES
 
     return TABLES
 
 
 def _stage_names() -> Iterable[str]:
     """The names of the stages, for the help."""
-    from udfs.stages import STAGES
+    from untold.udfs.stages import STAGES
 
     return STAGES
 
 
 def _template_of(options: Options) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
-    from jobs.settings.model import decoding_for
-    from jobs.settings.templates import find_template
+    from untold.jobs.settings.model import decoding_for
+    from untold.jobs.settings.templates import find_template
 
     settings = settings_without_endpoint(options)
     return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source

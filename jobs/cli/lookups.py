@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from jobs.cli.arguments import (
+from untold.jobs.cli.arguments import (
     Command,
     Option,
     Options,
@@ -21,11 +21,11 @@ RETRIEVERS = ("dense", "bm25", "both")
 
 def _index(options: Options) -> int:
     """A corpus to an index, made or grown."""
-    from jobs.run.output import absolute
+    from untold.jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
-    from jobs.index import IndexRequest, index, show_index
-    from jobs.run.progress import Display
+    from untold.jobs.index import IndexRequest, index, show_index
+    from untold.jobs.run.progress import Display
 
     output = absolute(options.output)
     request = IndexRequest(
@@ -51,11 +51,11 @@ def _search(options: Options) -> int:
         raise click.UsageError("--queries and --output go together")
     if options.query is not None and not options.query.strip():
         raise click.UsageError("argument --query: the text is empty")
-    from jobs.run.output import absolute
+    from untold.jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
-    from jobs.run.progress import Display
-    from jobs.search import SearchRequest, search, show_hits
+    from untold.jobs.run.progress import Display
+    from untold.jobs.search import SearchRequest, search, show_hits
 
     request = SearchRequest(
         index=absolute(options.index),

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from jobs.cli.arguments import DEBUG, flags_of, with_hint
-from jobs.cli.commands import COMMANDS
-from udfs.errors import UserError
-from udfs.redaction import redact, redact_words
+from untold.jobs.cli.arguments import DEBUG, flags_of, with_hint
+from untold.jobs.cli.commands import COMMANDS
+from untold.udfs.errors import UserError
+from untold.udfs.redaction import redact, redact_words
 
 # docs/contract.md, "Exit codes"; 130 is what shells give for an interrupt: 128 and the number of SIGINT
 MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
@@ -108,6 +108,6 @@ def _describe(error: BaseException, command: str) -> list[str]:
         return [f"interrupted; what was answered is kept, continue with: {command}"]
     if isinstance(error, UserError):
         return str(error).splitlines()
-    from jobs.run.refusals import explain, root_cause
+    from untold.jobs.run.refusals import explain, root_cause
 
     return [explain(error) or f"{root_cause(error)[:LONGEST]}; --debug shows more"]

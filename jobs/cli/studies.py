@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.cli.arguments import (
+from untold.jobs.cli.arguments import (
     CONFLICTBANK_OPTION,
     RUN_FLAGS,
     SAMPLE_OPTION,
@@ -31,10 +31,10 @@ from jobs.cli.arguments import (
     weights,
     whole_number,
 )
-from udfs.statistics.tiers import read_subset
+from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
-    from jobs.meta_evaluate import Endpoint, Sheet
+    from untold.jobs.meta_evaluate import Endpoint, Sheet
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
@@ -52,10 +52,10 @@ def _generate(options: Options) -> int:
     if (options.format == CONTEXTS_APART) != (options.contexts is not None):
         raise click.UsageError(f"--format {CONTEXTS_APART} and --contexts go together: give both, or neither")
     # Only here: wrong use is told before the engines are imported
-    from jobs.generate import GenerateRequest, generate, show_systems
-    from jobs.run.output import absolute
-    from jobs.run.progress import Display
-    from jobs.settings.systems import load_systems
+    from untold.jobs.generate import GenerateRequest, generate, show_systems
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
+    from untold.jobs.settings.systems import load_systems
 
     systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     request = GenerateRequest(
@@ -78,10 +78,10 @@ def _generate(options: Options) -> int:
 
 def _compare(options: Options) -> int:
     """Outputs of `untold score` to a ranking. Asks nothing, so it needs no endpoint."""
-    from jobs.compare import compare, show_comparison
-    from jobs.run.output import absolute
-    from jobs.run.progress import Display
-    from jobs.run.session import open_session
+    from untold.jobs.compare import compare, show_comparison
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
+    from untold.jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
     display = Display()
@@ -102,9 +102,9 @@ def _compare(options: Options) -> int:
 
 def _combine_studies(options: Options) -> int:
     """Averages of several outputs of `untold meta-evaluate`; prints the report. Asks nothing."""
-    from jobs.combine_studies import combine_studies
-    from jobs.run.output import absolute
-    from jobs.run.progress import Display
+    from untold.jobs.combine_studies import combine_studies
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
 
     settings = settings_without_endpoint(options)
     report = combine_studies(
@@ -120,9 +120,9 @@ def _combine_studies(options: Options) -> int:
 
 def _sweep(options: Options) -> int:
     """ICAT of an output under several betas, as a table and a plot. Asks nothing, so it needs no endpoint."""
-    from jobs.run.output import absolute
-    from jobs.run.session import open_session
-    from jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.session import open_session
+    from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
@@ -133,9 +133,9 @@ def _sweep(options: Options) -> int:
 
 def _curve(options: Options) -> int:
     """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
-    from jobs.curve import CurveRequest, curve, show_curve
-    from jobs.run.output import absolute
-    from jobs.run.session import open_session
+    from untold.jobs.curve import CurveRequest, curve, show_curve
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
@@ -178,7 +178,7 @@ def _check_annotations(options: Options) -> None:
 
 def _report_annotations(options: Options) -> int:
     """Reads a filled sheet, writes the table and the report to --output, and prints the report; starts no engine."""
-    from jobs.study.annotations import report_study
+    from untold.jobs.study.annotations import report_study
 
     for one in _by_endpoint(options):
         settings_without_endpoint(one)
@@ -272,9 +272,9 @@ def _run_meta_evaluate(options: Options) -> int:
 
     Every endpoint's settings are loaded before the first is asked: a missing key ends it at once.
     """
-    from jobs.meta_evaluate import MetaEvaluationRequest, endpoint_of, meta_evaluate
-    from jobs.run.output import absolute
-    from jobs.run.progress import Display
+    from untold.jobs.meta_evaluate import MetaEvaluationRequest, endpoint_of, meta_evaluate
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
 
     each = _by_endpoint(options)
     resolved = [] if options.scores else [load(one) for one in each]
@@ -313,7 +313,7 @@ def _sheet_of(options: Options, endpoints: Sequence[Endpoint]) -> Sheet | None:
 
     Scores that exist need no endpoint, but a sheet of qa does: one that the settings name, if any, is taken for it.
     """
-    from jobs.meta_evaluate import Sheet, endpoint_of
+    from untold.jobs.meta_evaluate import Sheet, endpoint_of
 
     if not options.annotation_sheet:
         return None

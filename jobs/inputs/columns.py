@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.inputs.files import find_files, inspect_files
+from untold.jobs.inputs.files import find_files, inspect_files
 
 
 class UnreadableTableError(ValueError):

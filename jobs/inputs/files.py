@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from udfs.errors import UserError
-from udfs.hints import aside, near_misses
-from udfs.samples.conversion import KNOWN, REQUIRED
-from udfs.samples.files import is_gzip, is_remote, split_uri
-from udfs.samples.records import (
+from untold.udfs.errors import UserError
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.conversion import KNOWN, REQUIRED
+from untold.udfs.samples.files import is_gzip, is_remote, split_uri
+from untold.udfs.samples.records import (
     MAX_COLUMNS,
     READ_ERRORS,
     WIDTH_ADVICE,
@@ -34,7 +34,7 @@ from udfs.samples.records import (
     json_kind,
     open_parquet,
 )
-from udfs.samples.shapes import Shape, merge_columns
+from untold.udfs.samples.shapes import Shape, merge_columns
 
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50

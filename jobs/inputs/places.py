@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.inputs.files import Facts
+from untold.jobs.inputs.files import Facts
 
 
 def facts_by_file(found: Sequence[str]) -> dict[int, Facts]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.inputs.drawing import Draw
-from jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
-from jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
-from udfs.samples.adapters import FORMATS
-from udfs.samples.conversion import OF_ANSWERS
-from udfs.samples.eli5 import CONTEXTS, QUESTIONS
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
+from untold.jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.conversion import OF_ANSWERS
+from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
 
 def read_questions(

@@ -1,4 +1,4 @@
-"""Readers and adapters: files of samples -> the samples table. `udfs.samples` reads, on workers.
+"""Readers and adapters: files of samples -> the samples table. `untold.udfs.samples` reads, on workers.
 
 One pass over the input reads, checks and hashes every row; what it gives is kept on the workers' disks, since the type
 of a column carried along is known only at the end of the last file.
@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.inputs.drawing import Draw
-from jobs.inputs.files import (
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.files import (
     Facts,
     InputFile,
     SampleError,
@@ -32,13 +32,13 @@ from jobs.inputs.files import (
     inspect_files,
     plan_units,
 )
-from jobs.inputs.places import facts_by_file, with_row
-from jobs.run.progress import Display
-from udfs.hints import aside, near_misses
-from udfs.samples.adapters import FORMATS, Adapter
-from udfs.samples.batches import read_batches, type_batches
-from udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
-from udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
+from untold.jobs.inputs.places import facts_by_file, with_row
+from untold.jobs.run.progress import Display
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.batches import read_batches, type_batches
+from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
+from untold.udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
@@ -139,7 +139,7 @@ def read_rows(
 ) -> Samples:
     """As `read_samples`, by an adapter or none, and for rows that need have only some of `REQUIRED`.
 
-    Rows without `response` are questions: `udfs.samples.conversion.to_sample` says what becomes of them.
+    Rows without `response` are questions: `untold.udfs.samples.conversion.to_sample` says what becomes of them.
     """
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")

@@ -11,10 +11,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.inputs.files import InputFile, SampleError, check_columns, find_files, inspect_files, plan_units
-from jobs.inputs.places import facts_by_file, with_row
-from jobs.run.workspace import Workspace
-from udfs.samples.plain import Names, given, read_plain
+from untold.jobs.inputs.files import InputFile, SampleError, check_columns, find_files, inspect_files, plan_units
+from untold.jobs.inputs.places import facts_by_file, with_row
+from untold.jobs.run.workspace import Workspace
+from untold.udfs.samples.plain import Names, given, read_plain
 
 DOCUMENT = {
     "document_id": ("document_id", "id"),

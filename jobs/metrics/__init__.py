@@ -1,13 +1,13 @@
-"""The metrics, one file each: values of `jobs.metrics.base.Metric`, registered here."""
+"""The metrics, one file each: values of `untold.jobs.metrics.base.Metric`, registered here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.metrics import e2e, icat, importance, longrecall, nli, qa
-from jobs.metrics.base import Metric
-from jobs.settings.model import Settings
-from udfs.registry import Registry
+from untold.jobs.metrics import e2e, icat, importance, longrecall, nli, qa
+from untold.jobs.metrics.base import Metric
+from untold.jobs.settings.model import Settings
+from untold.udfs.registry import Registry
 
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from pyspark.sql import Column, DataFrame
 
-from graph.distributed import Condensed
-from jobs.asking.requests import Requests
-from jobs.retrieval.sources import stages_of_knowledge
-from jobs.settings.model import Settings
-from udfs.stages.figures import Figures
+from untold.graph.distributed import Condensed
+from untold.jobs.asking.requests import Requests
+from untold.jobs.retrieval.sources import stages_of_knowledge
+from untold.jobs.settings.model import Settings
+from untold.udfs.stages.figures import Figures
 
 Tables = Mapping[str, DataFrame]
-"""By name, the rows that a metric gives of tables of `jobs.tables`."""
+"""By name, the rows that a metric gives of tables of `untold.jobs.tables`."""
 Bounds = Mapping[str, tuple[float | None, float | None]]
 """By the name of a measure, its low and its high; None where it has no end."""
 
@@ -52,7 +52,7 @@ class Tools(Protocol):
         """
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """Condenses fact graphs by `jobs.metrics.condensing.Condenser`, which says what columns it reads."""
+        """Condenses fact graphs by `untold.jobs.metrics.condensing.Condenser`, which says what columns it reads."""
 
 
 # Settings that facts are looked up by
@@ -66,7 +66,7 @@ class Assumptions:
     `results`: for each stage the output of a request that was not answered, never less and never shorter than what
     could come, as columns over the stage's variables. `settings`: those to plan under, where some settings make what
     is asked depend on answers; stages of `at_most` may then be asked less than is counted. `likely` gives the same
-    outputs as they are in the mean (`jobs.metrics.likely`), by the figures of the metric's stages.
+    outputs as they are in the mean (`untold.jobs.metrics.likely`), by the figures of the metric's stages.
     """
 
     settings: Settings

@@ -12,13 +12,13 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed, is_unasked
-from jobs.metrics.base import Tools
-from jobs.metrics.grounding import ground
-from jobs.retrieval.sources import query_key
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.claims import VERDICTS, judge_claims, waves_of
+from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.grounding import ground
+from untold.jobs.retrieval.sources import query_key
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claims import VERDICTS, judge_claims, waves_of
 
 CLAIM = ("owner", "claim_key")
 # Digits of a text's hash in a chunk's id: no two texts of a billion of one context's id have one

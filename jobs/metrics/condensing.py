@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from graph.condensation import condense_batches
-from graph.distributed import Components, Condensation, CondensationError
-from graph.distributed import Condensed as Condensed
-from jobs.run.session import graphframes_jar, nullable
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
-from udfs.errors import UserError
+from untold.graph.condensation import condense_batches
+from untold.graph.distributed import Components, Condensation, CondensationError
+from untold.graph.distributed import Condensed as Condensed
+from untold.jobs.run.session import graphframes_jar, nullable
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
 
 # The newest build for Spark 4 and Scala 2.13 that is known; the session asks Maven for it only where settings say so
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
@@ -201,7 +201,7 @@ class Condenser:
 
 
 def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
-    """All graphs by SciPy, a batch of Arrow at a time, in the columns of `graph.distributed.Condensed`.
+    """All graphs by SciPy, a batch of Arrow at a time, in the columns of `untold.graph.distributed.Condensed`.
 
     Built-ins group and `mapInArrow` computes: 20,000 groups took 0.8 s so, and 5.6 s with one `applyInArrow` a group.
     """

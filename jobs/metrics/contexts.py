@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed, is_unasked
-from jobs.settings.model import Settings
+from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.settings.model import Settings
 
 STAGE = "summarise_context"
 # Keeps what stands in for an answer from being taken for a text that the store knows

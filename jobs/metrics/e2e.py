@@ -5,13 +5,13 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import failure_rows, has_failed, is_unasked
-from jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
-from jobs.metrics.likely import likely_summaries
-from jobs.metrics.scores import score_columns, status_of
-from jobs.settings.model import Settings
+from untold.jobs.asking.lost import failure_rows, has_failed, is_unasked
+from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
+from untold.jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
+from untold.jobs.metrics.likely import likely_summaries
+from untold.jobs.metrics.scores import score_columns, status_of
+from untold.jobs.settings.model import Settings
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"

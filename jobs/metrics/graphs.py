@@ -9,12 +9,12 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from graph.distributed import Condensed
-from jobs.asking.lost import failure_rows, is_unasked
-from jobs.metrics.base import Tables, Tools
-from jobs.metrics.contexts import MARK, is_ready
-from jobs.metrics.scores import score_columns, status_of
-from udfs.facts.nodes import ANSWER_FORM
+from untold.graph.distributed import Condensed
+from untold.jobs.asking.lost import failure_rows, is_unasked
+from untold.jobs.metrics.base import Tables, Tools
+from untold.jobs.metrics.contexts import MARK, is_ready
+from untold.jobs.metrics.scores import score_columns, status_of
+from untold.udfs.facts.nodes import ANSWER_FORM
 
 
 def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:

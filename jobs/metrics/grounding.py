@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lookups import RELATION
-from jobs.metrics.base import Tools
-from jobs.settings.model import Settings
+from untold.jobs.asking.lookups import RELATION
+from untold.jobs.metrics.base import Tools
+from untold.jobs.settings.model import Settings
 
 ENTAILMENT = "entailment"
 

@@ -11,21 +11,29 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
-from jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from jobs.metrics.claims import Grounded, chunk_rows, claim_failures, claim_id, claim_rows, evidence_rows, ground_claims
-from jobs.metrics.contexts import MARK
-from jobs.metrics.graphs import LONGEST_ATOM, different_texts
-from jobs.metrics.grounding import ENTAILMENT, grounding_stage
-from jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
-from jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
-from jobs.run.output import absolute
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.claims import CLAIMS, SUPPORTED, number_claims
-from udfs.facts.coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
-from udfs.facts.coverage import CLAIMS as COUNT
-from udfs.facts.qrels import ANNOTATIONS, QrelsError, annotated_documents, digest_of_qrels
+from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
+from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.claims import (
+    Grounded,
+    chunk_rows,
+    claim_failures,
+    claim_id,
+    claim_rows,
+    evidence_rows,
+    ground_claims,
+)
+from untold.jobs.metrics.contexts import MARK
+from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
+from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
+from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.run.output import absolute
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claims import CLAIMS, SUPPORTED, number_claims
+from untold.udfs.facts.coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
+from untold.udfs.facts.coverage import CLAIMS as COUNT
+from untold.udfs.facts.qrels import ANNOTATIONS, QrelsError, annotated_documents, digest_of_qrels
 
 NAME = "icat"
 # In the order in which they are asked; claims are judged between the last two

@@ -10,20 +10,20 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed, is_unasked
-from jobs.asking.requests import Rows
-from jobs.metrics.base import Metric, Tables, Tools
-from jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
-from jobs.metrics.importance_pooled import pool_measures
-from jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
-from jobs.metrics.owners import Owners, find_evidence, find_owners
-from jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
-from jobs.metrics.verifying import verify_claims
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.claims import CLAIMS, number_claims
-from udfs.facts.importance_rows import CONCLUDED, conclude_batches
-from udfs.samples.conversion import EITHER
+from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.asking.requests import Rows
+from untold.jobs.metrics.base import Metric, Tables, Tools
+from untold.jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
+from untold.jobs.metrics.importance_pooled import pool_measures
+from untold.jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
+from untold.jobs.metrics.owners import Owners, find_evidence, find_owners
+from untold.jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
+from untold.jobs.metrics.verifying import verify_claims
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claims import CLAIMS, number_claims
+from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
+from untold.udfs.samples.conversion import EITHER
 
 CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"
 # What the shipped prompt has around each

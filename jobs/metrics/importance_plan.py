@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import Assumptions
-from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import assumed_summaries
-from jobs.metrics.graphs import different_texts
-from jobs.metrics.likely import (
+from untold.jobs.metrics.base import Assumptions
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
+from untold.jobs.metrics.contexts import assumed_summaries
+from untold.jobs.metrics.graphs import different_texts
+from untold.jobs.metrics.likely import (
     Likely,
     all_highest,
     likely_summaries,
@@ -21,13 +21,13 @@ from jobs.metrics.likely import (
     value_of,
     whole,
 )
-from jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
-from jobs.metrics.reference_facts import RATE, RELATE
-from jobs.metrics.verifying import VERIFY
-from jobs.retrieval.sources import assumed_results
-from jobs.retrieval.vectors import STAGE as EMBED
-from jobs.settings.model import Settings
-from udfs.facts.claims import SUPPORTED
+from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
+from untold.jobs.metrics.reference_facts import RATE, RELATE
+from untold.jobs.metrics.verifying import VERIFY
+from untold.jobs.retrieval.sources import assumed_results
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claims import SUPPORTED
 
 EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
 EXTRACTING = {EXTRACT_FACTS: "facts", EXTRACT_CLAIMS: "claims"}

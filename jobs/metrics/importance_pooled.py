@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.importance_tables import NAME
-from udfs.facts.importance import CLAIMS, FACTS, PRECISION, RATES
+from untold.jobs.metrics.importance_tables import NAME
+from untold.udfs.facts.importance import CLAIMS, FACTS, PRECISION, RATES
 
 # By the measure of a sample, that of all claims
 SHARES = {name: f"{verdict}_share" for name, verdict in RATES.items()}

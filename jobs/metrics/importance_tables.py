@@ -9,16 +9,16 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import failure_rows, has_failed
-from jobs.metrics.base import Tables
-from jobs.metrics.claims import CLAIM, chunk_name, claim_id, claim_rows
-from jobs.metrics.owners import Evidence, Owners, owners_failures
-from jobs.metrics.reference_facts import ReferenceFacts
-from jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
-from jobs.metrics.verifying import CHUNK, Verified, evidence_rows
-from jobs.retrieval.vectors import OUTCOME
-from jobs.settings.model import Settings
-from udfs.facts.importance import CLAIMS, FACTS, WEIGHTED, names_of_measures
+from untold.jobs.asking.lost import failure_rows, has_failed
+from untold.jobs.metrics.base import Tables
+from untold.jobs.metrics.claims import CLAIM, chunk_name, claim_id, claim_rows
+from untold.jobs.metrics.owners import Evidence, Owners, owners_failures
+from untold.jobs.metrics.reference_facts import ReferenceFacts
+from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.metrics.verifying import CHUNK, Verified, evidence_rows
+from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.importance import CLAIMS, FACTS, WEIGHTED, names_of_measures
 
 NAME = "importance"
 

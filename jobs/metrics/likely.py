@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.metrics.contexts import MARK, STAGE
-from udfs.llm.tokens import BYTES_OF_A_TOKEN
-from udfs.stages.figures import Figures, Line
+from untold.jobs.metrics.contexts import MARK, STAGE
+from untold.udfs.llm.tokens import BYTES_OF_A_TOKEN
+from untold.udfs.stages.figures import Figures, Line
 
 # Parts that a hash is told apart by where it draws a number between 0 and 1
 _PARTS = 1_000_003

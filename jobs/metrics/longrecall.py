@@ -13,17 +13,17 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed, incomplete_samples, is_unasked
-from jobs.asking.requests import Rows
-from jobs.metrics.base import Metric, Tables, Tools
-from jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
-from jobs.metrics.longrecall_tables import NAME, TABLES, Found, make_tables, unknown_bounds
-from jobs.retrieval.vectors import STAGE as EMBED
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.recall.candidates import Thresholds
-from udfs.recall.concluding import CONCLUDED, HOLISTIC, conclude_samples
-from udfs.recall.showing import (
+from untold.jobs.asking.lost import has_failed, incomplete_samples, is_unasked
+from untold.jobs.asking.requests import Rows
+from untold.jobs.metrics.base import Metric, Tables, Tools
+from untold.jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
+from untold.jobs.metrics.longrecall_tables import NAME, TABLES, Found, make_tables, unknown_bounds
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.recall.candidates import Thresholds
+from untold.udfs.recall.concluding import CONCLUDED, HOLISTIC, conclude_samples
+from untold.udfs.recall.showing import (
     OPEN,
     PREPARED,
     SHOWN,
@@ -33,8 +33,8 @@ from udfs.recall.showing import (
     prepare_samples,
     shown_by_words,
 )
-from udfs.recall.sides import CUT, FREE, Options, add_extracted, cut_samples, free_sides
-from udfs.retrieval.local_models import MINILM
+from untold.udfs.recall.sides import CUT, FREE, Options, add_extracted, cut_samples, free_sides
+from untold.udfs.retrieval.local_models import MINILM
 
 EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
     *("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic"),

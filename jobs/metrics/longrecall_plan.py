@@ -9,14 +9,14 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.metrics.base import Assumptions
-from jobs.metrics.contexts import MARK
-from jobs.metrics.graphs import different_texts
-from jobs.metrics.likely import Likely, made_up, size_of_things, tokens_of, value_of, whole
-from jobs.retrieval.sources import assumed_results
-from jobs.retrieval.vectors import STAGE as EMBED
-from jobs.settings.model import Settings
-from udfs.recall.sides import REFERENCES, RESPONSE
+from untold.jobs.metrics.base import Assumptions
+from untold.jobs.metrics.contexts import MARK
+from untold.jobs.metrics.graphs import different_texts
+from untold.jobs.metrics.likely import Likely, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.retrieval.sources import assumed_results
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.settings.model import Settings
+from untold.udfs.recall.sides import REFERENCES, RESPONSE
 
 # A fact takes two words at least, so that no text has more than half its words
 WORDS_OF_A_FACT = 2
@@ -80,7 +80,7 @@ def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
 
 
 def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
-    """The sizes by the facts of each sample (columns of `udfs.recall.sides.CUT`) and its query.
+    """The sizes by the facts of each sample (columns of `untold.udfs.recall.sides.CUT`) and its query.
 
     In each step a reference is one request at most, whichever stage has it: with one candidate or with several.
     """

@@ -9,12 +9,12 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import failure_rows
-from jobs.metrics.base import Bounds, Tables
-from jobs.metrics.claims import claim_id
-from jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
-from jobs.settings.model import Settings
-from udfs.recall.concluding import BASELINES, GENERATED, RECALL, REFERENCES
+from untold.jobs.asking.lost import failure_rows
+from untold.jobs.metrics.base import Bounds, Tables
+from untold.jobs.metrics.claims import claim_id
+from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.settings.model import Settings
+from untold.udfs.recall.concluding import BASELINES, GENERATED, RECALL, REFERENCES
 
 NAME = "longrecall"
 TABLES = ("statements", "scores", "measures", "claims", "candidates", "failures")

@@ -12,14 +12,14 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
-from jobs.asking.lost import incomplete_samples, leave_complete
-from jobs.asking.requests import Pairs
-from jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
-from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
-from jobs.metrics.likely import (
+from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
+from untold.jobs.asking.lost import incomplete_samples, leave_complete
+from untold.jobs.asking.requests import Pairs
+from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
+from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from untold.jobs.metrics.likely import (
     Likely,
     likely_ratings,
     likely_summaries,
@@ -30,10 +30,10 @@ from jobs.metrics.likely import (
     value_of,
     whole,
 )
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
-from udfs.facts.pairs import LEFT_OUT, leave_out
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
+from untold.udfs.facts.pairs import LEFT_OUT, leave_out
 
 NAME = "nli"
 # In the order in which they are asked
@@ -220,7 +220,7 @@ def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
     """One owner a distinct set of context atoms: the input of `generate_pairs`.
 
     Any sample's texts will do, for the key of a set is made from its texts. `first` and `known` are null where nothing
-    is known yet (`graph.waves.choose_by_wave`).
+    is known yet (`untold.graph.waves.choose_by_wave`).
     """
     texts = F.slice("texts", F.lit(1), F.col("contexts").cast("int"))
     return (
@@ -259,7 +259,7 @@ def _owners_of_responses(owners: DataFrame, part: str) -> DataFrame:
 def judge_pairs(owners: DataFrame, tools: Tools, *, skip_implied: bool) -> DataFrame:
     """Columns owner, source, target, request_id, relation, error_type, error: each pair to judge, once an owner.
 
-    With `skip_implied` in three waves, each of which leaves out what the earlier ones imply (`graph.waves`).
+    With `skip_implied` in three waves, each of which leaves out what the earlier ones imply (`untold.graph.waves`).
 
     relation is null where it failed or was not asked, `implied` where it was left out. Reachability, hence the score,
     is the same either way (methods, section 2).

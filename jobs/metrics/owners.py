@@ -9,13 +9,13 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import failure_rows, has_failed, incomplete_samples
-from jobs.metrics.base import Tools
-from jobs.retrieval.vectors import OUTCOME
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.evidence import EVIDENCE, choose_evidence, chunk_evidence
-from udfs.retrieval.ranking import decimals_of
+from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples
+from untold.jobs.metrics.base import Tools
+from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.evidence import EVIDENCE, choose_evidence, chunk_evidence
+from untold.udfs.retrieval.ranking import decimals_of
 
 # Half of a sha2-256: no two texts of a billion have one
 KEY_CHARACTERS = 32

@@ -11,13 +11,13 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import incomplete_samples, leave_complete
-from jobs.asking.requests import Rows
-from jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
-from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
-from jobs.metrics.likely import (
+from untold.jobs.asking.lost import incomplete_samples, leave_complete
+from untold.jobs.asking.requests import Rows
+from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
+from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from untold.jobs.metrics.likely import (
     Likely,
     all_highest,
     likely_summaries,
@@ -28,10 +28,10 @@ from jobs.metrics.likely import (
     value_of,
     whole,
 )
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
-from udfs.facts.nodes import SAMPLE_NODES
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
+from untold.udfs.facts.nodes import SAMPLE_NODES
 
 NAME = "qa"
 # In the order in which they are asked

@@ -1,6 +1,6 @@
 """The facts that an answer to each query ought to give: extracted, merged, rated and ranked, once for all its samples.
 
-"Beyond Precision" 2026; methods, section 12. Frames are of owners (`jobs.metrics.owners`).
+"Beyond Precision" 2026; methods, section 12. Frames are of owners (`untold.jobs.metrics.owners`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from graph.condensation import condense_batches
-from jobs.asking.requests import Rows
-from jobs.metrics.base import Tools
-from jobs.metrics.claims import chunk_name
-from jobs.metrics.contexts import STAGE as SUMMARISE
-from jobs.metrics.contexts import condense_contexts
-from jobs.metrics.owners import Evidence, Owners, complete_alone, incomplete_owners
-from jobs.retrieval.vectors import STAGE as EMBED
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.importance_rows import RANKED, rank_batches
-from udfs.facts.reference_facts import (
+from untold.graph.condensation import condense_batches
+from untold.jobs.asking.requests import Rows
+from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.claims import chunk_name
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
+from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.owners import Evidence, Owners, complete_alone, incomplete_owners
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.importance_rows import RANKED, rank_batches
+from untold.udfs.facts.reference_facts import (
     FACTS,
     FOUND,
     PAIRS,

@@ -11,17 +11,17 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed, is_unasked
-from jobs.metrics.base import Tools
-from jobs.metrics.claims import chunk_name, claim_id
-from jobs.metrics.owners import Evidence, Owners
-from jobs.retrieval.sources import query_key
-from jobs.retrieval.vectors import OUTCOME
-from jobs.retrieval.vectors import STAGE as EMBED
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from udfs.facts.claims import NOT_SUPPORTED
-from udfs.retrieval.contexts import RANKED, rank_contexts
+from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.claims import chunk_name, claim_id
+from untold.jobs.metrics.owners import Evidence, Owners
+from untold.jobs.retrieval.sources import query_key
+from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claims import NOT_SUPPORTED
+from untold.udfs.retrieval.contexts import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from jobs.asking.endpoint import RunEndpoint
-from jobs.asking.engines import Engines, open_engines
-from jobs.asking.prompts import bind_stage
-from jobs.asking.runner import StageRunner
-from jobs.retrieval.vectors import STAGE
-from jobs.run.progress import Display
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
-from udfs.llm.keys import Stage
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.engines import Engines, open_engines
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.run.progress import Display
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.keys import Stage
 
 
 @dataclass(frozen=True)

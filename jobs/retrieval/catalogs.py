@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.run.manifest import read_manifest
-from jobs.settings.model import Settings
-from udfs.errors import UserError
-from udfs.retrieval.catalog import Catalog, read_catalog
+from untold.jobs.run.manifest import read_manifest
+from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
+from untold.udfs.retrieval.catalog import Catalog, read_catalog
 
 
 class IndexError(UserError):

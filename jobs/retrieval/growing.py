@@ -9,11 +9,11 @@ from functools import partial
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Counted, Workspace
-from udfs.retrieval import building
-from udfs.retrieval.building import BURIED, LIVING
-from udfs.retrieval.catalog import Catalog, ShardEntry, with_dead
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.udfs.retrieval import building
+from untold.udfs.retrieval.building import BURIED, LIVING
+from untold.udfs.retrieval.catalog import Catalog, ShardEntry, with_dead
 
 # A shard is dissolved once so much of it is dead: until then its dead are passed over at little cost
 DEAD_SHARE = 0.1

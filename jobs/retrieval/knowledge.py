@@ -9,18 +9,18 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed
-from jobs.retrieval.catalogs import cache_of
-from jobs.retrieval.searching import Searcher, distinct_queries
-from jobs.retrieval.sources import FOUND, WEB, context_chunks, query_key
-from jobs.retrieval.vectors import OUTCOME, STAGE, Ask, embed
-from jobs.run.output import absolute
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
-from udfs.retrieval.catalog import Catalog
-from udfs.retrieval.contexts import RANKED, rank_contexts
-from udfs.retrieval.dense import Probing
+from untold.jobs.asking.lost import has_failed
+from untold.jobs.retrieval.catalogs import cache_of
+from untold.jobs.retrieval.searching import Searcher, distinct_queries
+from untold.jobs.retrieval.sources import FOUND, WEB, context_chunks, query_key
+from untold.jobs.retrieval.vectors import OUTCOME, STAGE, Ask, embed
+from untold.jobs.run.output import absolute
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.contexts import RANKED, rank_contexts
+from untold.udfs.retrieval.dense import Probing
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,20 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.inputs.samples import fingerprint
-from jobs.retrieval.growing import Kept, bury, find_kept, without_kept
-from jobs.retrieval.vectors import STAGE, Ask, embed
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Counted, Workspace
-from jobs.settings.lookups import IndexSettings
-from jobs.tables import FAILURES
-from udfs.errors import UserError
-from udfs.retrieval import building, cutting
-from udfs.retrieval.building import BUILT, NAMED, Spread, describe_shard, starts_of
-from udfs.retrieval.catalog import Catalog, Making, ShardEntry
-from udfs.retrieval.cutting import CHUNKS
-from udfs.retrieval.dense import TRAINED_ON, count_lists
-from udfs.stages.arrow import UNASKED
+from untold.jobs.inputs.samples import fingerprint
+from untold.jobs.retrieval.growing import Kept, bury, find_kept, without_kept
+from untold.jobs.retrieval.vectors import STAGE, Ask, embed
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.settings.lookups import IndexSettings
+from untold.jobs.tables import FAILURES
+from untold.udfs.errors import UserError
+from untold.udfs.retrieval import building, cutting
+from untold.udfs.retrieval.building import BUILT, NAMED, Spread, describe_shard, starts_of
+from untold.udfs.retrieval.catalog import Catalog, Making, ShardEntry
+from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.dense import TRAINED_ON, count_lists
+from untold.udfs.stages.arrow import UNASKED
 
 # Sixteen bits of a hash: few enough counts for a driver, and buckets of some 1,500 chunks in a corpus of 10^8
 BUCKET_DIGITS = 4

@@ -9,15 +9,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.retrieval.sources import query_key
-from jobs.retrieval.vectors import OUTCOME, Ask, embed
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Counted, Workspace
-from udfs.errors import UserError
-from udfs.retrieval import searching
-from udfs.retrieval.catalog import Catalog
-from udfs.retrieval.dense import Probing
-from udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, READ, Searching
+from untold.jobs.retrieval.sources import query_key
+from untold.jobs.retrieval.vectors import OUTCOME, Ask, embed
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.udfs.errors import UserError
+from untold.udfs.retrieval import searching
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.dense import Probing
+from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, READ, Searching
 
 
 class SearchError(UserError):

@@ -8,15 +8,15 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.retrieval.catalogs import IndexError, check_model, open_catalog
-from jobs.retrieval.vectors import OUTCOME, STAGE
-from jobs.run.output import absolute
-from jobs.run.session import spark_schema
-from jobs.settings.lookups import IndexSettings
-from jobs.settings.model import Settings
-from udfs.llm.keys import Stage
-from udfs.retrieval.catalog import Catalog
-from udfs.retrieval.cutting import CONTEXT_CHUNKS, chunk_contexts
+from untold.jobs.retrieval.catalogs import IndexError, check_model, open_catalog
+from untold.jobs.retrieval.vectors import OUTCOME, STAGE
+from untold.jobs.run.output import absolute
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.lookups import IndexSettings
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.cutting import CONTEXT_CHUNKS, chunk_contexts
 
 WEB = "web_search"
 # Half of a sha2-256: no two texts of a billion have one

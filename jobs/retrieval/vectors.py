@@ -12,7 +12,7 @@ STAGE = "embed_text"
 OUTCOME = ("request_id", "error_type", "error")
 
 
-# What asks a stage for rows, and which columns are carried: `jobs.metrics.base.Tools.ask`, or that of a runner
+# What asks a stage for rows, and which columns are carried: `untold.jobs.metrics.base.Tools.ask`, or that of a runner
 Ask = Callable[[str, DataFrame, tuple[str, ...]], DataFrame]
 
 

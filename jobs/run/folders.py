@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from jobs.inputs.files import local_path
-from jobs.run.manifest import NAME, OutputError
-from jobs.tables import TABLES
-from udfs.files import open_filesystem
-from udfs.samples.files import is_remote
+from untold.jobs.inputs.files import local_path
+from untold.jobs.run.manifest import NAME, OutputError
+from untold.jobs.tables import TABLES
+from untold.udfs.files import open_filesystem
+from untold.udfs.samples.files import is_remote
 
 # What our commands write beside tables, where nobody else would; none of it is removed for its name alone
 _WORK = "_work"

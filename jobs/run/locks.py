@@ -19,9 +19,9 @@ from time import monotonic, sleep, time
 
 from filelock import FileLock, Timeout
 
-from jobs.run.processes import Process, this_process
-from udfs.errors import UserError
-from udfs.files import naming
+from untold.jobs.run.processes import Process, this_process
+from untold.udfs.errors import UserError
+from untold.udfs.files import naming
 
 # Ten beats may be missed, to a paused machine or a disk that hangs, before another takes over what costs money
 HEARTBEAT_SECONDS = 30.0

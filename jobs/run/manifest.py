@@ -13,12 +13,12 @@ from typing import Any
 
 from pyarrow import fs
 
-from jobs.settings.model import STAGE_NAMES, Settings, result_settings
-from udfs.errors import UserError
-from udfs.files import open_filesystem, write_bytes
-from udfs.llm.keys import Stage, canonical_json
-from udfs.redaction import without_secrets
-from udfs.stages import LOOKUPS
+from untold.jobs.settings.model import STAGE_NAMES, Settings, result_settings
+from untold.udfs.errors import UserError
+from untold.udfs.files import open_filesystem, write_bytes
+from untold.udfs.llm.keys import Stage, canonical_json
+from untold.udfs.redaction import without_secrets
+from untold.udfs.stages import LOOKUPS
 
 NAME = "manifest.json"
 # Raised where readers of the one before would misread the manifest; keys are only ever added
@@ -63,7 +63,7 @@ def identify(
 ) -> Identity:
     """The identity of the output of these metrics over this input.
 
-    fingerprint: as `jobs.inputs.samples.fingerprint` gives it; digests: by setting, of what it names, such as
+    fingerprint: as `untold.jobs.inputs.samples.fingerprint` gives it; digests: by setting, of what it names, such as
     `knowledge.index`. What may differ from start to start is not in it: docs/contract.md, "Runs, outputs, stores".
     """
     results = result_settings(settings, [name for name in stages if name not in LOOKUPS])

@@ -16,17 +16,17 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.run import manifest
-from jobs.run.folders import check_folders
-from jobs.run.locks import FolderLock
-from jobs.run.manifest import Added, Identity, OutputError
-from jobs.run.outcome import Ending
-from jobs.run.session import spark_schema
-from jobs.run.workspace import Counted, Workspace
-from jobs.settings.model import Settings
-from jobs.tables import ADDED, TABLES
-from udfs.files import is_local, naming, open_filesystem
-from udfs.redaction import without_secrets
+from untold.jobs.run import manifest
+from untold.jobs.run.folders import check_folders
+from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.manifest import Added, Identity, OutputError
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import ADDED, TABLES
+from untold.udfs.files import is_local, naming, open_filesystem
+from untold.udfs.redaction import without_secrets
 
 WORK = "_work"
 # In it, tables that are yet to take the place of others

@@ -8,8 +8,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TextIO
 
-from udfs.llm.calls import CallSettings
-from udfs.redaction import redact
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.redaction import redact
 
 # In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
 PLAIN_SECONDS = 10.0

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 
-from udfs.errors import UserError
+from untold.udfs.errors import UserError
 
 # What a new folder and its first file take, and more than what a full disk may keep back
 PROBE_BYTES = 2**16

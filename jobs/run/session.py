@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from jobs.run.refusals import check_writable, work_folders
-from jobs.settings.model import Settings, spark_defaults
-from udfs.errors import UserError
+from untold.jobs.run.refusals import check_writable, work_folders
+from untold.jobs.settings.model import Settings, spark_defaults
+from untold.udfs.errors import UserError
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17

@@ -11,7 +11,7 @@ from pyarrow import fs
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from udfs.files import open_filesystem
+from untold.udfs.files import open_filesystem
 
 
 @dataclass

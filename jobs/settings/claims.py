@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from jobs.settings.fields import Count, Probability, Section, Text
+from untold.jobs.settings.fields import Count, Probability, Section, Text
 
 Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]

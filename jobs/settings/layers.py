@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from jobs.settings.model import STAGE_NAMES, Settings, StageSettings
-from jobs.settings.yaml_text import MOST_CHARACTERS, NULL, BoundError, CoreLoader, compose, scalar
-from udfs.hints import near_misses
-from udfs.redaction import is_secret_name
+from untold.jobs.settings.model import STAGE_NAMES, Settings, StageSettings
+from untold.jobs.settings.yaml_text import MOST_CHARACTERS, NULL, BoundError, CoreLoader, compose, scalar
+from untold.udfs.hints import near_misses
+from untold.udfs.redaction import is_secret_name
 
 ENVIRONMENT_PREFIX = "UNTOLD_"
 # A jar that a machine without network names once for all, and the folder of the tests' data

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.settings.layers import (
+from untold.jobs.settings.layers import (
     KNOWN,
     Assignment,
     Layer,
@@ -21,9 +21,9 @@ from jobs.settings.layers import (
     read_overrides,
     read_yaml,
 )
-from jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for
-from udfs.hints import near_misses
-from udfs.retrieval.local_models import MINILM
+from untold.jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for
+from untold.udfs.hints import near_misses
+from untold.udfs.retrieval.local_models import MINILM
 
 # Their addresses answer nobody without a key; those of other presets may be a server of one's own
 _KEYED_PRESETS = frozenset({"openai", "openrouter"})
@@ -86,12 +86,12 @@ def preset_names() -> list[str]:
 
 def _presets() -> Traversable:
     """The folder of the presets within the installed package, which may be a zip file."""
-    return files("conf").joinpath("endpoints")
+    return files("untold.conf").joinpath("endpoints")
 
 
 def _package_layer(*path: str) -> Layer:
     """The layer of a file that ships in `conf`, named by its path there in messages."""
-    text = files("conf").joinpath(*path).read_text(encoding="utf-8")
+    text = files("untold.conf").joinpath(*path).read_text(encoding="utf-8")
     return read_yaml(text, "/".join(("conf", *path)))
 
 

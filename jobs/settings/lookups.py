@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from jobs.settings.fields import (
+from untold.jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
     Address,

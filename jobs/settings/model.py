@@ -17,8 +17,8 @@ from pydantic import (
     model_serializer,
 )
 
-from jobs.settings.claims import IcatSettings, ImportanceSettings, LongrecallSettings
-from jobs.settings.fields import (
+from untold.jobs.settings.claims import IcatSettings, ImportanceSettings, LongrecallSettings
+from untold.jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
     Address,
@@ -32,17 +32,17 @@ from jobs.settings.fields import (
     Text,
     VariableName,
 )
-from jobs.settings.fields import merge_patch as merge_patch
-from jobs.settings.lookups import (
+from untold.jobs.settings.fields import merge_patch as merge_patch
+from untold.jobs.settings.lookups import (
     EmbeddingSettings,
     GroundingSettings,
     IndexSettings,
     KnowledgeSettings,
     SearchSettings,
 )
-from udfs.errors import UserError
-from udfs.llm.prices import Prices
-from udfs.stages import LOOKUPS, STAGES
+from untold.udfs.errors import UserError
+from untold.udfs.llm.prices import Prices
+from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
@@ -380,6 +380,6 @@ def spark_defaults() -> dict[str, str]:
 
     A name and its value are parted by white space, as in the file of that name that Spark reads itself.
     """
-    lines = files("conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    lines = files("untold.conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
     return {name: value.strip() for name, value in pairs}

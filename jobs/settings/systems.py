@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from jobs.settings.layers import Layer, read_systems
-from jobs.settings.loading import Resolved
-from jobs.settings.model import SettingsError
+from untold.jobs.settings.layers import Layer, read_systems
+from untold.jobs.settings.loading import Resolved
+from untold.jobs.settings.model import SettingsError
 
 # A colon ends the question's id in a sample's id
 _NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]*[^\s:\x00-\x1f\x7f])?")

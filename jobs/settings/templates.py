@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from jobs.settings.model import SettingsError
-from udfs.stages.definitions import SUFFIXES
+from untold.jobs.settings.model import SettingsError
+from untold.udfs.stages.definitions import SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def find_template(stage: str, api: str, prompts_dir: str | None) -> Template:
             file = folder / f"{stage}{SUFFIXES[form]}"
             if file.is_file():
                 return Template(_read(file), form, str(file))
-    shipped = files("conf").joinpath("prompts", f"{stage}{SUFFIXES[api]}")
+    shipped = files("untold.conf").joinpath("prompts", f"{stage}{SUFFIXES[api]}")
     if not shipped.is_file():
         raise SettingsError(
             f"stages.{stage}.api: there is no template {stage}{SUFFIXES[api]} for {api}; "

@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from udfs.hints import did_you_mean, near_misses
-from udfs.statistics.intervals import Interval, bca_interval, mean_of_counts
+from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.statistics.intervals import Interval, bca_interval, mean_of_counts
 
 # docs/contract.md, "Scores": the column of `summary` that a sample of each status is counted in
 COLUMN_OF_STATUS = {
@@ -169,5 +169,5 @@ def _interval(counts: Counter[float], seed: int) -> Interval:
 
 
 def _arrays(counts: Counter[float]) -> tuple[list[float], list[int]]:
-    """Distinct values and their counts, as `udfs.statistics.intervals` takes them."""
+    """Distinct values and their counts, as `untold.udfs.statistics.intervals` takes them."""
     return list(counts.keys()), list(counts.values())

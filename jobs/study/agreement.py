@@ -15,11 +15,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.study.points import DATASETS, FLOORS, LAX, LMR, STRICT, predicted_label
-from udfs.statistics.confusion import CONVENTIONS, FAILED, LABELS, MEASURES, OUTCOMES, PREDICTIONS, under_convention
-from udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
-from udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from udfs.statistics.questions import (
+from untold.jobs.study.points import DATASETS, FLOORS, LAX, LMR, STRICT, predicted_label
+from untold.udfs.statistics.confusion import (
+    CONVENTIONS,
+    FAILED,
+    LABELS,
+    MEASURES,
+    OUTCOMES,
+    PREDICTIONS,
+    under_convention,
+)
+from untold.udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
+from untold.udfs.statistics.questions import (
     SHAPE,
     SUMS_FIELDS,
     Resampled,

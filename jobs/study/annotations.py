@@ -1,6 +1,6 @@
 """The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones.
 
-Dejl et al. 2025; methods, section 6. What a sheet looks like is `udfs.sheets.blinding`'s.
+Dejl et al. 2025; methods, section 6. What a sheet looks like is `untold.udfs.sheets.blinding`'s.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.results import Run, open_run
-from jobs.run import manifest
-from jobs.tables import HUMAN_STUDY
-from udfs.facts.nodes import ANSWER_FORM
-from udfs.files import open_filesystem, write_bytes
-from udfs.llm.segments import write_file
-from udfs.sheets.blinding import (
+from untold.jobs.results import Run, open_run
+from untold.jobs.run import manifest
+from untold.jobs.tables import HUMAN_STUDY
+from untold.udfs.facts.nodes import ANSWER_FORM
+from untold.udfs.files import open_filesystem, write_bytes
+from untold.udfs.llm.segments import write_file
+from untold.udfs.sheets.blinding import (
     ERROR_TYPES,
     AnnotationError,
     DrawnSample,
@@ -34,8 +34,8 @@ from udfs.sheets.blinding import (
     read_annotations,
     summarise_study,
 )
-from udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
-from udfs.statistics.confusion import LABELS
+from untold.udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
+from untold.udfs.statistics.confusion import LABELS
 
 KEY = "annotation_key.csv"
 SHEET = "annotation_sheet"

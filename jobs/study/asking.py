@@ -9,16 +9,16 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
-from jobs.asking.endpoint import RunEndpoint
-from jobs.asking.engines import open_engines
-from jobs.asking.process import AnsweringError
-from jobs.asking.prompts import bind_stage
-from jobs.asking.runner import StageRunner
-from jobs.run.outcome import Ending
-from jobs.run.output import store_of
-from jobs.run.progress import Display
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.engines import open_engines
+from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import store_of
+from untold.jobs.run.progress import Display
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
 
 RESTATE = "restate_answer"
 # Hidden from readers of tables, which pass over names that begin with an underscore

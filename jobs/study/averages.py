@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jobs.study.agreement import unit_counts
-from jobs.study.points import LMR
-from jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
-from udfs.statistics.intervals import joint_bca_interval
+from untold.jobs.study.agreement import unit_counts
+from untold.jobs.study.points import LMR
+from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
+from untold.udfs.statistics.intervals import joint_bca_interval
 
 SPREAD = "lmr_spread"
 Row = Mapping[str, Any]

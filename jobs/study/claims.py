@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from graph.views import one_line
+from untold.graph.views import one_line
 
 Row = Mapping[str, Any]
 # A line with what stands before it, and before those that it is wrapped to

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from jobs.tables import META_EVALUATION
-from udfs.statistics.confusion import accuracy, kappa, macro_f1
-from udfs.statistics.correlation import correlate
-from udfs.statistics.coverage import fleiss_kappa, item_averages
-from udfs.statistics.intervals import FloatArray, IntArray
-from udfs.statistics.totals import total_interval
+from untold.jobs.tables import META_EVALUATION
+from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
+from untold.udfs.statistics.correlation import correlate
+from untold.udfs.statistics.coverage import fleiss_kappa, item_averages
+from untold.udfs.statistics.intervals import FloatArray, IntArray
+from untold.udfs.statistics.totals import total_interval
 
 DATASET = "coverage"
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"

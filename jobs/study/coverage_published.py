@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.study.coverage import BY_QUERY, KAPPA
-from jobs.study.report import markdown_table
-from udfs.statistics.correlation import COEFFICIENTS
+from untold.jobs.study.coverage import BY_QUERY, KAPPA
+from untold.jobs.study.report import markdown_table
+from untold.udfs.statistics.correlation import COEFFICIENTS
 
 Row = Mapping[str, Any]
 Key = tuple[str | None, str]

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.study.coverage import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, Labels
-from jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
-from jobs.study.coverage_published import published
-from jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
-from udfs.retrieval.token_states import BERTSCORE
-from udfs.statistics.correlation import COEFFICIENTS
-from udfs.statistics.coverage import AVERAGES, MEASURES
-from udfs.statistics.surface import SURFACE
-from udfs.statistics.tiers import Subset
+from untold.jobs.study.coverage import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, Labels
+from untold.jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
+from untold.jobs.study.coverage_published import published
+from untold.jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
+from untold.udfs.retrieval.token_states import BERTSCORE
+from untold.udfs.statistics.correlation import COEFFICIENTS
+from untold.udfs.statistics.coverage import AVERAGES, MEASURES
+from untold.udfs.statistics.surface import SURFACE
+from untold.udfs.statistics.tiers import Subset
 
 Row = Mapping[str, Any]
 FLOORS = (*SURFACE, *BERTSCORE)

@@ -9,13 +9,13 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.run.output import Output
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
-from jobs.study import coverage
-from jobs.study.agreement import read_rows
-from jobs.study.coverage_report import IMPORTANCE, Found, render
-from jobs.study.items import (
+from untold.jobs.run.output import Output
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.study import coverage
+from untold.jobs.study.agreement import read_rows
+from untold.jobs.study.coverage_report import IMPORTANCE, Found, render
+from untold.jobs.study.items import (
     ITEM,
     Verdicts,
     check_items,
@@ -26,14 +26,14 @@ from jobs.study.items import (
     read_items,
     read_verdicts,
 )
-from jobs.study.itemwise import annotator_rows, overlap_rows, weight_rows
-from jobs.study.methods import count_tiers, draw_items, kappas_of_models, read_misses
-from jobs.study.report import Cost
-from jobs.study.runs import read_means
-from jobs.tables import COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
-from udfs.retrieval.embedding import find_model
-from udfs.retrieval.local_models import LocalModelFileError, ModelFiles
-from udfs.statistics.tiers import Subset
+from untold.jobs.study.itemwise import annotator_rows, overlap_rows, weight_rows
+from untold.jobs.study.methods import count_tiers, draw_items, kappas_of_models, read_misses
+from untold.jobs.study.report import Cost
+from untold.jobs.study.runs import read_means
+from untold.jobs.tables import COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
+from untold.udfs.retrieval.embedding import find_model
+from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
+from untold.udfs.statistics.tiers import Subset
 
 # All that a study reads of a sample, beside its items
 NEEDS = ("query", "response")
@@ -52,7 +52,7 @@ class Items:
     def verdicts(
         self, places: Mapping[str, str], metrics: Sequence[str] | None, judges: Mapping[str, Sequence[str]]
     ) -> Verdicts:
-        """What the metrics of models say of these; arguments and errors as `jobs.study.items.read_verdicts`."""
+        """What the metrics of models say of these; arguments and errors as `untold.jobs.study.items.read_verdicts`."""
         return read_verdicts(self.samples.sparkSession, places, metrics, self.judged, self.about, judges)
 
 

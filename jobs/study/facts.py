@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from graph.views import one_line
-from jobs.study.claims import Claims, Line, Row
+from untold.graph.views import one_line
+from untold.jobs.study.claims import Claims, Line, Row
 
 CONTRADICTED = "contradicted"
 _INDENT = "       "

@@ -12,17 +12,17 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.inputs.files import find_files, inspect_files
-from jobs.results import open_run
-from jobs.run.manifest import NAME
-from jobs.run.session import spark_schema
-from jobs.study.aggregate import COLUMN_OF_STATUS
-from jobs.tables import ATOMS, STATEMENTS
-from udfs.errors import UserError
-from udfs.files import open_filesystem
-from udfs.hints import aside, near_misses, shorten
-from udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
-from udfs.statistics.confusion import LABELS
+from untold.jobs.inputs.files import find_files, inspect_files
+from untold.jobs.results import open_run
+from untold.jobs.run.manifest import NAME
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.aggregate import COLUMN_OF_STATUS
+from untold.jobs.tables import ATOMS, STATEMENTS
+from untold.udfs.errors import UserError
+from untold.udfs.files import open_filesystem
+from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
+from untold.udfs.statistics.confusion import LABELS
 
 # Columns that scores from anywhere must have; `status` is read where there is one
 REQUIRED = ("sample_id", "metric", "score")

@@ -11,11 +11,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.run.session import spark_schema
-from jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
-from udfs.hints import aside, near_misses, shorten
-from udfs.retrieval.local_models import ModelFiles
-from udfs.samples.labelled import ITEMS, floor_batches, floor_names, floor_schema, item_batches
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
+from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.retrieval.local_models import ModelFiles
+from untold.udfs.samples.labelled import ITEMS, floor_batches, floor_names, floor_schema, item_batches
 
 # The columns of samples that may hold the items, the first that is there; metrics that read references come first there
 SOURCES = ("aspects", "references")

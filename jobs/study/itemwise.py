@@ -11,12 +11,12 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.run.session import spark_schema
-from jobs.study.agreement import read_rows
-from jobs.study.items import ITEM, Verdicts
-from udfs.samples.k_qa import MUST_HAVE, NICE_TO_HAVE
-from udfs.samples.labelled import OVERLAPS, overlap_batches
-from udfs.statistics.totals import auc, score_counts, total_interval
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.agreement import read_rows
+from untold.jobs.study.items import ITEM, Verdicts
+from untold.udfs.samples.k_qa import MUST_HAVE, NICE_TO_HAVE
+from untold.udfs.samples.labelled import OVERLAPS, overlap_batches
+from untold.udfs.statistics.totals import auc, score_counts, total_interval
 
 OVERLAP, CONSTANT, ANNOTATOR = "word_overlap", "constant", "annotator"
 AUC, WEIGHT_AUC, ACCURACY = "auc", "auc_weight", "accuracy"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from jobs.study.agreement import count_tables, resample_tables
-from jobs.study.points import Dataset, floor_points
-from udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, overlap_batches
-from udfs.statistics.questions import Resampled
+from untold.jobs.study.agreement import count_tables, resample_tables
+from untold.jobs.study.points import Dataset, floor_points
+from untold.udfs.statistics.confusion import LABELS, OVERLAP_FIELDS, overlap_batches
+from untold.udfs.statistics.questions import Resampled
 
 
 def add_overlap(samples: DataFrame) -> DataFrame:

@@ -11,15 +11,15 @@ from matplotlib.axes import Axes
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.drawing import FORMATS
-from graph.views import one_line
-from jobs.results import Run
-from jobs.run.output import Output
-from jobs.run.session import spark_schema
-from jobs.study.aggregate import collect_counts
-from jobs.tables import MEASURES, SCORES
-from udfs.errors import UserError
-from udfs.files import write_bytes
+from untold.graph.drawing import FORMATS
+from untold.graph.views import one_line
+from untold.jobs.results import Run
+from untold.jobs.run.output import Output
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.aggregate import collect_counts
+from untold.jobs.tables import MEASURES, SCORES
+from untold.udfs.errors import UserError
+from untold.udfs.files import write_bytes
 
 # Lines that are told apart by colour; of more systems the first are drawn, and the table has all
 MOST_LINES = 12

@@ -14,14 +14,14 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.run.session import spark_schema
-from jobs.study.agreement import read_rows
-from jobs.study.items import ITEM, Verdicts
-from jobs.study.runs import read_table
-from jobs.tables import CANDIDATES, CLAIMS
-from udfs.facts.misses import MISSES, miss_batches
-from udfs.statistics.coverage import fleiss_kappa
-from udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
+from untold.jobs.run.session import spark_schema
+from untold.jobs.study.agreement import read_rows
+from untold.jobs.study.items import ITEM, Verdicts
+from untold.jobs.study.runs import read_table
+from untold.jobs.tables import CANDIDATES, CLAIMS
+from untold.udfs.facts.misses import MISSES, miss_batches
+from untold.udfs.statistics.coverage import fleiss_kappa
+from untold.udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
 
 CALLS = ["calling", "known"]
 METRIC = "longrecall"  # the only one that shows candidates to a stage

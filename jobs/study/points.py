@@ -15,8 +15,8 @@ from operator import add
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from udfs.samples.adapters import CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
-from udfs.statistics.confusion import CONVENTIONS, LABELS, UNDEFINED
+from untold.udfs.samples.adapters import CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
+from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, UNDEFINED
 
 LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
 FLOORS = ("floor_constant", "floor_overlap")
@@ -44,7 +44,7 @@ class Dataset:
 
 
 def predicted_label() -> Column:
-    """`udfs.statistics.confusion.predict_label` of the column score, so that no row leaves the JVM for it."""
+    """`untold.udfs.statistics.confusion.predict_label` of the column score, so that no row leaves the JVM for it."""
     score = F.col("score")
     between = F.when(score == 0, LABELS[0]).when(score == 1, LABELS[2]).otherwise(LABELS[1])
     return F.when(score.isNull(), UNDEFINED).otherwise(between)

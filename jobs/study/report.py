@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from graph.drawing import FORMATS, STYLE, one_line, save_figure
-from udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
-from udfs.statistics.intervals import IntArray
+from untold.graph.drawing import FORMATS, STYLE, one_line, save_figure
+from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
+from untold.udfs.statistics.intervals import IntArray
 
 Row = Mapping[str, Any]
 Values = dict[str, Row]
@@ -149,7 +149,7 @@ def render(
 def render_averages(rows: Sequence[Row]) -> str:
     """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models.
 
-    rows: of `meta_evaluation`, as `jobs.study.averages.average_rows` gives them behind those of each data set.
+    rows: of `meta_evaluation`, as `untold.jobs.study.averages.average_rows` gives them behind those of each data set.
     """
     lines = [
         [

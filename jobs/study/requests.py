@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from jobs.asking.endpoint import DEMO_LABEL
-from jobs.inputs.drawing import Draw
-from jobs.settings.model import Settings
-from jobs.study.coverage import DATASET as COVERAGE
-from jobs.study.verifying import DATASET as CLAIMS
-from udfs.statistics.tiers import Subset
+from untold.jobs.asking.endpoint import DEMO_LABEL
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.settings.model import Settings
+from untold.jobs.study.coverage import DATASET as COVERAGE
+from untold.jobs.study.verifying import DATASET as CLAIMS
+from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
 

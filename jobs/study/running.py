@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.metrics import METRICS
-from jobs.run import manifest
-from jobs.run.outcome import FAILED_TOO_MANY
-from jobs.run.progress import Display
-from jobs.study.asking import Asker
-from jobs.study.report import Cost
-from jobs.study.requests import Endpoint, MetaEvaluationOutcome, MetaEvaluationRequest
-from jobs.study.verifying import Claims, verify_claims
+from untold.jobs.metrics import METRICS
+from untold.jobs.run import manifest
+from untold.jobs.run.outcome import FAILED_TOO_MANY
+from untold.jobs.run.progress import Display
+from untold.jobs.study.asking import Asker
+from untold.jobs.study.report import Cost
+from untold.jobs.study.requests import Endpoint, MetaEvaluationOutcome, MetaEvaluationRequest
+from untold.jobs.study.verifying import Claims, verify_claims
 
 
 def verify_endpoints(request: MetaEvaluationRequest, claims: Claims, display: Display) -> MetaEvaluationOutcome:

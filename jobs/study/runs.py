@@ -10,9 +10,9 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.run.session import spark_schema
-from jobs.tables import MEASURES_SUMMARY
-from udfs.files import open_filesystem
+from untold.jobs.run.session import spark_schema
+from untold.jobs.tables import MEASURES_SUMMARY
+from untold.udfs.files import open_filesystem
 
 
 def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:

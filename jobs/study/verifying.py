@@ -10,17 +10,17 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import has_failed
-from jobs.inputs.drawing import Draw
-from jobs.inputs.samples import SampleError, Samples, read_rows
-from jobs.study.agreement import read_rows as rows_of
-from jobs.study.asking import Asker
-from jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
-from jobs.tables import META_EVALUATION
-from udfs.facts.claims import NOT_SUPPORTED
-from udfs.hints import aside, near_misses, shorten
-from udfs.samples.claims import CLAIM_FORMATS, NEEDS
-from udfs.statistics.verdicts import VERDICTS, constant_label, labels_of, supported_share, verdict_intervals
+from untold.jobs.asking.lost import has_failed
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.samples import SampleError, Samples, read_rows
+from untold.jobs.study.agreement import read_rows as rows_of
+from untold.jobs.study.asking import Asker
+from untold.jobs.study.inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
+from untold.jobs.tables import META_EVALUATION
+from untold.udfs.facts.claims import NOT_SUPPORTED
+from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.samples.claims import CLAIM_FORMATS, NEEDS
+from untold.udfs.statistics.verdicts import VERDICTS, constant_label, labels_of, supported_share, verdict_intervals
 
 DATASET = "claims"
 STAGE = "verify_claim"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.study.report import markdown_table
-from jobs.study.verifying import CONSTANT, PEOPLE, SHARE
-from udfs.statistics.verdicts import MEASURES
+from untold.jobs.study.report import markdown_table
+from untold.jobs.study.verifying import CONSTANT, PEOPLE, SHARE
+from untold.udfs.statistics.verdicts import MEASURES
 
 Row = Mapping[str, Any]
 # Min et al. 2023, of the human labels that are public; ours have to be the same where those are the input

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-# As a run starts them on one machine: see `jobs.answer` and `conf/default.yaml`
+# As a run starts them on one machine: see `untold.jobs.answer` and `conf/default.yaml`
 OBJECT_STORE_BYTES = 100_000_000
 MASTER = "local[*]"
 

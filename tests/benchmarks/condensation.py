@@ -21,10 +21,10 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.condensation import condense_batch
-from jobs.run.session import open_session
-from jobs.settings.model import Settings
 from tests.benchmarks.figures import Figure, Options
+from untold.graph.condensation import condense_batch
+from untold.jobs.run.session import open_session
+from untold.jobs.settings.model import Settings
 
 NODES, EDGES, RESPONSES = 30, 60, 10
 GOAL_RATE = 100_000

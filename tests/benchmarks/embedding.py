@@ -13,11 +13,11 @@ import onnxruntime
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from jobs.asking.lookups import bind_lookup
-from jobs.settings.model import Settings
 from tests.benchmarks.figures import Figure, Options
-from udfs.retrieval.embedding import find_model
-from udfs.retrieval.tasks import answer_in_task
+from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.settings.model import Settings
+from untold.udfs.retrieval.embedding import find_model
+from untold.udfs.retrieval.tasks import answer_in_task
 
 REPETITIONS = 3
 CHUNKS, CHUNK_WORDS = 60, 128

@@ -81,7 +81,7 @@ def _published(worlds: Sequence[IcatWorld], samples: Sequence[Mapping[str, Any]]
 def _index(folder: Path, worlds: Sequence[IcatWorld], settings: Sequence[str]) -> Path:
     """An index of all documents of the worlds."""
     corpus = write_rows(folder / "corpus.jsonl", [document for world in worlds for document in world.documents])
-    command = [sys.executable, "-P", "-m", "jobs.cli", "index", "--input", str(corpus)]
+    command = [sys.executable, "-P", "-m", "untold.jobs.cli", "index", "--input", str(corpus)]
     command += ["--output", str(folder / "index"), *(word for one in settings for word in ("--set", one))]
     run_command(command, folder, folder / "log", watch=False)
     return folder / "index"

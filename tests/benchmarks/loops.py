@@ -20,10 +20,10 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from tests.benchmarks.samples import bound_stage, read_variables
-from udfs.llm.client import Endpoint, request_body
-from udfs.llm.keys import Stage
-from udfs.llm.templates import compile_prompt
-from udfs.stages import STAGES
+from untold.udfs.llm.client import Endpoint, request_body
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.stages import STAGES
 
 TIMEOUT_SECONDS = 120.0
 Variables = Sequence[Mapping[str, Any]]

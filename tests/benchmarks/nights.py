@@ -9,14 +9,14 @@ from time import perf_counter
 
 from pyspark.sql import SparkSession
 
-from jobs.asking.compaction import FILE_BYTES, compact_folder
-from jobs.asking.snapshots import list_folder
-from jobs.asking.store import read_completions, states_of_requests
-from jobs.run.session import open_session
-from jobs.settings.model import Settings, SparkSettings
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.reuse import make_completions
-from udfs.llm.segments import write_file
+from untold.jobs.asking.compaction import FILE_BYTES, compact_folder
+from untold.jobs.asking.snapshots import list_folder
+from untold.jobs.asking.store import read_completions, states_of_requests
+from untold.jobs.run.session import open_session
+from untold.jobs.settings.model import Settings, SparkSettings
+from untold.udfs.llm.segments import write_file
 
 COMPLETIONS = 30_000
 PAIRS = 3

@@ -21,16 +21,16 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.asking.requests import Pairs
-from jobs.metrics.condensing import Condenser
-from jobs.run.session import open_session, spark_schema
-from jobs.run.workspace import Workspace
-from jobs.settings.model import Settings
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.watching import JVM, PYTHON_WORKERS, Look, peak_bytes
-from udfs.facts.pairs import PAIRS, ask_all
-from udfs.llm.keys import Stage
+from untold.jobs.asking.requests import Pairs
+from untold.jobs.metrics.condensing import Condenser
+from untold.jobs.run.session import open_session, spark_schema
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.pairs import PAIRS, ask_all
+from untold.udfs.llm.keys import Stage
 
 STAGE = Stage("classify_relation", ("premise", "hypothesis"), "fake-model", "{{ premise }} {{ hypothesis }}")
 RESPONSES, CONTEXTS = 10, 20
@@ -203,7 +203,7 @@ def condense(spark: SparkSession, folder: str) -> None:
 
 
 def make_owners(count: int, contexts: int, responses: int) -> pa.Table:
-    """Owners of all pairs of so many atoms each, as `udfs.facts.pairs.generate_pairs` reads them."""
+    """Owners of all pairs of so many atoms each, as `untold.udfs.facts.pairs.generate_pairs` reads them."""
     numbers = [contexts, contexts * responses, contexts * (contexts - 1), contexts * responses]
     names = ("contexts", "to_contexts", "between_contexts", "to_responses")
     owners = [f"sample:{number:08}" for number in range(count)]

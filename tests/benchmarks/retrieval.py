@@ -17,12 +17,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tests.benchmarks.figures import Figure, Options
-from udfs.retrieval.chunks import chunk_text
-from udfs.retrieval.cutting import CHUNKS
-from udfs.retrieval.dense import Dense, Probing, count_lists, open_index, train_lists, use_one_thread, write_index
-from udfs.retrieval.embedding import find_model, open_embedder
-from udfs.retrieval.shards import Shard, ShardWriter
-from udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
+from untold.udfs.retrieval.chunks import chunk_text
+from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.dense import (
+    Dense,
+    Probing,
+    count_lists,
+    open_index,
+    train_lists,
+    use_one_thread,
+    write_index,
+)
+from untold.udfs.retrieval.embedding import find_model, open_embedder
+from untold.udfs.retrieval.shards import Shard, ShardWriter
+from untold.udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
 
 DIMENSION = 384
 VECTORS = 100_000

@@ -12,15 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.asking.store import stage_folder
-from jobs.tables import COMPLETIONS
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import Ran, run_job
 from tests.benchmarks.samples import bound_stage, write_samples
 from tests.fakes.answers import coverage_text
 from tests.fakes.model_server import ModelServer
-from udfs.llm.keys import Stage
-from udfs.llm.segments import write_file
+from untold.jobs.asking.store import stage_folder
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.segments import write_file
 
 REQUESTS = 1_000
 PAIRS = 3

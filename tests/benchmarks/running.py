@@ -71,7 +71,7 @@ def run_job(
     Raises RuntimeError where it fails, or where not exactly `calls` requests reached the server.
     """
     folder.mkdir()
-    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--input", str(samples), "--metric", metric]
+    command = [sys.executable, "-P", "-m", "untold.jobs.cli", "score", "--input", str(samples), "--metric", metric]
     command += ["--output", str(folder / "out")]
     for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_in_flight={IN_FLIGHT}", *settings):
         command += ["--set", setting]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.asking.prompts import bind_stage
-from jobs.settings.loading import load_settings
-from udfs.llm.keys import Stage
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.settings.loading import load_settings
+from untold.udfs.llm.keys import Stage
 
 STAGE = "evaluate_coverage"
 PROMPTS = Path(__file__).resolve().parents[1] / "fakes" / "prompts"

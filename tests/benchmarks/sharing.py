@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import run_job
 from tests.fakes.expected import Options as Judging
@@ -20,7 +19,8 @@ from tests.fakes.expected import count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import SETTINGS
-from udfs.facts.pairs import between
+from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
+from untold.udfs.facts.pairs import between
 
 STAGE = "classify_relation"
 QUERIES = 40
@@ -131,7 +131,7 @@ def _skipped(shared: int, skipped: dict[str, int]) -> list[Figure]:
 
 
 def _simulated() -> list[Figure]:
-    """No jobs: `graph.waves` on made-up judgements. Nothing but entailments can be implied."""
+    """No jobs: `untold.graph.waves` on made-up judgements. Nothing but entailments can be implied."""
     figures = []
     for paraphrases in PARAPHRASES:
         for overlooked in (0.0, OVERLOOKED):

@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
-from jobs.tables import RESULT_TABLES
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.samples import PROMPTS
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds, worlds
 from tests.runs.harness import make_samples, write_samples
+from untold.jobs.tables import RESULT_TABLES
 
 SAMPLES = 10
 RESPONSES = 2
@@ -127,7 +127,7 @@ def _untold(folder: Path, server: ModelServer, name: str, command: str, *words: 
         "spark.conf.spark.eventLog.rolling.enabled": "false",
     }
     given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    return _run(folder, name, ["-P", "-m", "jobs.cli", command, *words, *given], folder, events)
+    return _run(folder, name, ["-P", "-m", "untold.jobs.cli", command, *words, *given], folder, events)
 
 
 def _run(folder: Path, name: str, words: Sequence[str], where: Path, events: Path | None = None) -> Started:

@@ -18,7 +18,7 @@ from scipy import stats
 
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import ROOT
-from udfs.statistics.intervals import (
+from untold.udfs.statistics.intervals import (
     FloatArray,
     IntArray,
     Interval,
@@ -27,7 +27,7 @@ from udfs.statistics.intervals import (
     clustered_bca_interval,
     jackknife_acceleration,
 )
-from udfs.statistics.permutation import paired_permutation_test
+from untold.udfs.statistics.permutation import paired_permutation_test
 
 ROWS = 10_000_000
 CLUSTER = 5  # rows of a question

@@ -83,7 +83,7 @@ def role_of(command: Sequence[str]) -> str:
         return ACTOR
     if command[0].startswith("ray::LimiterActor"):
         return LIMITER
-    roles = {"jobs.cli": DRIVER, "jobs.answer": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
+    roles = {"untold.jobs.cli": DRIVER, "untold.jobs.answer": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
     return next((role for module, role in roles.items() if module in command), OTHER)
 
 

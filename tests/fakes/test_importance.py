@@ -14,8 +14,8 @@ from tests.fakes.facts import FOREIGN, NEEDED, Odds, normalise, split
 from tests.fakes.importance import SALIENCES, VERDICTS, covering, facts_of, importance, parts_of, turned, verify
 from tests.fakes.replies import chat_logprobs, plain_logprobs
 from tests.fakes.world import worlds
-from udfs.ratings import read_alternatives, weigh
-from udfs.stages import STAGES
+from untold.udfs.ratings import read_alternatives, weigh
+from untold.udfs.stages import STAGES
 
 QUERY = "What is known of the founding and the home of Ada Mill?"
 JOINED = "Ada Mill was founded in 1912 and lives in Lyon."

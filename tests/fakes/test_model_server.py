@@ -18,7 +18,7 @@ import pytest
 
 from tests.fakes.answers import GARBAGE, expected_summary, find_answer
 from tests.fakes.model_server import ModelServer
-from udfs.llm.templates import compile_prompt
+from untold.udfs.llm.templates import compile_prompt
 
 _COVERAGE = {
     "query": "Who?",

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.answers import collapse, coverage_text, find_answer
 from tests.fakes.model_server import ModelServer
 from tests.fakes.recorded import distinct_inputs, expectations, recorded_samples, write_replay
-from udfs.llm.templates import compile_prompt
+from untold.udfs.llm.templates import compile_prompt
 
 _DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).resolve().parents[2].parent / "shared" / "data"))
 _RECORDED = _DATA / "wikicontradict" / "recorded_e2e"

@@ -35,8 +35,8 @@ from tests.fakes.facts import (
 )
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import World, worlds
-from udfs.llm.templates import compile_prompt
-from udfs.stages import STAGES
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.stages import STAGES
 
 _DAY = Fact("founding", "day", "ada mill", "3 may 1912")
 _CITY = Fact("home", "city", "ada mill", "lyon")

@@ -18,8 +18,8 @@ from tests.fakes.expected_icat import Chunk, ExpectedIcat, Options, cut, expecte
 from tests.fakes.facts import relate_text
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import IcatWorld, icat_worlds
-from udfs.llm.templates import compile_prompt
-from udfs.stages import STAGES
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.stages import STAGES
 
 WORLDS = icat_worlds(100)
 QUERY = "What is known of the founding and the home of Ada Mill?"

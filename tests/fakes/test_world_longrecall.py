@@ -24,12 +24,12 @@ from tests.fakes.names import alias_of, misspellings, namesake_of, plain
 from tests.fakes.recall import entails, extracted, is_extended, map_all, minimal_subset, propositions, resolve_all
 from tests.fakes.world import worlds
 from tests.fakes.world_longrecall import VARIANTS, LongRecallWorld, Saying, longrecall_worlds
-from udfs.llm.templates import compile_prompt
-from udfs.recall.candidates import Thresholds, form_of, lexical_candidates
-from udfs.recall.forms import match_form, shown_form
-from udfs.recall.lists import Fact
-from udfs.recall.segmentation import cut
-from udfs.stages import STAGES
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.recall.candidates import Thresholds, form_of, lexical_candidates
+from untold.udfs.recall.forms import match_form, shown_form
+from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.segmentation import cut
+from untold.udfs.stages import STAGES
 
 WORLDS = longrecall_worlds(160)
 

@@ -48,9 +48,9 @@ from tests.fakes.questions import (
     restate,
 )
 from tests.fakes.world import qa_worlds
-from udfs.llm.templates import compile_prompt
-from udfs.quantities import compare_quantities, is_plain_quantity
-from udfs.stages import STAGES
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.quantities import compare_quantities, is_plain_quantity
+from untold.udfs.stages import STAGES
 
 _LEAVES = (
     Fact("founding", "day", "ada mill", "3 may 1912"),

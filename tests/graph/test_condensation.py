@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from graph.condensation import condense_batch, condense_batches
 from tests.graph.digraphs import (
     FAMILIES,
     Digraph,
@@ -34,6 +33,7 @@ from tests.graph.digraphs import (
     random_digraph,
     to_batch,
 )
+from untold.graph.condensation import condense_batch, condense_batches
 
 OUTPUT = """
     graph string,

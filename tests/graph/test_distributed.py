@@ -13,11 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from pyspark.sql import SparkSession
 
-from graph.condensation import condense_batches
-from graph.distributed import Components, Condensation, CondensationError
-from jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError
-from jobs.run.workspace import Workspace
-from jobs.settings.model import GraphSettings, Settings
 from tests.graph.digraphs import (
     FAMILIES,
     Digraph,
@@ -36,6 +31,11 @@ from tests.graph.digraphs import (
     to_batch,
 )
 from tests.graph.standin import CoarseComponents, FineComponents, StuckComponents
+from untold.graph.condensation import condense_batches
+from untold.graph.distributed import Components, Condensation, CondensationError
+from untold.jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import GraphSettings, Settings
 
 NODES = "graph string, node {}, context boolean, response boolean, frequency long"
 EDGES = "graph string, source {}, target {}, judged boolean"

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph.condensation import Classes, Nodes, count_statements, find_classes
-from graph.waves import (
+from untold.graph.condensation import Classes, Nodes, count_statements, find_classes
+from untold.graph.waves import (
     FIRST_CONTEXTS,
     OTHER_CONTEXTS,
     OTHER_RESPONSES,

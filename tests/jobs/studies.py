@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from jobs.meta_evaluate import (
+from tests.jobs.study.test_agreement import SETS, VALUES
+from tests.sample_files import CONFLICTBANK_ROW, write_lines
+from untold.jobs.meta_evaluate import (
     Endpoint,
     MetaEvaluationOutcome,
     MetaEvaluationRequest,
     endpoint_of,
     meta_evaluate,
 )
-from jobs.results import open_run
-from jobs.run.progress import Display
-from jobs.settings.model import LlmSettings, Settings
-from tests.jobs.study.test_agreement import SETS, VALUES
-from tests.sample_files import CONFLICTBANK_ROW, write_lines
-from udfs.statistics.confusion import match_label
+from untold.jobs.results import open_run
+from untold.jobs.run.progress import Display
+from untold.jobs.settings.model import LlmSettings, Settings
+from untold.udfs.statistics.confusion import match_label
 
 Rows = list[dict[str, Any]]
 

@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from jobs.answer import Answering, Outcome
-from jobs.asking import crew
-from jobs.asking.job import Job
-from jobs.asking.local_ray import start_ray
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
-from udfs.llm import actors
-from udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
-from udfs.llm.limiter import Budget, Limiter, Limits, Report
+from untold.jobs.answer import Answering, Outcome
+from untold.jobs.asking import crew
+from untold.jobs.asking.job import Job
+from untold.jobs.asking.local_ray import start_ray
+from untold.udfs.llm import actors
+from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
+from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
 
 Event = Mapping[str, Any]
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli.main import main
-from jobs.combine_studies import CombineError, combine_studies
-from jobs.results import open_run
-from jobs.run.manifest import OutputError
-from jobs.tables import MATCH_COUNTS, META_EVALUATION
-from udfs.statistics.intervals import joint_bca_interval
+from untold.jobs.cli.main import main
+from untold.jobs.combine_studies import CombineError, combine_studies
+from untold.jobs.results import open_run
+from untold.jobs.run.manifest import OutputError
+from untold.jobs.tables import MATCH_COUNTS, META_EVALUATION
+from untold.udfs.statistics.intervals import joint_bca_interval
 
 MODELS = ("org/gpt-oss-20b", "other")
 Counts = dict[tuple[str, str], tuple[int, int]]  # by metric and model: how many match, of how many

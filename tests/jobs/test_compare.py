@@ -15,12 +15,12 @@ import pytest
 from pyspark.sql import SparkSession
 from scipy.stats import false_discovery_control, permutation_test
 
-from jobs.cli.main import main
-from jobs.compare import CompareError, compare, count_differences
-from jobs.results import UnreadableRunError
-from jobs.tables import SAMPLES, SCORES
-from udfs.statistics.intervals import bca_interval, clustered_bca_interval
-from udfs.statistics.permutation import clustered_permutation_test
+from untold.jobs.cli.main import main
+from untold.jobs.compare import CompareError, compare, count_differences
+from untold.jobs.results import UnreadableRunError
+from untold.jobs.tables import SAMPLES, SCORES
+from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
+from untold.udfs.statistics.permutation import clustered_permutation_test
 
 Scores = dict[tuple[str | None, str, int], float | None]
 IDENTITY = {

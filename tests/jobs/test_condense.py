@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.condense import TABLES, CondenseRequest, RelationsError, condense
-from jobs.inputs.files import SampleError
-from jobs.results import open_run
-from jobs.run.manifest import OutputError
-from jobs.settings.model import GraphSettings, Settings
+from untold.jobs.condense import TABLES, CondenseRequest, RelationsError, condense
+from untold.jobs.inputs.files import SampleError
+from untold.jobs.results import open_run
+from untold.jobs.run.manifest import OutputError
+from untold.jobs.settings.model import GraphSettings, Settings
 
 Rows = list[dict[str, Any]]
 

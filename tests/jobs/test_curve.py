@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.curve import CurveRequest, curve, draw_curve
-from jobs.results import UnreadableRunError, open_run
-from jobs.run.manifest import FORMAT
-from jobs.study.lines import UnmeasuredError
-from jobs.tables import MEASURES, SCORES
+from untold.jobs.curve import CurveRequest, curve, draw_curve
+from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.run.manifest import FORMAT
+from untold.jobs.study.lines import UnmeasuredError
+from untold.jobs.tables import MEASURES, SCORES
 
 # sample, system, recall at 5 and at 20 by each ranking
 SAMPLES = [

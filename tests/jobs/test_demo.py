@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.asking import local_model
-from jobs.results import open_run
+from untold.jobs.asking import local_model
+from untold.jobs.results import open_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,7 +27,7 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
         "OPENAI_API_KEY": "a-demo-never-spends-money",
         "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
     }
-    command = [sys.executable, "-P", "-m", "jobs.cli", "demo"]
+    command = [sys.executable, "-P", "-m", "untold.jobs.cli", "demo"]
     first = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
@@ -47,7 +47,7 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
 
 
 def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_documents(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "jobs.cli", "demo", "--metric", "icat"]
+    command = [sys.executable, "-P", "-m", "untold.jobs.cli", "demo", "--metric", "icat"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
     assert ended.returncode == 0, ended.stderr
     run = open_run(tmp_path / "untold-demo-icat")
@@ -62,7 +62,7 @@ def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_docume
 
 
 def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "jobs.cli", "score", "--endpoint", "local", "--metric", "nli"]
+    command = [sys.executable, "-P", "-m", "untold.jobs.cli", "score", "--endpoint", "local", "--metric", "nli"]
     command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=false"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3000, check=False)
     assert ended.returncode == 0, ended.stderr

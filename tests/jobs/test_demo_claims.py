@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.asking.prompts import bind_stage
-from jobs.demo_claims import claims_settings, show_expected_claims
-from jobs.settings.model import Settings
-from udfs.llm.templates import compile_prompt
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.demo_claims import claims_settings, show_expected_claims
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.templates import compile_prompt
 
 DEMO = Path(__file__).parents[2] / "conf" / "demo"
 VARIABLES: dict[str, dict[str, Any]] = {

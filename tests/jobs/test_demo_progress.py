@@ -10,14 +10,14 @@ from threading import Event
 import pyarrow as pa
 import pytest
 
-from jobs.asking.prompts import bind_stage
-from jobs.asking.store import stage_folder
-from jobs.demo import STAGE, Spent, demo_settings, describe_work, showing_results
-from jobs.settings.model import Settings
-from jobs.tables import COMPLETIONS
 from tests.fakes.answers import coverage_text
-from udfs.llm.segments import write_file
-from udfs.llm.templates import compile_prompt
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.store import stage_folder
+from untold.jobs.demo import STAGE, Spent, demo_settings, describe_work, showing_results
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.templates import compile_prompt
 
 DEMO = Path(__file__).parents[2] / "conf" / "demo"
 SAMPLES = DEMO / "samples.jsonl"

@@ -13,13 +13,22 @@ from typing import Any
 
 import pytest
 
-from jobs import doctor
-from jobs.asking.endpoint import clear_text_warning
-from jobs.asking.trying import check_lookups
-from jobs.doctor import Finding, check_disk, check_endpoint, check_ray, check_spark, check_store, examine, plain_url
-from jobs.settings.loading import NoEndpointError, Resolved, load_settings
-from jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
 from tests.fakes.model_server import ModelServer
+from untold.jobs import doctor
+from untold.jobs.asking.endpoint import clear_text_warning
+from untold.jobs.asking.trying import check_lookups
+from untold.jobs.doctor import (
+    Finding,
+    check_disk,
+    check_endpoint,
+    check_ray,
+    check_spark,
+    check_store,
+    examine,
+    plain_url,
+)
+from untold.jobs.settings.loading import NoEndpointError, Resolved, load_settings
+from untold.jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
 
 KEY = "sk-not-to-be-shown"
 

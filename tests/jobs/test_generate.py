@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.asking.prompts import bind_stage
-from jobs.cli.main import main
-from jobs.generate import GenerateRequest, generate, make_failures, make_samples
-from jobs.inputs.questions import read_questions
-from jobs.inputs.samples import SampleError, Samples
-from jobs.run.progress import Display
-from jobs.settings.loading import Resolved, load_settings
-from jobs.settings.model import Settings, decoding_for
-from jobs.settings.systems import SystemsError, load_systems
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import PROMPTS
 from tests.sample_files import write_csv, write_lines, write_parquet
-from udfs.llm.templates import compile_prompt
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.cli.main import main
+from untold.jobs.generate import GenerateRequest, generate, make_failures, make_samples
+from untold.jobs.inputs.questions import read_questions
+from untold.jobs.inputs.samples import SampleError, Samples
+from untold.jobs.run.progress import Display
+from untold.jobs.settings.loading import Resolved, load_settings
+from untold.jobs.settings.model import Settings, decoding_for
+from untold.jobs.settings.systems import SystemsError, load_systems
+from untold.udfs.llm.templates import compile_prompt
 
 QUESTION = {"query": "q", "contexts": ["a", {"id": "x", "text": "b"}]}
 SERVER = ("llm.base_url=http://h/v1", "llm.model=m")

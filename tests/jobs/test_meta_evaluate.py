@@ -10,14 +10,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.cli.main import main
-from jobs.meta_evaluate import (
-    MetaEvaluationRequest,
-)
-from jobs.results import open_run
-from jobs.run.manifest import OutputError
-from jobs.settings.model import Settings
-from jobs.tables import COMPARISONS, META_EVALUATION
 from tests.jobs.studies import (
     Rows,
     ask,
@@ -30,9 +22,17 @@ from tests.jobs.studies import (
     write_scores,
     write_wiki,
 )
-from udfs.statistics.confusion import LABELS
-from udfs.statistics.intervals import bca_interval, clustered_bca_interval
-from udfs.statistics.permutation import adjust_p_values, paired_permutation_test
+from untold.jobs.cli.main import main
+from untold.jobs.meta_evaluate import (
+    MetaEvaluationRequest,
+)
+from untold.jobs.results import open_run
+from untold.jobs.run.manifest import OutputError
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import COMPARISONS, META_EVALUATION
+from untold.udfs.statistics.confusion import LABELS
+from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
 SPARK = ["--set", "spark.conf.spark.sql.shuffle.partitions=1", "--set", "spark.conf.spark.sql.adaptive.enabled=false"]
 

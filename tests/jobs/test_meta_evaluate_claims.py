@@ -13,16 +13,16 @@ import pytest
 from pyspark.sql import SparkSession
 from statsmodels.stats.inter_rater import cohens_kappa
 
-from jobs.cli.main import main
-from jobs.inputs.samples import SampleError
-from jobs.results import open_run
-from jobs.study.inputs import MetaEvaluationError
-from jobs.tables import META_EVALUATION
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
-from udfs.samples import factscore
-from udfs.samples.records import Unit
-from udfs.statistics.verdicts import VERDICTS
+from untold.jobs.cli.main import main
+from untold.jobs.inputs.samples import SampleError
+from untold.jobs.results import open_run
+from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.tables import META_EVALUATION
+from untold.udfs.samples import factscore
+from untold.udfs.samples.records import Unit
+from untold.udfs.statistics.verdicts import VERDICTS
 
 
 def write_claims(folder: Path) -> Rows:

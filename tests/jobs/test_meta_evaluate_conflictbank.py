@@ -13,11 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.meta_evaluate import (
-    MetaEvaluationRequest,
-)
-from jobs.study.inputs import MetaEvaluationError
-from jobs.tables import ATOMS, STATEMENTS
 from tests.jobs.studies import (
     CLAIMS,
     Rows,
@@ -29,6 +24,11 @@ from tests.jobs.studies import (
     write_scores,
 )
 from tests.jobs.study.test_agreement import SETS, VALUES, of_sets, strict_and_lax
+from untold.jobs.meta_evaluate import (
+    MetaEvaluationRequest,
+)
+from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.tables import ATOMS, STATEMENTS
 
 
 def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]) -> None:

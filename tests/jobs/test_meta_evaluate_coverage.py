@@ -25,20 +25,20 @@ from scipy import stats
 from statsmodels.stats.inter_rater import fleiss_kappa
 from tokenizers import Tokenizer
 
-from jobs.cli.main import main
-from jobs.meta_evaluate import MetaEvaluationRequest
-from jobs.results import open_run
-from jobs.run.manifest import OutputError
-from jobs.settings.model import Settings
-from jobs.study.inputs import MetaEvaluationError
-from jobs.tables import COVERAGE, META_EVALUATION
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
-from udfs.retrieval.embedding import find_model
-from udfs.retrieval.token_states import BERTSCORE
-from udfs.samples.realsumm import read_system
-from udfs.samples.records import Unit
-from udfs.statistics.surface import SURFACE
+from untold.jobs.cli.main import main
+from untold.jobs.meta_evaluate import MetaEvaluationRequest
+from untold.jobs.results import open_run
+from untold.jobs.run.manifest import OutputError
+from untold.jobs.settings.model import Settings
+from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.tables import COVERAGE, META_EVALUATION
+from untold.udfs.retrieval.embedding import find_model
+from untold.udfs.retrieval.token_states import BERTSCORE
+from untold.udfs.samples.realsumm import read_system
+from untold.udfs.samples.records import Unit
+from untold.udfs.statistics.surface import SURFACE
 
 FACTS = ["bees make honey", "bees sting people", "honey never spoils", "queens lay eggs"]
 SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}

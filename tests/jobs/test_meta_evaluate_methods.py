@@ -17,16 +17,16 @@ from pyspark.sql import SparkSession
 from scipy import stats
 from statsmodels.stats.inter_rater import cohens_kappa, fleiss_kappa
 
-from jobs.cli.main import main
-from jobs.meta_evaluate import MetaEvaluationRequest
-from jobs.results import open_run
-from jobs.settings.model import Settings
-from jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
-from udfs.samples.k_qa import read_answers
-from udfs.samples.records import Unit
-from udfs.statistics.tiers import Subset, largest_remainder
+from untold.jobs.cli.main import main
+from untold.jobs.meta_evaluate import MetaEvaluationRequest
+from untold.jobs.results import open_run
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
+from untold.udfs.samples.k_qa import read_answers
+from untold.udfs.samples.records import Unit
+from untold.udfs.statistics.tiers import Subset, largest_remainder
 
 MODELS = ("gpt", "llama")
 METHODS = ("longrecall:gpt", "arecall", "holistic:gpt", "longrecall:llama", "holistic:llama")

@@ -11,14 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.cli.main import main
-from jobs.meta_evaluate import (
-    MetaEvaluationRequest,
-    meta_evaluate,
-)
-from jobs.results import UnreadableRunError
-from jobs.run.progress import Display
-from jobs.study.inputs import MetaEvaluationError
 from tests.jobs.studies import (
     ask,
     conflictbank_ids,
@@ -29,6 +21,14 @@ from tests.jobs.studies import (
     write_scores,
 )
 from tests.sample_files import CONFLICTBANK_ROW, write_lines
+from untold.jobs.cli.main import main
+from untold.jobs.meta_evaluate import (
+    MetaEvaluationRequest,
+    meta_evaluate,
+)
+from untold.jobs.results import UnreadableRunError
+from untold.jobs.run.progress import Display
+from untold.jobs.study.inputs import MetaEvaluationError
 
 
 def refused(spark: SparkSession, request: MetaEvaluationRequest) -> str:

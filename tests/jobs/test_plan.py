@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.asking import local_model
-from jobs.asking.prompts import bind_stage
-from jobs.asking.store import stage_folder
-from jobs.cli.plan_table import show_plan
-from jobs.metrics import METRICS, stages_of
-from jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, PlanRequest, completion_limit, hours_of, plan
-from jobs.results import open_run
-from jobs.run.session import spark_schema
-from jobs.settings.loading import load_settings
-from jobs.settings.model import LlmSettings, Settings
-from jobs.tables import SAMPLES
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.here import RunHere
-from udfs.llm.keys import Stage
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.segments import write_file
-from udfs.stages import STAGES, definition_of
+from untold.jobs.asking import local_model
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.store import stage_folder
+from untold.jobs.cli.plan_table import show_plan
+from untold.jobs.metrics import METRICS, stages_of
+from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, PlanRequest, completion_limit, hours_of, plan
+from untold.jobs.results import open_run
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.loading import load_settings
+from untold.jobs.settings.model import LlmSettings, Settings
+from untold.jobs.tables import SAMPLES
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.segments import write_file
+from untold.udfs.stages import STAGES, definition_of
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
 KEYS = {

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.metrics import METRICS
-from jobs.run.manifest import Added, Identity, OutputError, differences, identify
-from jobs.run.outcome import Ending, below_bars
-from jobs.run.progress import Display
-from jobs.score import ScoreRequest, score
-from jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
-from udfs.llm.keys import Stage
+from untold.jobs.metrics import METRICS
+from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
+from untold.jobs.run.outcome import Ending, below_bars
+from untold.jobs.run.progress import Display
+from untold.jobs.score import ScoreRequest, score
+from untold.jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
+from untold.udfs.llm.keys import Stage
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.results import UnreadableRunError
-from jobs.show import NEAR_IDS, ShowError, ShowRequest, picture_name, show
-from jobs.tables import RELATIONS, RESULT_TABLES
+from untold.jobs.results import UnreadableRunError
+from untold.jobs.show import NEAR_IDS, ShowError, ShowRequest, picture_name, show
+from untold.jobs.tables import RELATIONS, RESULT_TABLES
 
 Rows = Sequence[Mapping[str, Any]]
 MakeRun = Callable[..., Path]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.show import ShowRequest, show
-from jobs.tables import RESULT_TABLES
+from untold.jobs.show import ShowRequest, show
+from untold.jobs.tables import RESULT_TABLES
 
 KEY = {"sample_id": "s", "metric": "importance"}
 

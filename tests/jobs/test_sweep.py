@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from jobs.cli.arguments import weights
-from jobs.results import UnreadableRunError, open_run
-from jobs.run.manifest import FORMAT
-from jobs.study.lines import UnmeasuredError
-from jobs.sweep import BETAS, SweepRequest, draw_sweep, sweep, sweep_rows
-from jobs.tables import MEASURES, SCORES
+from untold.jobs.cli.arguments import weights
+from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.run.manifest import FORMAT
+from untold.jobs.study.lines import UnmeasuredError
+from untold.jobs.sweep import BETAS, SweepRequest, draw_sweep, sweep, sweep_rows
+from untold.jobs.tables import MEASURES, SCORES
 
 # sample, system, s_fact, s_coverage
 SAMPLES = [

@@ -68,8 +68,8 @@ def main() -> None:
     # Here, so that tests which ask nothing do not wait for Ray to be imported
     import ray
 
-    from jobs.asking.local_ray import start_ray
-    from udfs.llm.actors import NAMESPACE
+    from untold.jobs.asking.local_ray import start_ray
+    from untold.udfs.llm.actors import NAMESPACE
 
     start_ray(None)
     print(ray.get_runtime_context().gcs_address, flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 from tests.fakes.lookups import LOOKUPS
 from tests.fakes.rules import Request, condition, deeds_of, hash_of
 from tests.runs.harness import PROMPTS, Row
-from udfs.llm.templates import compile_prompt
+from untold.udfs.llm.templates import compile_prompt
 
 ATTEMPTS = 4
 ERRORS = {

@@ -84,7 +84,7 @@ class Run:
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        words = [sys.executable, "-P", "-m", "jobs.cli", *words_of(endpoint, samples, output, *flags, **options)]
+        words = [sys.executable, "-P", "-m", "untold.jobs.cli", *words_of(endpoint, samples, output, *flags, **options)]
         self._logs = output.parent / f"log-{output.name}-{time():.3f}"
         self._logs.mkdir(parents=True)
         self._began = monotonic()

@@ -15,20 +15,20 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from jobs.asking import process
-from jobs.asking.endpoint import RunEndpoint
-from jobs.asking.engines import Engines
-from jobs.asking.process import AnsweringProcess, ProcessWhenNeeded
-from jobs.asking.prompts import bind_stage
-from jobs.asking.runner import StageRunner
-from jobs.cli.main import main
-from jobs.run.interrupts import Interrupts
-from jobs.run.progress import Display
-from jobs.run.session import SHOW_JVM
-from jobs.run.workspace import Workspace
-from jobs.settings.model import RaySettings, Settings
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Ended, clean_environment, words_of
+from untold.jobs.asking import process
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.engines import Engines
+from untold.jobs.asking.process import AnsweringProcess, ProcessWhenNeeded
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.cli.main import main
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import SHOW_JVM
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import RaySettings, Settings
 
 
 class RunHere:

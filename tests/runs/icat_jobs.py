@@ -20,7 +20,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import Annotation
 from tests.runs.harness import Row, read_table
 from tests.runs.worlds import rows_by_sample, scores_of
-from udfs.retrieval.dense import use_one_thread
+from untold.udfs.retrieval.dense import use_one_thread
 
 ICAT = ("--metric", "icat")
 TOP = 10

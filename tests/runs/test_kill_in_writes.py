@@ -15,8 +15,6 @@ from time import monotonic, sleep
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.asking.snapshots import find_whole, list_folder
-from jobs.tables import ORDER
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import (
     WAIT_SECONDS,
@@ -33,6 +31,8 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
+from untold.jobs.asking.snapshots import find_whole, list_folder
+from untold.jobs.tables import ORDER
 
 IN_FLIGHT = 4
 FLUSH_SECONDS = 0.2
@@ -206,7 +206,7 @@ def test_an_answering_process_that_is_killed_as_a_segment_is_written_ends_the_ru
     run = job.start(stop_at=SEGMENT)
     wait_for(run, job.note.exists)
     below = run.tree()[1:]
-    kill_processes([process for process in below if "jobs.answer" in process.cmdline()])
+    kill_processes([process for process in below if "untold.jobs.answer" in process.cmdline()])
     ended = run.wait()
     kill_processes(below)
     paid_twice = unwritten_at_a_stop(job)

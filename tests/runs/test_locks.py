@@ -13,8 +13,6 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-from jobs.run.locks import Holder
-from jobs.run.processes import Process
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import (
     WAIT_SECONDS,
@@ -26,6 +24,8 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
+from untold.jobs.run.locks import Holder
+from untold.jobs.run.processes import Process
 
 NEXT = Holder("next", Process("another-host", "another-boot", "", 1234, "99"))
 IN_FLIGHT = 2

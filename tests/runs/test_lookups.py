@@ -17,19 +17,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.asking.calling import call_settings
-from jobs.asking.job import Job, job_to_json
-from jobs.asking.process import AnsweringProcess
-from jobs.asking.prompts import bind_stage
-from jobs.asking.runner import StageRunner
-from jobs.metrics.grounding import ground, grounding_stage
-from jobs.settings.model import Settings
 from tests.fakes.lookups import search, vector_of
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import PROMPTS, WAIT_SECONDS, clean_environment, kill_processes, most_within, times
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
-from udfs.retrieval.embedding import normalised
+from untold.jobs.asking.calling import call_settings
+from untold.jobs.asking.job import Job, job_to_json
+from untold.jobs.asking.process import AnsweringProcess
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.metrics.grounding import ground, grounding_stage
+from untold.jobs.settings.model import Settings
+from untold.udfs.retrieval.embedding import normalised
 
 WORDS = ["bees", "make", "honey", "water", "boils"]
 TEXTS = [f"hive {number} of honey" for number in range(130)]
@@ -248,7 +248,7 @@ def start_answering(job: Job, settings: Path) -> subprocess.Popen[bytes]:
     settings.write_text(json.dumps(job_to_json(job)))
     places = ["--requests", job.requests, "--store", job.directory, "--settings", str(settings)]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "jobs.answer", *places],
+        [sys.executable, "-P", "-m", "untold.jobs.answer", *places],
         cwd=settings.parent,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,7 +13,6 @@ from time import monotonic, sleep
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.asking.snapshots import list_folder
 from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.completions import break_column
 from tests.runs.harness import (
@@ -32,6 +31,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
+from untold.jobs.asking.snapshots import list_folder
 
 NOWHERE = "http://127.0.0.1:9/v1"
 SECRET = "a-key-that-nobody-may-read"

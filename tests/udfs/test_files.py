@@ -11,8 +11,8 @@ from time import sleep
 import pyarrow.parquet as pq
 import pytest
 
-from udfs.files import make_folder, write_bytes
-from udfs.llm.segments import read_ids
+from untold.udfs.files import make_folder, write_bytes
+from untold.udfs.llm.segments import read_ids
 
 
 class Calls:
@@ -70,7 +70,7 @@ def test_what_could_not_be_written_takes_no_room(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 import pyarrow as pa
-from udfs.llm.segments import write_file
+from untold.udfs.llm.segments import write_file
 number = 0
 while True:
     ids = [f"{number}-{row}" for row in range(200)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from udfs.hints import aside, did_you_mean, near_misses, shorten
+from untold.udfs.hints import aside, did_you_mean, near_misses, shorten
 
 KNOWN = ("sample_id", "query", "response", "contexts")
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from udfs import quantities
-from udfs.quantities import MAX_LENGTH, Comparison, compare_quantities, is_plain_quantity
+from untold.udfs import quantities
+from untold.udfs.quantities import MAX_LENGTH, Comparison, compare_quantities, is_plain_quantity
 
 SWAPPED = {"first_larger": "second_larger", "second_larger": "first_larger"}
 
@@ -302,7 +302,7 @@ def test_an_exact_tie_rounds_to_neither_side(number: int, unit: str, places: int
 def test_threads_that_start_together_agree() -> None:
     script = f"""
 from concurrent.futures import ThreadPoolExecutor
-from udfs.quantities import compare_quantities
+from untold.udfs.quantities import compare_quantities
 pairs = {EQUAL!a} * 4
 with ThreadPoolExecutor(8) as pool:
     print({{compare.outcome for compare in pool.map(lambda pair: compare_quantities(*pair), pairs)}})
@@ -312,5 +312,5 @@ with ThreadPoolExecutor(8) as pool:
 
 
 def test_units_are_loaded_with_the_first_quantity_only() -> None:
-    script = "import sys, udfs.quantities; sys.exit('pint' in sys.modules or 'pyspark' in sys.modules)"
+    script = "import sys, untold.udfs.quantities; sys.exit('pint' in sys.modules or 'pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.tables import ALTERNATIVE
 from tests.linear import assert_linear
-from udfs.ratings import Digit, read_alternatives, weigh
+from untold.jobs.tables import ALTERNATIVE
+from untold.udfs.ratings import Digit, read_alternatives, weigh
 
 Top = dict[str, float]
 Tokens = list[tuple[str, Top]]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.redaction import HIDDEN, is_secret_name, redact, redact_words, without_secrets
+from untold.udfs.redaction import HIDDEN, is_secret_name, redact, redact_words, without_secrets
 
 SECRET = "s3cr3t/Value+9="
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from udfs.registry import Registry
+from untold.udfs.registry import Registry
 
 
 @dataclass(frozen=True)

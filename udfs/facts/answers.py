@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
-from udfs.quantities import compare_quantities, is_plain_quantity
+from untold.udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
+from untold.udfs.quantities import compare_quantities, is_plain_quantity
 
 # Pairs grow with the square of the answers: a batch of bounded rows keeps one sample from filling a worker.
 BATCH_ROWS = 20_000

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
-from udfs.llm.keys import canonical_json
+from untold.udfs.facts.nodes import SAMPLE_NODES, Node, normalise, number_nodes
+from untold.udfs.llm.keys import canonical_json
 
 # 128 bits, as the keys of requests have.
 _KEY_BYTES = 16

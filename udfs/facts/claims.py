@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.facts.nodes import normalise
-from udfs.samples.batches import in_batches
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.samples.batches import in_batches
 
 SUPPORTED, CONTRADICTED, NOT_SUPPORTED = "supported", "contradicted", "not_supported"
 CONTRADICTION = "contradiction"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.facts.claims import SUPPORTED, distinct_texts
+from untold.udfs.facts.claims import SUPPORTED, distinct_texts
 
 FACT, COVERAGE, ICAT, CLAIMS = MEASURES = ("s_fact", "s_coverage", "icat", "claims")
 

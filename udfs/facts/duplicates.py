@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from udfs.facts.words import say_same_words, words_of
-from udfs.retrieval.ranking import COSINE_DECIMALS
+from untold.udfs.facts.words import say_same_words, words_of
+from untold.udfs.retrieval.ranking import COSINE_DECIMALS
 
 # Beyond any distance of two vectors, as a cosine is at least -1
 APART = 2.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.retrieval.chunks import chunk_id, chunk_text
+from untold.udfs.retrieval.chunks import chunk_id, chunk_text
 
 CHUNK = pa.struct([(name, pa.string()) for name in ("chunk_id", "document_id", "url", "text")])
 EVIDENCE = pa.schema([("owner", pa.string()), ("chunks", pa.list_(CHUNK))])

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from udfs.facts.coverage import Bounded
+from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.facts.coverage import Bounded
 
 PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
 RATES = {PRECISION: SUPPORTED, "contradiction_rate": CONTRADICTED, "not_supported_rate": NOT_SUPPORTED}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.facts.importance import RANKINGS, Checked, Fact, measures_of, rank_facts, weigh
+from untold.udfs.facts.importance import RANKINGS, Checked, Fact, measures_of, rank_facts, weigh
 
 RANKED_FACT = pa.struct(
     [

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import pyarrow as pa
 
-from udfs.facts.nodes import normalise
+from untold.udfs.facts.nodes import normalise
 
 MISSES = pa.schema([("method", pa.string()), ("was_shown", pa.bool_())])
 
@@ -17,7 +17,7 @@ MISSES = pa.schema([("method", pa.string()), ("was_shown", pa.bool_())])
 def was_shown(shown: Collection[str], covered_by: Collection[str] | None) -> bool:
     """Whether an entailment stage saw some of the facts that cover a reference; any fact, where none are named.
 
-    Facts are the same where they are equal after normalisation (`udfs.facts.nodes.normalise`).
+    Facts are the same where they are equal after normalisation (`untold.udfs.facts.nodes.normalise`).
 
     >>> was_shown(["Bees fly."], ["bees fly"]), was_shown(["Bees fly."], ["Bees sting."]), was_shown([], None)
     (True, False, False)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from udfs.llm.keys import PairKeys, Stage
+from untold.udfs.llm.keys import PairKeys, Stage
 
 # Bounded, as one owner with 5,000 context atoms has 25 million pairs.
 BATCH_ROWS = 20_000

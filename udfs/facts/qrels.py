@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from udfs.errors import UserError
-from udfs.samples.batches import in_batches
-from udfs.samples.files import open_text
-from udfs.samples.records import READ_ERRORS
-from udfs.samples.values import load_json, text_of
+from untold.udfs.errors import UserError
+from untold.udfs.samples.batches import in_batches
+from untold.udfs.samples.files import open_text
+from untold.udfs.samples.records import READ_ERRORS
+from untold.udfs.samples.values import load_json, text_of
 
 NAMES = ("query_id", "subtopic_id", "doc_id", "relevance")
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from udfs.facts.duplicates import MERGING, Class, medoid, near_pairs, pair_distances
-from udfs.facts.nodes import Node, normalise
-from udfs.facts.passages import cut_passages
-from udfs.samples.batches import in_batches
+from untold.udfs.facts.duplicates import MERGING, Class, medoid, near_pairs, pair_distances
+from untold.udfs.facts.nodes import Node, normalise
+from untold.udfs.facts.passages import cut_passages
+from untold.udfs.samples.batches import in_batches
 
 PASSAGES = pa.schema(
     [
@@ -128,7 +128,7 @@ def merge_classes(batches: Rows) -> Iterator[pa.RecordBatch]:
     """Columns of `FACTS`: facts that entail each other merged, as the fact graph has them.
 
     batches: owner, found (of `FOUND`), classes list<struct<node, statement, representative>>, one a fact in order, as
-    of `graph.condensation.condense_batches`; null: each fact is a class of its own.
+    of `untold.graph.condensation.condense_batches`; null: each fact is a class of its own.
     """
     for batch in batches:
         rows = []

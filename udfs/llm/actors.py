@@ -16,15 +16,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from udfs.llm.asking import Asker
-from udfs.llm.calls import Progress, Work
-from udfs.llm.client import Endpoint
-from udfs.llm.limiter import Lease, Limiter, Report, Spent
-from udfs.llm.records import COMPLETIONS
-from udfs.llm.script import key_header_of
-from udfs.llm.segments import SegmentWriter, write_file
-from udfs.llm.units import read_requests
-from udfs.stages import definition_of
+from untold.udfs.llm.asking import Asker
+from untold.udfs.llm.calls import Progress, Work
+from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.limiter import Lease, Limiter, Report, Spent
+from untold.udfs.llm.records import COMPLETIONS
+from untold.udfs.llm.script import key_header_of
+from untold.udfs.llm.segments import SegmentWriter, write_file
+from untold.udfs.llm.units import read_requests
+from untold.udfs.stages import definition_of
 
 NAMESPACE = "untold"
 # Of reports and leases: runs of another version have a limiter of their own.

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
-from udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
-from udfs.llm.client import Endpoint
-from udfs.llm.door import Door
-from udfs.llm.limiter import Lease, Report, Spent
-from udfs.llm.pacing import CompletionSizes, Pacing
-from udfs.llm.records import completion_of
-from udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
-from udfs.llm.script import Parse, Script, failed, script_of
-from udfs.llm.segments import SegmentWriter
-from udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
+from untold.udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
+from untold.udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
+from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.door import Door
+from untold.udfs.llm.limiter import Lease, Report, Spent
+from untold.udfs.llm.pacing import CompletionSizes, Pacing
+from untold.udfs.llm.records import completion_of
+from untold.udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
+from untold.udfs.llm.script import Parse, Script, failed, script_of
+from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 
 # How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
 FLUSH_LOOK_SECONDS = 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from udfs.llm.calls import Answer, Request, Usage
-from udfs.llm.retrying import ASK_AGAIN, is_fault
+from untold.udfs.llm.calls import Answer, Request, Usage
+from untold.udfs.llm.retrying import ASK_AGAIN, is_fault
 
 
 def gather(rows: Sequence[Request], size: int) -> Iterator[Request]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
-from udfs.llm.prices import Prices
-from udfs.llm.tools import ToolCall
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
+from untold.udfs.llm.prices import Prices
+from untold.udfs.llm.tools import ToolCall
 
 if TYPE_CHECKING:
     import numpy as np

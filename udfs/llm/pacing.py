@@ -9,8 +9,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
-from udfs.llm.calls import Tally, Work
-from udfs.llm.limiter import Lease, Report, Spent
+from untold.udfs.llm.calls import Tally, Work
+from untold.udfs.llm.limiter import Lease, Report, Spent
 
 # A slot used later than this would crowd the next ones: a second's bound allows a tenth more than the rate.
 LATE_SECONDS = 0.05

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from udfs.llm.calls import Answer, Request
-from udfs.ratings import read_alternatives
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.ratings import read_alternatives
 
 if TYPE_CHECKING:
     import numpy as np

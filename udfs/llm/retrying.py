@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from udfs.llm.calls import Answer, Request
-from udfs.llm.limiter import OUTAGE_FAULTS, Lease
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
 
 # Failures with a passing reason: the next start of a run asks these again. All others last.
 PASSING_TYPES = (

@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from udfs.llm.calls import Answer, Request
-from udfs.llm.client import BEARER, Reader, read_completion, read_status, request_body, status_in
-from udfs.llm.embeddings import embedding_body, read_embeddings
-from udfs.llm.keys import Stage
-from udfs.llm.templates import Prompt, compile_prompt
-from udfs.llm.tokens import estimate_tokens
-from udfs.llm.tools import MAX_ROUNDS
-from udfs.retrieval.embedding import embedding_inputs
-from udfs.retrieval.search import PROVIDERS, NoHitsError, Provider
-from udfs.stages.definitions import Unparsable
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.client import BEARER, Reader, read_completion, read_status, request_body, status_in
+from untold.udfs.llm.embeddings import embedding_body, read_embeddings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import Prompt, compile_prompt
+from untold.udfs.llm.tokens import estimate_tokens
+from untold.udfs.llm.tools import MAX_ROUNDS
+from untold.udfs.retrieval.embedding import embedding_inputs
+from untold.udfs.retrieval.search import PROVIDERS, NoHitsError, Provider
+from untold.udfs.stages.definitions import Unparsable
 
 Parse = Callable[[str, Mapping[str, Any]], Any]
 

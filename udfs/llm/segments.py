@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from udfs.files import is_local as is_local
-from udfs.files import open_filesystem as open_filesystem
-from udfs.files import write_whole
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.store_files import DamagedError, read_column
+from untold.udfs.files import is_local as is_local
+from untold.udfs.files import open_filesystem as open_filesystem
+from untold.udfs.files import write_whole
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.store_files import DamagedError, read_column
 
 FLUSH_BYTES = 8 * 2**20
 # Half of what may be unwritten: the other half goes on being collected while these are written.

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from udfs.files import open_filesystem, write_whole
+from untold.udfs.files import open_filesystem, write_whole
 
 # Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
 PAUSES = (0.0, 0.1, 1.0, 5.0)

@@ -12,7 +12,7 @@ from jinja2 import StrictUndefined, Template, TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from udfs.errors import UserError
+from untold.udfs.errors import UserError
 
 _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
 # A key holds the source of its template alone: what is included could change without the key.

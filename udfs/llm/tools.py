@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from udfs.quantities import MAX_LENGTH, compare_quantities
+from untold.udfs.quantities import MAX_LENGTH, compare_quantities
 
 # Each round is a call that is paid for. One is enough to compare what an answer names; models that call on and on do
 # not stop by themselves.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from udfs.files import open_filesystem
+from untold.udfs.files import open_filesystem
 
 # One unit is lost from an actor's memory when it dies, and two wait in it: both bounds keep that small (2,000 requests
 # with contexts of 100 KB took 327 MB).

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cdist
 
-from udfs.recall.forms import match_form, negations_of, numbers_of, tokens_of
-from udfs.recall.lists import Fact
-from udfs.recall.overlap import SLACK, Tokens, jaccard, number_tokens
+from untold.udfs.recall.forms import match_form, negations_of, numbers_of, tokens_of
+from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.overlap import SLACK, Tokens, jaccard, number_tokens
 
 Values = NDArray[np.float64]
 # References that are held against all generated facts at once

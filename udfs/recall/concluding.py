@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.recall.rows import batches_of, rows_of
-from udfs.recall.showing import LEXICAL, PAIR, SEMANTIC
+from untold.udfs.recall.rows import batches_of, rows_of
+from untold.udfs.recall.showing import LEXICAL, PAIR, SEMANTIC
 
 RECALL, ARECALL, ERECALL, HOLISTIC, REFERENCES, GENERATED = (
     *("recall", "arecall", "erecall", "holistic", "references", "generated"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from udfs.recall.forms import shown_form
+from untold.udfs.recall.forms import shown_form
 
 # Two lines that begin like items make a list
 FEWEST_ITEMS = 2

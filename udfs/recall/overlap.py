@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Indel
 from rapidfuzz.process import cdist
 
-from udfs.recall.matching import size_of_matching
+from untold.udfs.recall.matching import size_of_matching
 
 Tokens = frozenset[str]
 Numbers = NDArray[np.int64]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.samples.batches import in_batches
+from untold.udfs.samples.batches import in_batches
 
 Row = dict[str, Any]
 # The 2,000 rows of one of Spark's batches, with 108 and 100 facts each, took 230 MB as Python's objects, so 35 MB

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from udfs.recall.forms import match_form, shown_form
-from udfs.recall.lists import Fact, fact_of, is_list, read_list
+from untold.udfs.recall.forms import match_form, shown_form
+from untold.udfs.recall.lists import Fact, fact_of, is_list, read_list
 
 Segmentation = Literal["list", "sentences", "atomic"]
 Choice = Literal["auto", "list", "sentences", "atomic"]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from udfs.recall.candidates import (
+from untold.udfs.recall.candidates import (
     Candidate,
     Form,
     form_of_texts,
@@ -20,12 +20,12 @@ from udfs.recall.candidates import (
     semantic_candidates,
     without_near_duplicates,
 )
-from udfs.recall.lists import Fact
-from udfs.recall.rows import Row, batches_of, rows_of, sliced
-from udfs.recall.segmentation import distinct_facts
-from udfs.recall.sides import REFERENCES, RESPONSE, NamedFact, Options, resolved_sides
-from udfs.recall.substrings import contained, share_common
-from udfs.samples.batches import in_batches
+from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.rows import Row, batches_of, rows_of, sliced
+from untold.udfs.recall.segmentation import distinct_facts
+from untold.udfs.recall.sides import REFERENCES, RESPONSE, NamedFact, Options, resolved_sides
+from untold.udfs.recall.substrings import contained, share_common
+from untold.udfs.samples.batches import in_batches
 
 LEXICAL, SEMANTIC = STEPS = ("lexical", "semantic")
 # Vectors are single-precision: beyond these, cosines that are equal differ by the order of their sums alone

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.recall.candidates import Thresholds
-from udfs.recall.forms import match_form, shown_form
-from udfs.recall.lists import Fact
-from udfs.recall.rows import batches_of, rows_of
-from udfs.recall.segmentation import Choice, Segmentation, choose_segmentation, cut, free_facts
+from untold.udfs.recall.candidates import Thresholds
+from untold.udfs.recall.forms import match_form, shown_form
+from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.rows import batches_of, rows_of
+from untold.udfs.recall.segmentation import Choice, Segmentation, choose_segmentation, cut, free_facts
 
 RESPONSE, REFERENCES = SIDES = ("response", "references")
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from udfs.files import open_filesystem, write_bytes
-from udfs.retrieval import dense
-from udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
-from udfs.retrieval.cutting import CHUNKS
-from udfs.retrieval.places import coarse_of, open_shard, place_to_write, shard_folder
-from udfs.retrieval.shards import (
+from untold.udfs.files import open_filesystem, write_bytes
+from untold.udfs.retrieval import dense
+from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
+from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.places import coarse_of, open_shard, place_to_write, shard_folder
+from untold.udfs.retrieval.shards import (
     DamagedShardError,
     Facts,
     ShardName,

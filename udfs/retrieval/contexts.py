@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from udfs.retrieval.dense import plain_search, use_one_thread
-from udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
-from udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
-from udfs.retrieval.tokens import tokenise
+from untold.udfs.retrieval.dense import plain_search, use_one_thread
+from untold.udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
+from untold.udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
+from untold.udfs.retrieval.tokens import tokenise
 
 RANKED = pa.schema(
     [

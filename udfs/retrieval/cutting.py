@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.retrieval.chunks import chunk_id, chunk_text, text_id
-from udfs.samples.batches import in_batches
+from untold.udfs.retrieval.chunks import chunk_id, chunk_text, text_id
+from untold.udfs.samples.batches import in_batches
 
 # A chunk as it lies in a shard; `content` is the hash of the document that it is of,
 # `chunks` how many that has: it may lie in several shards

@@ -16,8 +16,8 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from udfs.retrieval.ranking import COSINE_DECIMALS
-from udfs.retrieval.terms import best_first
+from untold.udfs.retrieval.ranking import COSINE_DECIMALS
+from untold.udfs.retrieval.terms import best_first
 
 CODECS = {"flat": "Flat", "fp16": "SQfp16", "sq8": "SQ8"}
 # Of a list's training: FAISS warns below 39 vectors a centroid

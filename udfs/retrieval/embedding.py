@@ -10,8 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from udfs.llm.keys import Stage, canonical_json
-from udfs.retrieval.local_models import MINILM, LocalModelFileError, ModelFiles, OnnxModel, find_in_folder, find_minilm
+from untold.udfs.llm.keys import Stage, canonical_json
+from untold.udfs.retrieval.local_models import (
+    MINILM,
+    LocalModelFileError,
+    ModelFiles,
+    OnnxModel,
+    find_in_folder,
+    find_minilm,
+)
 
 Pooling = Literal["mean", "cls"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from udfs.retrieval.local_models import LocalModelFileError, ModelFiles, OnnxModel, find_in_folder
+from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles, OnnxModel, find_in_folder
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

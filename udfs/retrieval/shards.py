@@ -3,7 +3,7 @@
 SHARD/chunks.parquet   the chunks in the order of their ids: who they are, what they say
 SHARD/places.arrow     for each chunk its id, the number of its text, its length in tokens; mapped, never read whole
 SHARD/dense.faiss      one vector a distinct text, by number
-SHARD/terms.arrow      postings (`udfs.retrieval.terms.POSTINGS`); mapped
+SHARD/terms.arrow      postings (`untold.udfs.retrieval.terms.POSTINGS`); mapped
 SHARD/shard.json       what the others have to be: counts, and each file's size and digest; written last
 """
 
@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from udfs.errors import UserError
-from udfs.files import is_local, make_folder, open_filesystem, sync_folder, write_bytes
-from udfs.retrieval.cutting import CHUNKS
-from udfs.retrieval.dense import Dense, Integers, open_index, write_index
-from udfs.retrieval.terms import Terms, TermsBuilder
-from udfs.retrieval.tokens import tokenise
+from untold.udfs.errors import UserError
+from untold.udfs.files import is_local, make_folder, open_filesystem, sync_folder, write_bytes
+from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.dense import Dense, Integers, open_index, write_index
+from untold.udfs.retrieval.terms import Terms, TermsBuilder
+from untold.udfs.retrieval.tokens import tokenise
 
 FORMAT = 1
 CHUNKS_FILE, PLACES_FILE, DENSE_FILE, TERMS_FILE = "chunks.parquet", "places.arrow", "dense.faiss", "terms.arrow"

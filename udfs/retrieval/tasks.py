@@ -12,12 +12,12 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from udfs.llm.keys import Stage
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.segments import write_file
-from udfs.retrieval.embedding import embedding_inputs, find_model, flaw, open_embedder
-from udfs.retrieval.entailment import find_classifier, open_classifier
-from udfs.retrieval.local_models import LocalModelFileError
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.segments import write_file
+from untold.udfs.retrieval.embedding import embedding_inputs, find_model, flaw, open_embedder
+from untold.udfs.retrieval.entailment import find_classifier, open_classifier
+from untold.udfs.retrieval.local_models import LocalModelFileError
 
 # Enough that many are of one length and run together (local_models), few enough that a flush is never late for long
 GROUP_ROWS = 256

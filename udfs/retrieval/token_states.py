@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from udfs.retrieval.local_models import ModelFiles, OnnxModel
+from untold.udfs.retrieval.local_models import ModelFiles, OnnxModel
 
 BERTSCORE = ("bertscore_precision", "bertscore_recall", "bertscore_f1")
 MAX_TOKENS = 512  # what BERT's positions end at; longer texts are cut

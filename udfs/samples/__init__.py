@@ -1,1 +1,1 @@
-"""Reads files of samples: bytes -> records -> samples. `jobs.inputs.samples` plans and checks."""
+"""Reads files of samples: bytes -> records -> samples. `untold.jobs.inputs.samples` plans and checks."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from udfs.samples import expertqa, k_qa, lists, realsumm, trec_web
-from udfs.samples.records import READERS, Record, Unit
+from untold.udfs.samples import expertqa, k_qa, lists, realsumm, trec_web
+from untold.udfs.samples.records import READERS, Record, Unit
 
 LINES = "*.jsonl"
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")

@@ -9,11 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.samples.adapters import Adapter
-from udfs.samples.conversion import KNOWN, Sample, to_sample
-from udfs.samples.records import READ_ERRORS, READERS, ROWS_PER_BATCH, Record, Unit, UnreadableFileError, check_width
-from udfs.samples.shapes import Shape, merge_shapes, shape_of
-from udfs.samples.values import as_type
+from untold.udfs.samples.adapters import Adapter
+from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
+from untold.udfs.samples.records import (
+    READ_ERRORS,
+    READERS,
+    ROWS_PER_BATCH,
+    Record,
+    Unit,
+    UnreadableFileError,
+    check_width,
+)
+from untold.udfs.samples.shapes import Shape, merge_shapes, shape_of
+from untold.udfs.samples.values import as_type
 
 # Kinds of files whose columns have one type each: contexts may be JSON in a column of text.
 CONTEXTS_ARE_TEXT = ("csv", "parquet")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from udfs.samples import expertqa, factscore
-from udfs.samples.adapters import LINES, Adapter, read_lines
-from udfs.samples.records import Record
-from udfs.samples.values import canonical, load_json
+from untold.udfs.samples import expertqa, factscore
+from untold.udfs.samples.adapters import LINES, Adapter, read_lines
+from untold.udfs.samples.records import Record
+from untold.udfs.samples.values import canonical, load_json
 
 # What claims need once they are samples; what a claim was said in answer to nobody reads
 NEEDS = ("response", "contexts")

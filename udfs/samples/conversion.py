@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from udfs.samples.items import named_texts, normalise_aspects, normalise_references
-from udfs.samples.records import Record
-from udfs.samples.values import ENCODER, load_json, text_of
+from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references
+from untold.udfs.samples.records import Record
+from untold.udfs.samples.values import ENCODER, load_json, text_of
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from udfs.samples.adapters import Adapter
-from udfs.samples.records import Record
-from udfs.samples.values import canonical, text_of
+from untold.udfs.samples.adapters import Adapter
+from untold.udfs.samples.records import Record
+from untold.udfs.samples.values import canonical, text_of
 
 CARRIED = ("category", "selftext")
 

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from udfs.samples.records import Record
-from udfs.samples.values import canonical, text_of
+from untold.udfs.samples.records import Record
+from untold.udfs.samples.values import canonical, text_of
 
 REQUIRED = ("question", "answers")
 # A claim is worth repeating where it says something on the question, and is true

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from udfs.samples.records import READERS, Record, Unit, UnreadableFileError
+from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError
 
 FILES = "*.jsonl"
 VERDICTS = {"S": "supported", "NS": "not_supported"}

@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 
 from pyarrow import fs
 
-from udfs.files import open_filesystem
+from untold.udfs.files import open_filesystem
 
 # A read of an object store is a request: lines are taken from a megabyte at a time.
 BUFFER_BYTES = 1 << 20

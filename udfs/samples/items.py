@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from udfs.samples.values import load_json, text_of
+from untold.udfs.samples.values import load_json, text_of
 
 # What a column of them keeps of each; weights and whatever explains a label mean nothing for an aspect
 ASPECT_FIELDS = ("id", "text", "labels")

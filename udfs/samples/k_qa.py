@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from udfs.hints import aside, near_misses
-from udfs.samples.records import READERS, Record, Unit, UnreadableFileError
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError
 
 FILES = "*.csv"
 LABELS = ("label_0", "label_1", "label_2")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.retrieval.local_models import ModelFiles
-from udfs.retrieval.token_states import BERTSCORE, TokenScorer
-from udfs.samples.items import items_of_json
-from udfs.statistics.surface import SURFACE, surface_scores, word_overlap
+from untold.udfs.retrieval.local_models import ModelFiles
+from untold.udfs.retrieval.token_states import BERTSCORE, TokenScorer
+from untold.udfs.samples.items import items_of_json
+from untold.udfs.statistics.surface import SURFACE, surface_scores, word_overlap
 
 _TEXTS = pa.list_(pa.string())
 _ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", _TEXTS), ("covered_by", _TEXTS)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from udfs.samples.records import Record
+from untold.udfs.samples.records import Record
 
 QAMPARI = ("qid", "question_text", "answer_list")
 ROMQA = ("id", "question", "candidates")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.samples.batches import in_batches
-from udfs.samples.records import READ_ERRORS, READERS, Record, Unit, UnreadableFileError, check_width
-from udfs.samples.values import text_of
+from untold.udfs.samples.batches import in_batches
+from untold.udfs.samples.records import READ_ERRORS, READERS, Record, Unit, UnreadableFileError, check_width
+from untold.udfs.samples.values import text_of
 
 Names = Mapping[str, Sequence[str]]
 """Columns by the names that they may have in a file, the first found counting: `{"text": ("text", "contents")}`."""

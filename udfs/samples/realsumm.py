@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from udfs.samples.files import open_text
-from udfs.samples.records import Record, Unit, UnreadableFileError
+from untold.udfs.samples.files import open_text
+from untold.udfs.samples.records import Record, Unit, UnreadableFileError
 
 LABELS = "*/labels/*.label"
 # The data set has no questions; what all its systems were asked to do

@@ -13,8 +13,8 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from udfs.samples.files import open_file, open_text
-from udfs.samples.values import canonical, check_nesting, load_json
+from untold.udfs.samples.files import open_file, open_text
+from untold.udfs.samples.values import canonical, check_nesting, load_json
 
 # More come from keys that are data, and would be a table that no reader opens.
 MAX_COLUMNS = 1000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from udfs.samples.files import open_text
-from udfs.samples.records import Record, Unit, UnreadableFileError
+from untold.udfs.samples.files import open_text
+from untold.udfs.samples.records import Record, Unit, UnreadableFileError
 
 TOPICS = "*topics.web.*"
 

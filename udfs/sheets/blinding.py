@@ -12,11 +12,11 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from udfs.errors import UserError
-from udfs.hints import did_you_mean, near_misses
-from udfs.sheets.spreadsheets import Cell
-from udfs.statistics.confusion import LABELS, match_label
-from udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.errors import UserError
+from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.sheets.spreadsheets import Cell
+from untold.udfs.statistics.confusion import LABELS, match_label
+from untold.udfs.statistics.intervals import clustered_bca_interval
 
 NONE = "NONE"
 ERROR_TYPES = {

@@ -16,7 +16,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 from openpyxl.writer.excel import ExcelWriter
 
-from udfs.errors import UserError
+from untold.udfs.errors import UserError
 
 Cell = str | int | float | None
 Table = Sequence[Sequence[Cell]]

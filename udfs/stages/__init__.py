@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from udfs.registry import Registry
+from untold.udfs.registry import Registry
 
 if TYPE_CHECKING:
-    from udfs.stages.definitions import StageDefinition
+    from untold.udfs.stages.definitions import StageDefinition
 
 GROUP = "untold.stages"
 """The entry points by which other packages add stages: workers and actors know a stage by its name."""
@@ -18,29 +18,29 @@ STAGES: Registry[StageDefinition] = Registry(
     (),
     GROUP,
     places={
-        "summarise_context": "udfs.stages.e2e:SUMMARISE_CONTEXT",
-        "evaluate_coverage": "udfs.stages.e2e:EVALUATE_COVERAGE",
-        "extract_atoms": "udfs.stages.nli:EXTRACT_ATOMS",
-        "revise_atoms": "udfs.stages.nli:REVISE_ATOMS",
-        "rate_relevance": "udfs.stages.nli:RATE_RELEVANCE",
-        "classify_relation": "udfs.stages.nli:CLASSIFY_RELATION",
-        "mine_questions": "udfs.stages.qa:MINE_QUESTIONS",
-        "refine_questions": "udfs.stages.qa:REFINE_QUESTIONS",
-        "answer_questions": "udfs.stages.qa:ANSWER_QUESTIONS",
-        "compare_answers": "udfs.stages.qa:COMPARE_ANSWERS",
-        "extract_claims": "udfs.stages.icat:EXTRACT_CLAIMS",
-        "generate_aspects": "udfs.stages.icat:GENERATE_ASPECTS",
-        "align_claims": "udfs.stages.icat:ALIGN_CLAIMS",
-        "extract_facts": "udfs.stages.importance:EXTRACT_FACTS",
-        "rate_importance": "udfs.stages.importance:RATE_IMPORTANCE",
-        "verify_claim": "udfs.stages.importance:VERIFY_CLAIM",
-        "check_coverage": "udfs.stages.importance:CHECK_COVERAGE",
-        "resolve_coreference": "udfs.stages.longrecall:RESOLVE_COREFERENCE",
-        "match_one": "udfs.stages.longrecall:MATCH_ONE",
-        "match_many": "udfs.stages.longrecall:MATCH_MANY",
-        "match_holistic": "udfs.stages.longrecall:MATCH_HOLISTIC",
-        "generate_answer": "udfs.stages.generation:GENERATE_ANSWER",
-        "restate_answer": "udfs.stages.generation:RESTATE_ANSWER",
+        "summarise_context": "untold.udfs.stages.e2e:SUMMARISE_CONTEXT",
+        "evaluate_coverage": "untold.udfs.stages.e2e:EVALUATE_COVERAGE",
+        "extract_atoms": "untold.udfs.stages.nli:EXTRACT_ATOMS",
+        "revise_atoms": "untold.udfs.stages.nli:REVISE_ATOMS",
+        "rate_relevance": "untold.udfs.stages.nli:RATE_RELEVANCE",
+        "classify_relation": "untold.udfs.stages.nli:CLASSIFY_RELATION",
+        "mine_questions": "untold.udfs.stages.qa:MINE_QUESTIONS",
+        "refine_questions": "untold.udfs.stages.qa:REFINE_QUESTIONS",
+        "answer_questions": "untold.udfs.stages.qa:ANSWER_QUESTIONS",
+        "compare_answers": "untold.udfs.stages.qa:COMPARE_ANSWERS",
+        "extract_claims": "untold.udfs.stages.icat:EXTRACT_CLAIMS",
+        "generate_aspects": "untold.udfs.stages.icat:GENERATE_ASPECTS",
+        "align_claims": "untold.udfs.stages.icat:ALIGN_CLAIMS",
+        "extract_facts": "untold.udfs.stages.importance:EXTRACT_FACTS",
+        "rate_importance": "untold.udfs.stages.importance:RATE_IMPORTANCE",
+        "verify_claim": "untold.udfs.stages.importance:VERIFY_CLAIM",
+        "check_coverage": "untold.udfs.stages.importance:CHECK_COVERAGE",
+        "resolve_coreference": "untold.udfs.stages.longrecall:RESOLVE_COREFERENCE",
+        "match_one": "untold.udfs.stages.longrecall:MATCH_ONE",
+        "match_many": "untold.udfs.stages.longrecall:MATCH_MANY",
+        "match_holistic": "untold.udfs.stages.longrecall:MATCH_HOLISTIC",
+        "generate_answer": "untold.udfs.stages.generation:GENERATE_ANSWER",
+        "restate_answer": "untold.udfs.stages.generation:RESTATE_ANSWER",
     },
 )
 
@@ -48,9 +48,9 @@ LOOKUPS: Registry[StageDefinition] = Registry(
     (),
     "untold.lookups",
     places={
-        "embed_text": "udfs.stages.lookups:EMBED_TEXT",
-        "web_search": "udfs.stages.lookups:WEB_SEARCH",
-        "classify_entailment": "udfs.stages.lookups:CLASSIFY_ENTAILMENT",
+        "embed_text": "untold.udfs.stages.lookups:EMBED_TEXT",
+        "web_search": "untold.udfs.stages.lookups:WEB_SEARCH",
+        "classify_entailment": "untold.udfs.stages.lookups:CLASSIFY_ENTAILMENT",
     },
 )
 """Stages that ask no language model, and so have no template and no decoding of `stages.*`."""

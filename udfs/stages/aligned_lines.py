@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from itertools import islice
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.numbered import Numbered, listed_numbers, number_in
-from udfs.stages.reading import is_drawing, is_none, split_marker
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.numbered import Numbered, listed_numbers, number_in
+from untold.udfs.stages.reading import is_drawing, is_none, split_marker
 
 # Between both sides: a colon, an arrow, a dash between spaces, or `is covered by`
 _BETWEEN = re.compile(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from udfs.stages.aligned_lines import read_aligned_lines
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import rows_of, says_none
-from udfs.stages.numbered import (
+from untold.udfs.stages.aligned_lines import read_aligned_lines
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.lists import rows_of, says_none
+from untold.udfs.stages.numbered import (
     CLAIM_NAMES,
     CLAIM_WORDS,
     EVIDENCE_NAMES,
@@ -21,8 +21,8 @@ from udfs.stages.numbered import (
     lone_number,
     number_of,
 )
-from udfs.stages.reading import is_drawing, strip_thinking, unfenced
-from udfs.stages.records import (
+from untold.udfs.stages.reading import is_drawing, strip_thinking, unfenced
+from untold.udfs.stages.records import (
     Cell,
     Record,
     Records,

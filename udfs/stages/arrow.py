@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from udfs.facts.nodes import normalise
-from udfs.llm.keys import Stage
-from udfs.llm.templates import compile_prompt
-from udfs.llm.tokens import estimate_tokens
-from udfs.ratings import weigh
-from udfs.retrieval.embedding import embedding_inputs, normalised
-from udfs.stages import LOOKUPS, definition_of
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.figures import Thing
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.llm.tokens import estimate_tokens
+from untold.udfs.ratings import weigh
+from untold.udfs.retrieval.embedding import embedding_inputs, normalised
+from untold.udfs.stages import LOOKUPS, definition_of
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.figures import Thing
 
 UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.lists import AFTERWORDS, rows_of, says_none, whole
-from udfs.stages.reading import Line, is_drawing, is_none, letters
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.lists import AFTERWORDS, rows_of, says_none, whole
+from untold.udfs.stages.reading import Line, is_drawing, is_none, letters
 
 _COLONS = (":", "：")
 _ENDS = (".", "!", "?", "。", "…", '"', "”", ")")

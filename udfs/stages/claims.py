@@ -8,10 +8,10 @@ from itertools import takewhile
 from textwrap import dedent
 from typing import Any
 
-from udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import (
+from untold.udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.lists import (
     AFTERWORDS,
     is_heading,
     is_nested,
@@ -22,9 +22,9 @@ from udfs.stages.lists import (
     without_numbers,
     without_separators,
 )
-from udfs.stages.prose import unframed
-from udfs.stages.reading import Line, answer_span, is_drawing, is_fence, is_none, letters
-from udfs.stages.records import (
+from untold.udfs.stages.prose import unframed
+from untold.udfs.stages.reading import Line, answer_span, is_drawing, is_fence, is_none, letters
+from untold.udfs.stages.records import (
     Cell,
     Record,
     Records,

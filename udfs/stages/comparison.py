@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from udfs.facts.nodes import normalise
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import whole
-from udfs.stages.rated import matching_key
-from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
-from udfs.stages.records import Record, read_records
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.lists import whole
+from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
+from untold.udfs.stages.records import Record, read_records
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 

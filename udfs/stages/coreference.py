@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from udfs.stages.claims import CLAIM_NAMES, has_bullets, labelled_answer, listed_texts, recorded_texts
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.rated import matching_key
-from udfs.stages.records import NUMBER_NAMES, Record, json_at_line_starts, read_records, unwrapped
-from udfs.stages.units import revised_text
+from untold.udfs.stages.claims import CLAIM_NAMES, has_bullets, labelled_answer, listed_texts, recorded_texts
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.records import NUMBER_NAMES, Record, json_at_line_starts, read_records, unwrapped
+from untold.udfs.stages.units import revised_text
 
 # The new text counts where an object has the old one too
 _FACT_NAMES = (

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import AFTERWORDS, is_heading
-from udfs.stages.reading import (
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.lists import AFTERWORDS, is_heading
+from untold.udfs.stages.reading import (
     Line,
     collapsed,
     is_fence,
@@ -21,8 +21,8 @@ from udfs.stages.reading import (
     without_emphasis,
     without_ticks,
 )
-from udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
-from udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
+from untold.udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
+from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
 # The headings that models write for the two lists, alone (`_SHORT`) or with the word for what is listed (`_LONG`)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.numbered import (
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.numbered import (
     CLAIM_WORDS,
     EVIDENCE_NAMES,
     Numbered,
@@ -17,8 +17,8 @@ from udfs.stages.numbered import (
     listed_numbers,
     number_in,
 )
-from udfs.stages.reading import strip_thinking, unfenced
-from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_records
+from untold.udfs.stages.reading import strip_thinking, unfenced
+from untold.udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_records
 
 _LABEL_NAMES = (
     *("label", "coveragelabel", "coverage", "verdict", "status", "answer", "classification", "decision"),

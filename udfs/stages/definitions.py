@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from udfs.stages.figures import Figures, Reader
+from untold.udfs.stages.figures import Figures, Reader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.stages.coverage import parse_coverage
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.figures import RECORDED, Figures, Line, Thing
-from udfs.stages.prose import recorded_text, unframed, untagged
-from udfs.stages.reading import (
+from untold.udfs.stages.coverage import parse_coverage
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.figures import RECORDED, Figures, Line, Thing
+from untold.udfs.stages.prose import recorded_text, unframed, untagged
+from untold.udfs.stages.reading import (
     is_fence,
     is_none,
     is_rule,

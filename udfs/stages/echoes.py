@@ -10,7 +10,7 @@ from functools import wraps
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
-from udfs.ratings import Digit
+from untold.udfs.ratings import Digit
 
 # Between these tags the templates in `conf/prompts` put their texts (docs/contract.md, "Templates")
 TAGS: tuple[str, ...] = (

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from udfs.ratings import Digit
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.numbered import Numbered, number_in
-from udfs.stages.rated_lines import read_rated_lines
-from udfs.stages.reading import answer_in_place
-from udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.numbered import Numbered, number_in
+from untold.udfs.stages.rated_lines import read_rated_lines
+from untold.udfs.stages.reading import answer_in_place
+from untold.udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
 
 SCALES: Mapping[str, Sequence[str]] = {
     "relevance": ("relevance", "relevancescore", "relevancerating", "relevancy"),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.figures import WRITTEN, Figures, Line
-from udfs.stages.prose import recorded_text, unframed, untagged
-from udfs.stages.reading import (
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.figures import WRITTEN, Figures, Line
+from untold.udfs.stages.prose import recorded_text, unframed, untagged
+from untold.udfs.stages.reading import (
     collapsed,
     is_drawing,
     split_marker,

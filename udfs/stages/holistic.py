@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from udfs.stages.alignment import Alignment, read_alignment
-from udfs.stages.echoes import past_echoes
-from udfs.stages.subsets import CANDIDATE_WORDS
+from untold.udfs.stages.alignment import Alignment, read_alignment
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.subsets import CANDIDATE_WORDS
 
 _CANDIDATE_NAMES = (
     *("candidates", "candidateids", "candidatenumbers", "matches", "matchedcandidates", "matchingcandidates"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from udfs.stages.alignment import parse_alignment
-from udfs.stages.claims import parse_aspects, parse_claims
-from udfs.stages.definitions import StageDefinition
-from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.alignment import parse_alignment
+from untold.udfs.stages.claims import parse_aspects, parse_claims
+from untold.udfs.stages.definitions import StageDefinition
+from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
 
 CLAIMS_SCHEMA = pa.schema([pa.field("claims", pa.list_(pa.string()))])
 ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.stages.claims import parse_claims
-from udfs.stages.covering import parse_covering
-from udfs.stages.definitions import StageDefinition
-from udfs.stages.fact_ratings import parse_importance
-from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
-from udfs.stages.verdicts import parse_verdict
+from untold.udfs.stages.claims import parse_claims
+from untold.udfs.stages.covering import parse_covering
+from untold.udfs.stages.definitions import StageDefinition
+from untold.udfs.stages.fact_ratings import parse_importance
+from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.verdicts import parse_verdict
 
 FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
 # Each a list in the order of the variable `facts`

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import split_marker, strip_thinking
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import split_marker, strip_thinking
 
 # A word that goes on, a question, and a key of JSON (`{"entailment": 0.1, "neutral": 0.9}`) are no answers
 _ENDS_WORD = r"(?![^\W_]|[\W_]{0,3}\?|\"\s{0,3}:\s{0,3}(?:[\d\"{\[]|true|false|null))"

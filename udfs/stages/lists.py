@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from string import ascii_lowercase
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import (
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import (
     Line,
     answer_span,
     begins_with_symbol,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from udfs.stages.coreference import parse_resolved
-from udfs.stages.definitions import StageDefinition
-from udfs.stages.figures import WRITTEN, Figures, Line
-from udfs.stages.holistic import parse_holistic
-from udfs.stages.matching import VARIABLES as MATCH_VARIABLES
-from udfs.stages.matching import parse_match
-from udfs.stages.subsets import parse_subset
+from untold.udfs.stages.coreference import parse_resolved
+from untold.udfs.stages.definitions import StageDefinition
+from untold.udfs.stages.figures import WRITTEN, Figures, Line
+from untold.udfs.stages.holistic import parse_holistic
+from untold.udfs.stages.matching import VARIABLES as MATCH_VARIABLES
+from untold.udfs.stages.matching import parse_match
+from untold.udfs.stages.subsets import parse_subset
 
 # One text a fact, in the order of the variable
 RESOLVED_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])

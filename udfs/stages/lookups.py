@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.retrieval.search import NoHitsError, hits_of
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.relations import RELATIONS, VARIABLES
+from untold.udfs.retrieval.search import NoHitsError, hits_of
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.relations import RELATIONS, VARIABLES
 
 KINDS = ("query", "document")
 # Vectors are brought to length 1 when they are read: inner products are cosines

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from udfs.stages.comparison import BOXED
-from udfs.stages.definitions import Unparsable
-from udfs.stages.labels import STRUCK, behind_correction, first_answer
-from udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
-from udfs.stages.records import Cell, Record, field_name, read_records
+from untold.udfs.stages.comparison import BOXED
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.labels import STRUCK, behind_correction, first_answer
+from untold.udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
+from untold.udfs.stages.records import Cell, Record, field_name, read_records
 
 VARIABLES = ("reference", "candidate")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.ratings import SCALE, Digit
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
-from udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
-from udfs.stages.reading import answer_span, split_marker
-from udfs.stages.records import (
+from untold.udfs.ratings import SCALE, Digit
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
+from untold.udfs.stages.reading import answer_span, split_marker
+from untold.udfs.stages.records import (
     NUMBER_NAMES,
     RATING_NAMES,
     STATEMENT_NAMES,
@@ -27,11 +27,11 @@ from udfs.stages.records import (
     read_records,
     unwrapped,
 )
-from udfs.stages.relations import RELATIONS as RELATIONS
-from udfs.stages.relations import VARIABLES as RELATION_VARIABLES
-from udfs.stages.relations import parse_relation
-from udfs.stages.units import UNIT_TYPES as UNIT_TYPES
-from udfs.stages.units import parse_atoms, parse_revised
+from untold.udfs.stages.relations import RELATIONS as RELATIONS
+from untold.udfs.stages.relations import VARIABLES as RELATION_VARIABLES
+from untold.udfs.stages.relations import parse_relation
+from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
+from untold.udfs.stages.units import parse_atoms, parse_revised
 
 ATOM_TYPE = pa.struct([pa.field("text", pa.string()), pa.field("unit_type", pa.string())])
 ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.rated import matching_key
-from udfs.stages.reading import is_none
-from udfs.stages.records import Cell, Record, Value
-from udfs.stages.sources import numbers_of
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.reading import is_none
+from untold.udfs.stages.records import Cell, Record, Value
+from untold.udfs.stages.sources import numbers_of
 
 EVIDENCE_NAMES = (
     *("evidence", "evidenceids", "evidenceclaims", "evidenceclaimids", "evidencenumbers", "claimids", "claimnumbers"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import is_rule, letters
-from udfs.stages.records import Cell, Record, field_name, read_records
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import is_rule, letters
+from untold.udfs.stages.records import Cell, Record, field_name, read_records
 
 _OBJECT = re.compile(r'\{\s{0,40}"(?P<first>[^"\n]{1,60})"\s{0,9}:')
 _AFTERWORD = re.compile(

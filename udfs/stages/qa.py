@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from udfs.facts.nodes import normalise
-from udfs.llm.tools import COMPARE_QUANTITIES
-from udfs.ratings import Digit
-from udfs.stages.comparison import RELATIONS as RELATIONS
-from udfs.stages.comparison import parse_comparison
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.figures import WRITTEN, Figures, Line, Thing
-from udfs.stages.lists import whole
-from udfs.stages.questions import (
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.llm.tools import COMPARE_QUANTITIES
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.comparison import RELATIONS as RELATIONS
+from untold.udfs.stages.comparison import parse_comparison
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.lists import whole
+from untold.udfs.stages.questions import (
     BEFORE_RATING,
     NOTE,
     answer_lines,
@@ -29,13 +29,13 @@ from udfs.stages.questions import (
     question_row,
     unopened,
 )
-from udfs.stages.rated import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
-from udfs.stages.reading import (
+from untold.udfs.stages.rated import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
+from untold.udfs.stages.reading import (
     collapsed,
     is_drawing,
     split_marker,
 )
-from udfs.stages.records import (
+from untold.udfs.stages.records import (
     CONFIDENCE_NAMES,
     QUESTION_NAMES,
     Cell,

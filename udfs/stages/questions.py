@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from udfs.facts.nodes import normalise
-from udfs.ratings import SCALE, Digit
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
-from udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
-from udfs.stages.reading import (
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.ratings import SCALE, Digit
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
+from untold.udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
+from untold.udfs.stages.reading import (
     Line,
     answer_span,
     is_drawing,
@@ -23,7 +23,7 @@ from udfs.stages.reading import (
     strip_thinking,
     unfenced,
 )
-from udfs.stages.records import (
+from untold.udfs.stages.records import (
     QUESTION_NAMES,
     RATING_NAMES,
     Cell,

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from udfs.facts.nodes import normalise
-from udfs.ratings import SCALE, Digit
-from udfs.stages.reading import collapsed, split_marker
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.ratings import SCALE, Digit
+from untold.udfs.stages.reading import collapsed, split_marker
 
 _SPACE = r"[^\S\n]"
 # `4 out of 10` is of another scale, `1-5` and `4 or 5` are no single rating

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from udfs.ratings import Digit
-from udfs.stages.definitions import Unparsable
-from udfs.stages.numbered import Numbered, number_in
-from udfs.stages.rated import matching_key, rating_pattern, read_digit
-from udfs.stages.reading import is_fence, is_rule
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.numbered import Numbered, number_in
+from untold.udfs.stages.rated import matching_key, rating_pattern, read_digit
+from untold.udfs.stages.reading import is_fence, is_rule
 
 # `Fact 1 (relevance 5 ...` and `2. [Relevance: 4] ...`: what leads to ratings behind a fact's number or text
 _AROUND = " \t\r*_`|([{,;-–—:="

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from udfs.ratings import SCALE, Digit
-from udfs.stages.definitions import Unparsable
-from udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, without_emphasis
+from untold.udfs.ratings import SCALE, Digit
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, without_emphasis
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")

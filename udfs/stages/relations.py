@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from udfs.stages.labels import labels_of, read_label
+from untold.udfs.stages.labels import labels_of, read_label
 
 RELATIONS = ("entailment", "contradiction", "neutral")
 VARIABLES = ("premise", "hypothesis")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from udfs.stages.reading import is_none, without_emphasis
+from untold.udfs.stages.reading import is_none, without_emphasis
 
 OPENERS = "[【［"
 _CLOSERS = "]】］"

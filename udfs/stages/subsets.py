@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.labels import behind_correction
-from udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
-from udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
-from udfs.stages.records import Cell, Record, Records, Value, field_name, json_at_line_starts, read_records, unwrapped
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.labels import behind_correction
+from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
+from untold.udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
+from untold.udfs.stages.records import (
+    Cell,
+    Record,
+    Records,
+    Value,
+    field_name,
+    json_at_line_starts,
+    read_records,
+    unwrapped,
+)
 
 # What stands beside a number: `Candidate 3`, `candidates 1 and 2`, `C1`
 CANDIDATE_WORDS = re.compile(

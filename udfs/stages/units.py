@@ -6,12 +6,21 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
-from udfs.stages.rated import matching_key
-from udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
-from udfs.stages.records import STATEMENT_NAMES, Cell, Record, Records, Value, is_empty_list, read_records, unwrapped
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
+from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
+from untold.udfs.stages.records import (
+    STATEMENT_NAMES,
+    Cell,
+    Record,
+    Records,
+    Value,
+    is_empty_list,
+    read_records,
+    unwrapped,
+)
 
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 

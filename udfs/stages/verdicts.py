@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from udfs.stages.definitions import Unparsable
-from udfs.stages.echoes import past_echoes
-from udfs.stages.labels import labels_of, read_label
-from udfs.stages.reading import strip_thinking
+from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.stages.labels import labels_of, read_label
+from untold.udfs.stages.reading import strip_thinking
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
 

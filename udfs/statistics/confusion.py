@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from udfs.statistics.intervals import SAME, FloatArray, IntArray, Interval, acceleration_of, bca_shares
+from untold.udfs.statistics.intervals import SAME, FloatArray, IntArray, Interval, acceleration_of, bca_shares
 
 LABELS = ("Incorrect", "Partially correct", "Correct")
 UNDEFINED = "undefined"

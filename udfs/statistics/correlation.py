@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from udfs.statistics.intervals import CELLS_IN_MEMORY, SAME, FloatArray, IntArray, acceleration_of, bca_shares
+from untold.udfs.statistics.intervals import CELLS_IN_MEMORY, SAME, FloatArray, IntArray, acceleration_of, bca_shares
 
 # Two points always lie on a line
 LEAST = 3

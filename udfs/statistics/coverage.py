@@ -9,7 +9,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import ArrayLike
 
-from udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
+from untold.udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
 
 MEASURES = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro")

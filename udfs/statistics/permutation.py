@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from udfs.statistics.intervals import CELLS_IN_MEMORY, SAME, Cells, FloatArray, cut_cells, mean_of_counts, sort_counts
+from untold.udfs.statistics.intervals import (
+    CELLS_IN_MEMORY,
+    SAME,
+    Cells,
+    FloatArray,
+    cut_cells,
+    mean_of_counts,
+    sort_counts,
+)
 
 
 @dataclass(frozen=True)

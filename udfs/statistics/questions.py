@@ -13,9 +13,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from udfs.statistics.confusion import CONVENTIONS, MEASURES, OUTCOMES, Measure, resampled_interval, under_convention
-from udfs.statistics.confusion import LABELS as ROWS
-from udfs.statistics.intervals import CELLS_IN_MEMORY, FloatArray, IntArray, Interval, acceleration_of
+from untold.udfs.statistics.confusion import (
+    CONVENTIONS,
+    MEASURES,
+    OUTCOMES,
+    Measure,
+    resampled_interval,
+    under_convention,
+)
+from untold.udfs.statistics.confusion import LABELS as ROWS
+from untold.udfs.statistics.intervals import CELLS_IN_MEMORY, FloatArray, IntArray, Interval, acceleration_of
 
 SHAPE = (len(ROWS), len(OUTCOMES))
 CELLS = len(ROWS) * len(OUTCOMES)

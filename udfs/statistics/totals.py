@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from udfs.statistics.intervals import (
+from untold.udfs.statistics.intervals import (
     CELLS_IN_MEMORY,
     SAME,
     FloatArray,

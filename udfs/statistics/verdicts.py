@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from udfs.statistics.confusion import accuracy, kappa, macro_f1, table_interval
-from udfs.statistics.intervals import FloatArray, IntArray, Interval, bca_interval, clustered_bca_interval
-from udfs.statistics.totals import total_interval
+from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1, table_interval
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, bca_interval, clustered_bca_interval
+from untold.udfs.statistics.totals import total_interval
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
 MEASURES = {"accuracy": accuracy, "kappa": kappa, "macro_f1": macro_f1}

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.asking.snapshots import Whole, find_whole
-from jobs.tables import COMPLETIONS
-from udfs.llm.segments import write_file
+from untold.jobs.asking.snapshots import Whole, find_whole
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.segments import write_file
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 Row = dict[str, Any]

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.asking import deaths
-from jobs.asking.deaths import Deaths
+from untold.jobs.asking import deaths
+from untold.jobs.asking.deaths import Deaths
 
 DEATH = RuntimeError("out of\n  memory")
 

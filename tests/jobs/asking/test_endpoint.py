@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.asking.endpoint import RunEndpoint, explain_refusal
-from jobs.settings.model import LlmSettings, Settings
+from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
+from untold.jobs.settings.model import LlmSettings, Settings
 
 
 @pytest.mark.parametrize(

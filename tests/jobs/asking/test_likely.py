@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.asking.likely import FROM_STORE, read_figures
-from jobs.asking.prompts import bind_stage
-from jobs.asking.store import stage_folder
-from jobs.settings.model import LlmSettings, Settings
-from udfs.llm.keys import Stage
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.segments import write_file
-from udfs.stages import STAGES
-from udfs.stages.figures import Line
+from untold.jobs.asking.likely import FROM_STORE, read_figures
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.store import stage_folder
+from untold.jobs.settings.model import LlmSettings, Settings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.segments import write_file
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.figures import Line
 
 EXTRACT, RATE, CLASSIFY = "extract_atoms", "rate_relevance", "classify_relation"
 

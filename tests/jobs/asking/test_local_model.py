@@ -17,12 +17,20 @@ from typing import Any
 
 import pytest
 
-from jobs.asking import local_model
-from jobs.asking.local_model import LocalModelError, LocalServer, ModelFile, assemble, installed, model_file, sha256_of
+from untold.jobs.asking import local_model
+from untold.jobs.asking.local_model import (
+    LocalModelError,
+    LocalServer,
+    ModelFile,
+    assemble,
+    installed,
+    model_file,
+    sha256_of,
+)
 
 OWNER = """
 import sys, time
-from jobs.asking.local_model import LocalServer, model_file
+from untold.jobs.asking.local_model import LocalServer, model_file
 server = LocalServer(model_file(None))
 server.start()
 print(server.base_url, server.pid, flush=True)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.asking.calling import call_settings, count_actors
-from jobs.asking.endpoint import RunEndpoint
-from jobs.asking.lookups import bind_lookup
-from jobs.asking.prompts import bind_stage
-from jobs.settings.model import Settings, SettingsError
 from tests.udfs.retrieval.onnx_files import write_classifier, write_lookup, write_tokenizer
-from udfs.llm.limiter import Limits
-from udfs.retrieval.local_models import LocalModelFileError
+from untold.jobs.asking.calling import call_settings, count_actors
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.settings.model import Settings, SettingsError
+from untold.udfs.llm.limiter import Limits
+from untold.udfs.retrieval.local_models import LocalModelFileError
 
 REMOTE = {"base_url": "http://h/v1", "model": "embedder"}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.asking import process
-from jobs.asking.job import Job
-from jobs.asking.process import AnsweringError, AnsweringProcess
-from jobs.run.interrupts import Interrupts
 from tests.udfs.llm.askers import SETTINGS, STAGE
+from untold.jobs.asking import process
+from untold.jobs.asking.job import Job
+from untold.jobs.asking.process import AnsweringError, AnsweringProcess
+from untold.jobs.run.interrupts import Interrupts
 
 
 def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

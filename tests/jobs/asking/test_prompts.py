@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from jobs.asking.prompts import SUFFIXES, bind_stage, find_template, order_of_prompt
-from jobs.settings.model import LlmSettings, Settings, SettingsError, StageSettings
-from udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
-from udfs.stages import STAGES
+from untold.jobs.asking.prompts import SUFFIXES, bind_stage, find_template, order_of_prompt
+from untold.jobs.settings.model import LlmSettings, Settings, SettingsError, StageSettings
+from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
+from untold.udfs.stages import STAGES
 
 STAGE = "summarise_context"
 
@@ -69,7 +69,7 @@ def test_a_lookup_has_no_prompt_to_order() -> None:
 
 
 def test_every_shipped_template_belongs_to_a_stage() -> None:
-    shipped = {path.name for path in files("conf").joinpath("prompts").iterdir()}
+    shipped = {path.name for path in files("untold.conf").joinpath("prompts").iterdir()}
     assert {name.split(".")[0] for name in shipped} == set(STAGES)
 
 

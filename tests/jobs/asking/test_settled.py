@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.asking.job import Job, job_to_json
-from jobs.asking.settled import hold_folder, settled_ids
-from jobs.run.locks import FolderLock, LockedError
 from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.completions import break_pages, failed, names_in, row, write
 from tests.udfs.llm.askers import SETTINGS, STAGE
+from untold.jobs.asking.job import Job, job_to_json
+from untold.jobs.asking.settled import hold_folder, settled_ids
+from untold.jobs.run.locks import FolderLock, LockedError
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_folder_has_one_spender(tmp_path: Path) -> None:
 
 
 def test_answering_imports_no_spark() -> None:
-    words = [sys.executable, "-c", "import jobs.answer, sys; print('pyspark' in sys.modules)"]
+    words = [sys.executable, "-c", "import untold.jobs.answer, sys; print('pyspark' in sys.modules)"]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -77,7 +77,7 @@ def command(tmp_path: Path, server: ModelServer, *flags: str) -> list[str]:
     job = Job(requests="", directory="", run="run", stage=STAGE, settings=type(SETTINGS)(**settings))
     (tmp_path / "job.json").write_text(json.dumps(job_to_json(job)))
     paths = ["--requests", str(tmp_path / "requests"), "--store", str(tmp_path / "store")]
-    return [sys.executable, "-m", "jobs.answer", *paths, "--settings", str(tmp_path / "job.json"), *flags]
+    return [sys.executable, "-m", "untold.jobs.answer", *paths, "--settings", str(tmp_path / "job.json"), *flags]
 
 
 def test_the_command_asks_what_a_run_would_and_only_as_the_one_spender(server: ModelServer, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.asking.snapshots import (
+from tests.jobs.asking.completions import break_pages, names_in, row, segments_of, write
+from untold.jobs.asking.snapshots import (
     LiveFile,
     ReplacedFile,
     Snapshot,
@@ -22,9 +23,8 @@ from jobs.asking.snapshots import (
     set_aside,
     write_snapshot,
 )
-from tests.jobs.asking.completions import break_pages, names_in, row, segments_of, write
-from udfs.llm.segments import open_filesystem
-from udfs.llm.store_files import count_rows, digest_of
+from untold.udfs.llm.segments import open_filesystem
+from untold.udfs.llm.store_files import count_rows, digest_of
 
 
 def live(path: Path, **changes: Any) -> LiveFile:

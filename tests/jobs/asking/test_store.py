@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.asking.compaction import KEEP_SECONDS, compact_folder
-from jobs.asking.snapshots import Whole, list_folder
-from jobs.asking.store import (
+from tests.jobs.asking.completions import break_pages, failed, names_in, row, segments_of, write
+from untold.jobs.asking.compaction import KEEP_SECONDS, compact_folder
+from untold.jobs.asking.snapshots import Whole, list_folder
+from untold.jobs.asking.store import (
     PAUSES,
     Reading,
     StoreError,
@@ -26,12 +27,11 @@ from jobs.asking.store import (
     stage_folder,
     states_of_requests,
 )
-from jobs.run.session import spark_schema
-from jobs.tables import COMPLETIONS
-from tests.jobs.asking.completions import break_pages, failed, names_in, row, segments_of, write
-from udfs.llm.keys import Stage
-from udfs.llm.retrying import is_passing
-from udfs.llm.segments import write_file
+from untold.jobs.run.session import spark_schema
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.retrying import is_passing
+from untold.udfs.llm.segments import write_file
 
 EARLIER = Path(__file__).parent / "earlier_store"
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_away_for_a_moment_is_read_again(spark: SparkSession, tmp
 def test_what_cannot_be_read_though_nothing_is_damaged_is_one_clear_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.asking.store.PAUSES", [0.0] * len(PAUSES))
+    monkeypatch.setattr("untold.jobs.asking.store.PAUSES", [0.0] * len(PAUSES))
     path = write(tmp_path, "a.parquet", [row("r", text="good")])
 
     def act(reading: Reading) -> set[str]:

@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 
 from pyspark.sql import SparkSession
 
-from jobs.asking.prompts import bind_stage
-from jobs.asking.usage import Asked, Usage
-from jobs.settings.model import Settings
 from tests.jobs.executions import counted_executions
-from udfs.llm.calls import Tally
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.usage import Asked, Usage
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.calls import Tally
 
 RESULTS = "request_id string, error_type string"
 STAGE = bind_stage("classify_relation", Settings())

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.asking.prompts import find_template
-from jobs.cli.arguments import Command, Options
-from jobs.cli.commands import COMMANDS
-from jobs.cli.main import main
-from jobs.run.locks import LockedError
-from jobs.settings.model import SettingsError
-from jobs.tables import TABLES
-from udfs.errors import UserError
-from udfs.stages import STAGES
+from untold.jobs.asking.prompts import find_template
+from untold.jobs.cli.arguments import Command, Options
+from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.main import main
+from untold.jobs.run.locks import LockedError
+from untold.jobs.settings.model import SettingsError
+from untold.jobs.tables import TABLES
+from untold.udfs.errors import UserError
+from untold.udfs.stages import STAGES
 
 SCORE = ["score", "--input", "in.jsonl", "--output", "out", "--metric", "e2e"]
 
@@ -254,7 +254,7 @@ def in_a_folder_with_jobs(folder: Path, *command: str) -> subprocess.CompletedPr
 
 
 def test_a_folder_with_jobs_of_its_own_does_no_harm(tmp_path: Path) -> None:
-    ended = in_a_folder_with_jobs(tmp_path, sys.executable, "-P", "-m", "jobs.cli", "schema", "scores")
+    ended = in_a_folder_with_jobs(tmp_path, sys.executable, "-P", "-m", "untold.jobs.cli", "schema", "scores")
     assert ended.stderr == ""
     assert ended.stdout.startswith("scores\n")
 
@@ -269,7 +269,7 @@ def test_the_command_works_in_a_folder_with_jobs_of_its_own(tmp_path: Path) -> N
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    command = f"{sys.executable} -m jobs.cli schema | head -1"
+    command = f"{sys.executable} -m untold.jobs.cli schema | head -1"
     ended = subprocess.run(
         ["bash", "-c", command], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
     )
@@ -295,7 +295,7 @@ SETTINGS_READERS = ("pydantic", "yaml")
 )
 def test_a_command_imports_no_engine_that_it_does_not_need(arguments: str, absent: tuple[str, ...]) -> None:
     program = (
-        "import sys\nfrom jobs.cli import main\n"
+        "import sys\nfrom untold.jobs.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
     )

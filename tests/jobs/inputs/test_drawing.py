@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from jobs.inputs.drawing import Draw
-from jobs.inputs.samples import fingerprint, read_samples
 from tests.sample_files import write_lines
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.samples import fingerprint, read_samples
 
 
 def write_rows(path: Path, count: int) -> str:

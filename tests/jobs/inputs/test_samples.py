@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
-from jobs.study.verifying import read_claims
 from tests.jobs.executions import counted_executions
 from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
+from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples, write_samples
+from untold.jobs.study.verifying import read_claims
 
 
 def by_query(samples: DataFrame) -> dict[str, dict[str, Any]]:

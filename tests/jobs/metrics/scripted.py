@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from graph.distributed import Condensed
-from jobs.asking.requests import Requests, Rows, result_schema
-from jobs.inputs.samples import OPTIONAL_TYPES
-from jobs.retrieval.sources import FOUND
-from udfs.llm.keys import Stage
-from udfs.samples.items import normalise_references
-from udfs.stages import definition_of
+from untold.graph.distributed import Condensed
+from untold.jobs.asking.requests import Requests, Rows, result_schema
+from untold.jobs.inputs.samples import OPTIONAL_TYPES
+from untold.jobs.retrieval.sources import FOUND
+from untold.udfs.llm.keys import Stage
+from untold.udfs.samples.items import normalise_references
+from untold.udfs.stages import definition_of
 
 Row = Mapping[str, Any]
 # What a stage gives for the variables of a request; a text is the type of an error

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.metrics import e2e
-from jobs.metrics.base import Tables
-from jobs.metrics.contexts import condense_contexts
-from jobs.run.session import spark_schema
-from jobs.settings.model import Settings
-from jobs.tables import SAMPLES
+from untold.jobs.metrics import e2e
+from untold.jobs.metrics.base import Tables
+from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import SAMPLES
 
 ERRORS = "request_id string, error_type string, error string"
 STATEMENTS = "array<struct<text string, covered boolean, sources array<int>>>"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.metrics import METRICS, needs_of, optional_of, stages_of
-from jobs.metrics.importance import score
-from jobs.settings.model import Settings
 from tests.jobs.metrics.scripted import Hits, Row, ScriptedTools, no_hits, rows_of
-from udfs.stages.arrow import UNASKED
+from untold.jobs.metrics import METRICS, needs_of, optional_of, stages_of
+from untold.jobs.metrics.importance import score
+from untold.jobs.settings.model import Settings
+from untold.udfs.stages.arrow import UNASKED
 
 COLUMNS = ("sample_id", "query", "response", "contexts", "references")
 SAMPLES = (

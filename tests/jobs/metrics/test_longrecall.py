@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.metrics import METRICS
-from jobs.settings.model import Settings
 from tests.fakes.expected_longrecall import Options, Variables, expect
 from tests.fakes.facts import roll
 from tests.fakes.lookups import vector_of
@@ -20,6 +18,8 @@ from tests.fakes.recall import entails, extracted, map_all, minimal_subset, reso
 from tests.fakes.world_longrecall import longrecall_worlds
 from tests.jobs.metrics.scripted import ScriptedTools, samples_with_references
 from tests.runs.recalled import assert_as_expected
+from untold.jobs.metrics import METRICS
+from untold.jobs.settings.model import Settings
 
 LONGRECALL = METRICS["longrecall"]
 Judge = Callable[[str, Variables], Mapping[str, Any] | str]

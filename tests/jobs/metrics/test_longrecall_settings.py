@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jobs.metrics import METRICS, needs_of, optional_of, stages_of
-from jobs.metrics.longrecall import options_of
-from jobs.settings.model import Settings
+from untold.jobs.metrics import METRICS, needs_of, optional_of, stages_of
+from untold.jobs.metrics.longrecall import options_of
+from untold.jobs.settings.model import Settings
 
 
 def settings_for(**given: Any) -> Settings:

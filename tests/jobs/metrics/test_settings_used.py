@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.metrics import METRICS
-from jobs.settings.model import NO_RESULT, Settings
+from untold.jobs.metrics import METRICS
+from untold.jobs.settings.model import NO_RESULT, Settings
 
 ROOT = Path(__file__).parents[3]
-# What a metric's tools read for it (`jobs.score`)
+# What a metric's tools read for it (`untold.jobs.score`)
 TOOLS = {"contexts": "summarise_contexts", "condense": "graph", "retrieve": "knowledge"}
 
 
@@ -26,8 +26,9 @@ def settings_read(module: str, name: str | None, seen: set[tuple[str, str | None
     imported = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("jobs.metrics.", "jobs.retrieval."))
-        if node.module != "jobs.metrics.base"
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(("untold.jobs.metrics.", "untold.jobs.retrieval."))
+        if node.module != "untold.jobs.metrics.base"
         for alias in node.names
     }
     for node in ast.walk(tree if name is None else own.get(name, ast.Module([], []))):
@@ -44,7 +45,7 @@ def settings_read(module: str, name: str | None, seen: set[tuple[str, str | None
 
 @pytest.mark.parametrize("name", ["e2e", "nli", "qa", "icat", "importance", "longrecall"])
 def test_a_metric_depends_on_the_settings_that_its_code_reads(name: str) -> None:
-    read = set(settings_read(f"jobs.metrics.{name}", None, set())) - NO_RESULT
+    read = set(settings_read(f"untold.jobs.metrics.{name}", None, set())) - NO_RESULT
     assert read
     assert [key for key in sorted(read) if not METRICS[name].depends_on(key)] == []
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.results import open_run
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import SETTINGS
+from untold.jobs.results import open_run
 
 TOY = Path(__file__).with_name("toy.py")
 ENTRY_POINTS = "[untold.stages]\nlist_words = toy:LIST_WORDS\n\n[untold.metrics]\nwords = toy:WORDS\n"
@@ -47,7 +47,7 @@ def installed(tmp_path: Path) -> Path:
 def untold(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
     return subprocess.run(
-        [sys.executable, "-P", "-m", "jobs.cli", *arguments],
+        [sys.executable, "-P", "-m", "untold.jobs.cli", *arguments],
         env={**environment, "PYTHONPATH": os.pathsep.join([str(packages), str(TOY.parents[3])])},
         capture_output=True,
         text=True,

@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.asking.lost import failure_rows, has_failed, is_unasked
-from jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from jobs.metrics.scores import score_columns, status_of
-from jobs.settings.model import Settings
-from udfs.stages.definitions import StageDefinition, Unparsable
+from untold.jobs.asking.lost import failure_rows, has_failed, is_unasked
+from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.scores import score_columns, status_of
+from untold.jobs.settings.model import Settings
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
 
 
 def read_words(completion: str, _: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,15 +13,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.retrieval.making import Made, Maker
-from jobs.retrieval.searching import Searcher, distinct_queries
-from jobs.run.workspace import Workspace
-from jobs.settings.lookups import IndexSettings
 from tests.fakes.lookups import vector_of
-from udfs.retrieval.catalog import Catalog
-from udfs.retrieval.chunks import chunk_id, chunk_text
-from udfs.retrieval.dense import Probing
-from udfs.retrieval.tokens import tokenise
+from untold.jobs.retrieval.making import Made, Maker
+from untold.jobs.retrieval.searching import Searcher, distinct_queries
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.lookups import IndexSettings
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.chunks import chunk_id, chunk_text
+from untold.udfs.retrieval.dense import Probing
+from untold.udfs.retrieval.tokens import tokenise
 
 WORDS = 12
 OVERLAP = 3

@@ -11,13 +11,13 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from jobs.retrieval.making import CorpusError
-from jobs.retrieval.searching import Searcher, SearchError
-from jobs.run.workspace import Workspace
 from tests.jobs.retrieval.indexes import POISON, Indexes, ask, best_words, chunks_of, make_corpus, names_of, nearest
-from udfs.retrieval.catalog import Catalog, Making, ShardEntry
-from udfs.retrieval.dense import count_lists
-from udfs.retrieval.ranking import Hit, fuse_rankings
+from untold.jobs.retrieval.making import CorpusError
+from untold.jobs.retrieval.searching import Searcher, SearchError
+from untold.jobs.run.workspace import Workspace
+from untold.udfs.retrieval.catalog import Catalog, Making, ShardEntry
+from untold.udfs.retrieval.dense import count_lists
+from untold.udfs.retrieval.ranking import Hit, fuse_rankings
 
 QUERIES = ["bee seaway ice42", "Öl", "sees nothing of it", "ices bees bees"]
 CORPUS = make_corpus(60)

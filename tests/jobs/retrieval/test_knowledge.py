@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.retrieval.catalogs import IndexError
-from jobs.retrieval.knowledge import Knowledge
-from jobs.retrieval.sources import FOUND, assumed_hits, open_knowledge, stages_of_knowledge
-from jobs.run.workspace import Workspace
-from jobs.settings.lookups import KnowledgeSettings
-from jobs.settings.model import Settings
 from tests.jobs.retrieval.indexes import POISON, SETTINGS, Indexes, ask, make_corpus, names_of, nearest
+from untold.jobs.retrieval.catalogs import IndexError
+from untold.jobs.retrieval.knowledge import Knowledge
+from untold.jobs.retrieval.sources import FOUND, assumed_hits, open_knowledge, stages_of_knowledge
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.lookups import KnowledgeSettings
+from untold.jobs.settings.model import Settings
 
 CONTEXTS = {
     "s1": {"1": "bees make honey in the ice42 of spring", "b": "the sea is salt"},

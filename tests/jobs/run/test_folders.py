@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.run.folders import check_folders
-from jobs.run.manifest import NAME, OutputError, write_manifest
-from jobs.tables import TABLES
+from untold.jobs.run.folders import check_folders
+from untold.jobs.run.manifest import NAME, OutputError, write_manifest
+from untold.jobs.tables import TABLES
 
 
 def make(folder: Path, *names: str) -> Path:

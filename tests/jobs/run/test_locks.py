@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from jobs.run import locks
-from jobs.run.locks import FolderLock, Holder, LockedError, LostLockError, read_holder
-from jobs.run.processes import Process, this_process
+from untold.jobs.run import locks
+from untold.jobs.run.locks import FolderLock, Holder, LockedError, LostLockError, read_holder
+from untold.jobs.run.processes import Process, this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = Process("another-host", "another-boot", "pid:[1]", 1234, "99")
 CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
 HOLD = """
 import sys
-from jobs.run.locks import FolderLock, LockedError
+from untold.jobs.run.locks import FolderLock, LockedError
 try:
     with FolderLock(sys.argv[1], sys.argv[2], wait=sys.argv[3:] == ["wait"]):
         print("held", flush=True)
@@ -35,7 +35,7 @@ except LockedError as error:
 """
 HOLD_WITH_HELPER = """
 import subprocess, sys
-from jobs.run.locks import FolderLock
+from untold.jobs.run.locks import FolderLock
 with FolderLock(sys.argv[1], "other", wait=False) as lock:
     helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=int(sys.argv[2]), stdout=subprocess.DEVNULL)
     lock.add_process(helper.pid)
@@ -45,7 +45,7 @@ with FolderLock(sys.argv[1], "other", wait=False) as lock:
 RACE = """
 import os, sys, time
 from pathlib import Path
-from jobs.run.locks import FolderLock, LockedError
+from untold.jobs.run.locks import FolderLock, LockedError
 name, folder = sys.argv[1], Path(sys.argv[2])
 for line in sys.stdin:
     number, at = line.split()

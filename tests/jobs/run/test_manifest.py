@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.run.manifest import differences, read_manifest, write_manifest
+from untold.jobs.run.manifest import differences, read_manifest, write_manifest
 
 SECRET = "s3cr3t-of-a-header"
 

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.results import open_run
-from jobs.run.manifest import Added
-from jobs.run.outcome import Ending
-from jobs.run.output import Output
 from tests.runs.harness import snapshot
+from untold.jobs.results import open_run
+from untold.jobs.run.manifest import Added
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output
 
 TABLES = ("samples", "scores")
 SCHEMA = pa.schema([("metric", pa.string())])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from jobs.run import progress
-from jobs.run.progress import Display, describe
-from udfs.llm.calls import CallSettings
-from udfs.llm.prices import Prices
+from untold.jobs.run import progress
+from untold.jobs.run.progress import Display, describe
+from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.prices import Prices
 
 SETTINGS = CallSettings(base_url="http://127.0.0.1:9/v1")
 PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prices=Prices(2.0, 8.0))

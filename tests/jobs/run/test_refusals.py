@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from jobs.run.refusals import UnwritableError, check_writable, explain, root_cause
 from tests.fakes.disks import SmallDisk
-from udfs.files import write_bytes
+from untold.jobs.run.refusals import UnwritableError, check_writable, explain, root_cause
+from untold.udfs.files import write_bytes
 
 
 def error_of(act: Callable[[], object]) -> Exception:

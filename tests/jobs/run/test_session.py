@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from jobs.inputs.files import COMPRESSED, count_bytes
-from jobs.run.session import SMALL, session_options
-from jobs.settings.model import Settings, SparkSettings
+from untold.jobs.inputs.files import COMPRESSED, count_bytes
+from untold.jobs.run.session import SMALL, session_options
+from untold.jobs.settings.model import Settings, SparkSettings
 
 JVM = "spark.driver.extraJavaOptions"
 PARTITIONS = "spark.sql.shuffle.partitions"

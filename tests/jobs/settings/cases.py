@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.settings.loading import Resolved, load_settings
-from jobs.settings.model import (
+from untold.jobs.settings.loading import Resolved, load_settings
+from untold.jobs.settings.model import (
     Settings,
     SettingsError,
 )

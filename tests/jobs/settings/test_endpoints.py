@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobs.settings.loading import preset_names
 from tests.jobs.settings.cases import SERVER, load, problems, write
+from untold.jobs.settings.loading import preset_names
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.settings.model import (
+from tests.jobs.settings.cases import SERVER, load
+from untold.jobs.settings.model import (
     STAGE_NAMES,
     LlmSettings,
     Settings,
@@ -20,7 +21,6 @@ from jobs.settings.model import (
     result_settings,
     spark_defaults,
 )
-from tests.jobs.settings.cases import SERVER, load
 
 
 def test_stage_overrides_decoding_and_null_is_not_unset() -> None:

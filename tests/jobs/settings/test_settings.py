@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.settings.layers import KNOWN, read_systems, read_yaml
-from jobs.settings.loading import describe
-from jobs.settings.model import (
+from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
+from untold.jobs.settings.layers import KNOWN, read_systems, read_yaml
+from untold.jobs.settings.loading import describe
+from untold.jobs.settings.model import (
     Settings,
     SettingsError,
     StageSettings,
 )
-from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
 
 
 def test_default_file_states_every_default_of_the_models() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.study.aggregate import GRID, summarise
-from jobs.tables import SUMMARY
-from udfs.statistics.intervals import bca_interval
+from untold.jobs.study.aggregate import GRID, summarise
+from untold.jobs.tables import SUMMARY
+from untold.udfs.statistics.intervals import bca_interval
 
 SCHEMA = "metric string, system string, score double, score_low double, score_high double, status string"
 

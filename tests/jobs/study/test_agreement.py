@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.study import agreement, points
-from jobs.study.labelled import add_overlap
-from udfs.statistics.confusion import FAILED as FAILED_OUTCOME
-from udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
-from udfs.statistics.intervals import Interval
-from udfs.statistics.permutation import clustered_permutation_test
-from udfs.statistics.questions import resample_questions
+from untold.jobs.study import agreement, points
+from untold.jobs.study.labelled import add_overlap
+from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
+from untold.udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
+from untold.udfs.statistics.intervals import Interval
+from untold.udfs.statistics.permutation import clustered_permutation_test
+from untold.udfs.statistics.questions import resample_questions
 
 Rows = list[dict[str, Any]]
 Scores = Mapping[str, float | None]

@@ -12,17 +12,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.cli.main import main
-from jobs.results import UnreadableRunError, open_run
-from jobs.study.annotations import (
+from untold.jobs.cli.main import main
+from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.study.annotations import (
     HUMAN_STUDY,
     SheetCounts,
     report_study,
     write_sheet,
 )
-from jobs.tables import ATOMS, SAMPLES, SCORES, STATEMENTS
-from udfs.sheets.blinding import AnnotationError, order_metrics
-from udfs.sheets.spreadsheets import SpreadsheetError, read_rows, to_csv, to_xlsx
+from untold.jobs.tables import ATOMS, SAMPLES, SCORES, STATEMENTS
+from untold.udfs.sheets.blinding import AnnotationError, order_metrics
+from untold.udfs.sheets.spreadsheets import SpreadsheetError, read_rows, to_csv, to_xlsx
 
 METRICS = ("e2e", "nli", "qa")
 FILES = ("annotation_key.csv", "annotation_sheet.csv", "annotation_sheet.xlsx")

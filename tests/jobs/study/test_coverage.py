@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from jobs.study.coverage import Labels, count_labels, evaluation_rows, sample_rows
-from jobs.study.coverage_report import Found, render
-from jobs.study.report import Cost
-from udfs.statistics.coverage import fleiss_kappa
+from untold.jobs.study.coverage import Labels, count_labels, evaluation_rows, sample_rows
+from untold.jobs.study.coverage_report import Found, render
+from untold.jobs.study.report import Cost
+from untold.udfs.statistics.coverage import fleiss_kappa
 
 Row = dict[str, Any]
 NO_LABELS = Labels(0, 0, 0, None, 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.study.report import draw, find_published, render
+from untold.jobs.study.report import draw, find_published, render
 
 
 def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.facts.atoms import gather_atoms
-from udfs.facts.nodes import normalise
+from untold.udfs.facts.atoms import gather_atoms
+from untold.udfs.facts.nodes import normalise
 
 Unit = tuple[str, str]
 

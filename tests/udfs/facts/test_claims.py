@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.facts.claims import Judgement, Verdict, distinct_texts, judge_claim, judge_claims, number_claims, waves_of
-from udfs.facts.nodes import normalise
+from untold.udfs.facts.claims import (
+    Judgement,
+    Verdict,
+    distinct_texts,
+    judge_claim,
+    judge_claims,
+    number_claims,
+    waves_of,
+)
+from untold.udfs.facts.nodes import normalise
 
 RELATIONS = st.sampled_from(["entailment", "contradiction", "neutral", None])
 TEXTS = st.lists(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.facts.claims import SUPPORTED
-from udfs.facts.coverage import choose_aspects, conclude_samples, icat_score, measures_of
-from udfs.facts.nodes import normalise
+from untold.udfs.facts.claims import SUPPORTED
+from untold.udfs.facts.coverage import choose_aspects, conclude_samples, icat_score, measures_of
+from untold.udfs.facts.nodes import normalise
 
 BETAS = st.sampled_from([0.125, 0.25, 0.5, 1.0, 2.0, 8.0])
 UNIT = st.fractions(0, 1, max_denominator=50)

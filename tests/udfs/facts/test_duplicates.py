@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.facts.claims import distinct_texts
-from udfs.facts.duplicates import (
+from untold.udfs.facts.claims import distinct_texts
+from untold.udfs.facts.duplicates import (
     APART,
     Class,
     Vectors,
@@ -25,7 +25,7 @@ from udfs.facts.duplicates import (
     near_pairs,
     pair_distances,
 )
-from udfs.facts.words import say_same_words
+from untold.udfs.facts.words import say_same_words
 
 
 def random_vectors(seed: int, size: int, dimension: int = 4) -> Vectors:
@@ -114,8 +114,8 @@ def test_a_distance_of_just_the_threshold_is_near_enough() -> None:
 @pytest.fixture(scope="module")
 def k_qa(data: Path) -> tuple[list[list[str]], dict[str, Any]]:
     """The distinct statements of each question of K-QA, and their vectors by the embedded model."""
-    from udfs.retrieval.embedding import Embedder, find_model, normalised
-    from udfs.retrieval.local_models import LocalModelFileError
+    from untold.udfs.retrieval.embedding import Embedder, find_model, normalised
+    from untold.udfs.retrieval.local_models import LocalModelFileError
 
     path = data / "k_qa" / "questions_w_answers.jsonl"
     if not path.is_file():

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from udfs.facts.importance import Checked, Fact, f1_score, measures_of, names_of_measures, rank_facts, recall_at, weigh
+from untold.udfs.facts.importance import (
+    Checked,
+    Fact,
+    f1_score,
+    measures_of,
+    names_of_measures,
+    rank_facts,
+    recall_at,
+    weigh,
+)
 
 RATINGS = st.floats(1, 5) | st.sampled_from([1.0, 3.0, 3.5, 5.0])
 WEIGHTS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.5]) | st.floats(0, 1)

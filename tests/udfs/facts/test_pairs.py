@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.facts.pairs import BATCH_ROWS, PAIRS, ask_all, generate_pairs, leave_out
-from udfs.llm.keys import PairKeys, Stage
+from untold.udfs.facts.pairs import BATCH_ROWS, PAIRS, ask_all, generate_pairs, leave_out
+from untold.udfs.llm.keys import PairKeys, Stage
 
 STAGE = Stage("classify_relation", ("premise", "hypothesis"), "m", "{{ premise }} {{ hypothesis }}")
 

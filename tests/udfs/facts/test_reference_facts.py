@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.facts.importance_rows import rank_batches
-from udfs.facts.reference_facts import (
+from untold.udfs.facts.importance_rows import rank_batches
+from untold.udfs.facts.reference_facts import (
     FACTS,
     FOUND,
     batch_facts,

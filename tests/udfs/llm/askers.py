@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.fakes.model_server import ModelServer
-from udfs.llm.asking import Asker
-from udfs.llm.calls import CallSettings, Progress, Work
-from udfs.llm.client import Endpoint
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Lease, Limiter, Limits, Report
-from udfs.llm.segments import SegmentWriter
+from untold.udfs.llm.asking import Asker
+from untold.udfs.llm.calls import CallSettings, Progress, Work
+from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
+from untold.udfs.llm.segments import SegmentWriter
 
 STAGE = Stage(
     name="summarise_context",

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from udfs.llm.limiter import Budget, Lease, Limiter, Limits, Report, Spent
+from untold.udfs.llm.limiter import Budget, Lease, Limiter, Limits, Report, Spent
 
 START = 1_000_000.0
 LATE = 0.05

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.tables import COMPLETIONS
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, requests, rows_in
-from udfs.llm.calls import Progress
-from udfs.llm.limiter import Budget, Limits
-from udfs.stages.definitions import Unparsable
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.calls import Progress
+from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.stages.definitions import Unparsable
 
 
 def reject(text: str, _: Any) -> None:

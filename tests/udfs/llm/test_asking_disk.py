@@ -18,8 +18,8 @@ import pytest
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, requests, rows_in
-from udfs.llm import asking, segments
-from udfs.llm.calls import Progress
+from untold.udfs.llm import asking, segments
+from untold.udfs.llm.calls import Progress
 
 SOON = 20.0
 

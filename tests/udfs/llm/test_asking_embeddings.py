@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tests.fakes.lookups import vector_of
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
-from udfs.llm.calls import CallSettings, Progress, Usage
-from udfs.llm.embeddings import read_embeddings, shares
-from udfs.llm.keys import Stage
-from udfs.retrieval.embedding import prefixes_template
+from untold.udfs.llm.calls import CallSettings, Progress, Usage
+from untold.udfs.llm.embeddings import read_embeddings, shares
+from untold.udfs.llm.keys import Stage
+from untold.udfs.retrieval.embedding import prefixes_template
 
 STAGE = Stage("embed_text", ("text", "kind"), "embedder", prefixes_template("", ""), api="embeddings")
 BATCHES = replace(SETTINGS, batch=64, section="embeddings")

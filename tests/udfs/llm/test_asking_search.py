@@ -12,12 +12,12 @@ import pytest
 from tests.fakes.lookups import search
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
-from udfs.llm.calls import CallSettings, Progress
-from udfs.llm.client import Endpoint
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Budget, Limits
-from udfs.llm.prices import Prices
-from udfs.retrieval.search import hits_of
+from untold.udfs.llm.calls import CallSettings, Progress
+from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.prices import Prices
+from untold.udfs.retrieval.search import hits_of
 
 STAGE = Stage("web_search", ("query", "count"), "brave", "", api="search")
 QUERY = "What is known of the home of Ada Mill & others?"

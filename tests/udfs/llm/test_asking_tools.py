@@ -12,11 +12,11 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
-from udfs.llm.calls import Progress
-from udfs.llm.keys import Stage
-from udfs.llm.limiter import Budget
-from udfs.llm.tools import COMPARE_QUANTITIES, MAX_ROUNDS
-from udfs.stages import STAGES
+from untold.udfs.llm.calls import Progress
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Budget
+from untold.udfs.llm.tools import COMPARE_QUANTITIES, MAX_ROUNDS
+from untold.udfs.stages import STAGES
 
 STAGE = Stage(
     name="compare_answers",

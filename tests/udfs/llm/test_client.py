@@ -11,11 +11,11 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.test_reading import BAD_BODIES, completion, error_body
-from udfs.llm.calls import Answer
-from udfs.llm.client import Endpoint, request_body
-from udfs.llm.keys import Stage
-from udfs.llm.templates import compile_prompt
-from udfs.llm.tokens import estimate_tokens
+from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.client import Endpoint, request_body
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.llm.tokens import estimate_tokens
 
 KEY = "sk-proj-0123456789abcdefghijklmnop"
 PROMPT_TEXT = "confidential-prompt-text"

@@ -12,9 +12,9 @@ from itertools import repeat
 import pytest
 
 from tests.udfs.llm.test_reading import completion
-from udfs.llm import client
-from udfs.llm.calls import Answer
-from udfs.llm.client import Endpoint
+from untold.udfs.llm import client
+from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.client import Endpoint
 
 PIECE = 2**16
 MANY = 8 * 2**20

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.llm.keys import Stage, canonical_json
+from untold.udfs.llm.keys import Stage, canonical_json
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_keys.json").read_text(encoding="utf-8"))
 STAGE = Stage(

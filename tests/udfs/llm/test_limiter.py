@@ -16,7 +16,7 @@ from tests.udfs.llm.limiter_world import (
     most_tokens,
     random_behaviour,
 )
-from udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, Limits, Report, Spent
+from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, Limits, Report, Spent
 
 
 def report(client: str = "a", count: int = 1, **fields: Any) -> Report:

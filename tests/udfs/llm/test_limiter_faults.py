@@ -8,7 +8,7 @@ import pytest
 
 from tests.udfs.llm.limiter_world import START, Behaviour, Clock, World, most_in, most_tokens
 from tests.udfs.llm.test_limiter import report
-from udfs.llm.limiter import FORGET_SECONDS, FURTHEST_SLOT, Budget, Limiter, Limits, Spent
+from untold.udfs.llm.limiter import FORGET_SECONDS, FURTHEST_SLOT, Budget, Limiter, Limits, Spent
 
 BOTH = Limits(requests_per_minute=6000, tokens_per_minute=60_000, max_in_flight=8)
 

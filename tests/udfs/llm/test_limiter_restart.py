@@ -6,7 +6,7 @@ import pytest
 
 from tests.udfs.llm.limiter_world import Behaviour, Clock, World, assert_requests_within, most_tokens
 from tests.udfs.llm.test_limiter import report
-from udfs.llm.limiter import SETTLE_SECONDS, Budget, Limiter, Limits, Spent
+from untold.udfs.llm.limiter import SETTLE_SECONDS, Budget, Limiter, Limits, Spent
 
 
 @pytest.mark.parametrize("clients", [1, 4])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.llm.limiter import Lease
-from udfs.llm.pacing import LATE_SECONDS, MEASURE_SECONDS, CompletionSizes, LimiterClock, Pacing
+from untold.udfs.llm.limiter import Lease
+from untold.udfs.llm.pacing import LATE_SECONDS, MEASURE_SECONDS, CompletionSizes, LimiterClock, Pacing
 
 # The limiter's clock begins at another time than the asker's: they run on machines of their own.
 APART = 12345.0

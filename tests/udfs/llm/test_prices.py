@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.settings.model import LlmSettings, Settings, prices_for
-from udfs.llm.prices import Prices
-from udfs.stages import STAGES
+from untold.jobs.settings.model import LlmSettings, Settings, prices_for
+from untold.udfs.llm.prices import Prices
+from untold.udfs.stages import STAGES
 
 PRICE = st.one_of(st.none(), st.floats(0, 1e3))
 TOKENS = st.integers(0, 10**9)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from udfs.llm.calls import Answer, Request
-from udfs.llm.limiter import OUTAGE_FAULTS, Lease
-from udfs.llm.retrying import DOUBTS_IN_A_ROW, Act, Standing, Verdict, is_passing, judge
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
+from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, Act, Standing, Verdict, is_passing, judge
 
 FLAGGED = Answer(error_type="http_403", refused=True)
 GOOD = Answer(text="text")

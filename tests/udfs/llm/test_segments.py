@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from jobs.tables import COMPLETIONS
-from udfs.llm.records import Completion, completions_table
-from udfs.llm.segments import (
+from untold.jobs.tables import COMPLETIONS
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.segments import (
     FLUSH_ROWS,
     MOST_BYTES,
     MOST_ROWS,

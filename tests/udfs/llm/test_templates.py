@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError, UndefinedError
 from jinja2.exceptions import SecurityError
 
-from udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
+from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
 
 TURNS = (
     "notes for people\n\n=== system\n\n  Be brief.\n\n=== user\nQuery: {{ query }}\n\n"

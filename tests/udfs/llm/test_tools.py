@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.llm.tools import (
+from untold.udfs.llm.tools import (
     LONGEST_ARGUMENTS,
     MAX_CALLS_OF_A_ROUND,
     ToolCall,

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from udfs.llm.units import UNIT_BYTES, count_unit, ids_among, list_units, read_request_ids, read_requests
+from untold.udfs.llm.units import UNIT_BYTES, count_unit, ids_among, list_units, read_request_ids, read_requests
 
 LENGTHS = st.lists(st.sampled_from([0, 10, 100, 1000, 5000]), max_size=120)
 

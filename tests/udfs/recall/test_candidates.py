@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import LCSseq
 
-from udfs.recall.candidates import (
+from untold.udfs.recall.candidates import (
     Candidate,
     Thresholds,
     form_of,
@@ -17,8 +17,8 @@ from udfs.recall.candidates import (
     semantic_candidates,
     without_near_duplicates,
 )
-from udfs.recall.forms import shown_form
-from udfs.recall.lists import Fact
+from untold.udfs.recall.forms import shown_form
+from untold.udfs.recall.lists import Fact
 
 THRESHOLDS = Thresholds()
 WORDS = ["harbour", "harbor", "harbours", "bridge", "bridges", "old", "gold", "not", "1962", "1963", "in"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.recall.forms import shown_form
-from udfs.recall.lists import Fact, fact_of, is_list, read_list
+from untold.udfs.recall.forms import shown_form
+from untold.udfs.recall.lists import Fact, fact_of, is_list, read_list
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.recall.lists import Fact
-from udfs.recall.segmentation import choose_segmentation, cut, distinct_facts, sentences
+from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.segmentation import choose_segmentation, cut, distinct_facts, sentences
 
 LIST = "They are:\n- Agnès Varda\n- Jean-Luc Godard (Breathless)"
 PROSE = "Dr. Varda filmed it. It rained."

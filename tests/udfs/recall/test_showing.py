@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from udfs.recall.showing import DOCUMENT, OUTCOME, PREPARED, QUERY, find_by_vectors
-from udfs.recall.sides import Options
+from untold.udfs.recall.showing import DOCUMENT, OUTCOME, PREPARED, QUERY, find_by_vectors
+from untold.udfs.recall.sides import Options
 
 EMBEDDED = pa.struct(
     [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.retrieval.chunks import chunk_text
+from untold.udfs.retrieval.chunks import chunk_text
 
 
 def plain_loop(text: str, words: int, overlap: int) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from udfs.retrieval.dense import (
+from untold.udfs.retrieval.dense import (
     Dense,
     Probing,
     count_lists,

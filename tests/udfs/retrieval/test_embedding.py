@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_lookup, write_tokenizer
-from udfs.retrieval import local_models
-from udfs.retrieval.embedding import Embedder, find_model, flaw, normalised
-from udfs.retrieval.local_models import MINILM_SHA256, LocalModelFileError
+from untold.udfs.retrieval import local_models
+from untold.udfs.retrieval.embedding import Embedder, find_model, flaw, normalised
+from untold.udfs.retrieval.local_models import MINILM_SHA256, LocalModelFileError
 
 WORDS = ["bees", "make", "honey", "water", "boils"]
 

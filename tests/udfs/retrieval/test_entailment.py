@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.retrieval.onnx_files import write_classifier
-from udfs.retrieval.entailment import MOST_TOKENS, Classifier, find_classifier
-from udfs.retrieval.local_models import LocalModelFileError
-from udfs.stages import definition_of
+from untold.udfs.retrieval.entailment import MOST_TOKENS, Classifier, find_classifier
+from untold.udfs.retrieval.local_models import LocalModelFileError
+from untold.udfs.stages import definition_of
 
 WORDS = ["bees", "make", "honey", "water", "boils"]
 LABELS = ["entailment", "neutral", "contradiction"]

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.lookups import vector_of
-from udfs.retrieval import building, cutting, searching
-from udfs.retrieval.catalog import Making
-from udfs.retrieval.dense import Probing
-from udfs.retrieval.searching import Searching
+from untold.udfs.retrieval import building, cutting, searching
+from untold.udfs.retrieval.catalog import Making
+from untold.udfs.retrieval.dense import Probing
+from untold.udfs.retrieval.searching import Searching
 
 MAKING = Making(words=6, overlap=2, model="m", codec="flat", lists=0, training="", dimension=64)
 DOCUMENTS = {"a": "bees make honey and wax in spring and summer", "b": "the sea is salt", "c#0": "bees sea", "d": ""}

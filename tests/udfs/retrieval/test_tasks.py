@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.asking.lookups import bind_lookup
-from jobs.settings.model import Settings
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
-from udfs.llm.keys import Stage
-from udfs.llm.records import COMPLETIONS
-from udfs.retrieval import tasks
-from udfs.retrieval.entailment import MOST_TOKENS
-from udfs.retrieval.local_models import LocalModelFileError
+from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.records import COMPLETIONS
+from untold.udfs.retrieval import tasks
+from untold.udfs.retrieval.entailment import MOST_TOKENS
+from untold.udfs.retrieval.local_models import LocalModelFileError
 
 WORDS = ["bees", "make", "honey"]
 

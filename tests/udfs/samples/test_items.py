@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from udfs.samples.items import Item, items_of_json, normalise_aspects, normalise_references, read_items
+from untold.udfs.samples.items import Item, items_of_json, normalise_aspects, normalise_references, read_items
 
 GIVEN = [
     "cost",

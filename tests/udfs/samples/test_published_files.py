@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from statsmodels.stats.inter_rater import fleiss_kappa as kappa_of_statsmodels
 
-from udfs.samples import expertqa, factscore, lists
-from udfs.samples.claims import CLAIM_FORMATS
-from udfs.samples.k_qa import questions, read_answers
-from udfs.samples.realsumm import QUERY, read_system
-from udfs.samples.records import READERS, Record, Unit, UnreadableFileError
-from udfs.samples.trec_web import read_topics
-from udfs.statistics.coverage import fleiss_kappa
+from untold.udfs.samples import expertqa, factscore, lists
+from untold.udfs.samples.claims import CLAIM_FORMATS
+from untold.udfs.samples.k_qa import questions, read_answers
+from untold.udfs.samples.realsumm import QUERY, read_system
+from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError
+from untold.udfs.samples.trec_web import read_topics
+from untold.udfs.statistics.coverage import fleiss_kappa
 
 TOPICS = """<?xml version="1.0"?>
 <!DOCTYPE webtrack2009 [ <!ELEMENT webtrack2009 (topic)*> ]>

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
-from udfs.samples import records
-from udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
-from udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
-from udfs.samples.shapes import merge_shapes, shape_of
+from untold.udfs.samples import records
+from untold.udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
+from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
+from untold.udfs.samples.shapes import merge_shapes, shape_of
 
 
 def parse(path: str, kind: str) -> list[Sample]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
+from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
 
 Read = list[tuple[str, bool, list[int]]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from udfs.ratings import Digit
-from udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
 
 IMPORTANCE = (EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM, CHECK_COVERAGE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from udfs.stages.longrecall import MATCH_HOLISTIC, MATCH_MANY, MATCH_ONE, RESOLVE_COREFERENCE
+from untold.udfs.stages.longrecall import MATCH_HOLISTIC, MATCH_MANY, MATCH_ONE, RESOLVE_COREFERENCE
 
 LONGRECALL = (RESOLVE_COREFERENCE, MATCH_ONE, MATCH_MANY, MATCH_HOLISTIC)
 FACTS = ("It is high.", "It is old.", "Ada Fenn built it.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from udfs.ratings import Digit
-from udfs.stages.nli import (
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.nli import (
     CLASSIFY_RELATION,
     EXTRACT_ATOMS,
     RATE_RELEVANCE,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from udfs.ratings import Digit
-from udfs.stages.qa import (
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.qa import (
     ANSWER_QUESTIONS,
     COMPARE_ANSWERS,
     MINE_QUESTIONS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.udfs.stages.qa_read import relation
-from udfs.stages.definitions import Unparsable
-from udfs.stages.qa import (
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.qa import (
     RELATIONS,
 )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from udfs.ratings import Digit
-from udfs.stages import STAGES
-from udfs.stages.definitions import Unparsable
+from untold.udfs.ratings import Digit
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
 
 FOLDER = Path(__file__).parents[1] / "completions"  # its README says what a line is
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from tests.udfs.stages.e2e_read import Read, coverage, lists
-from udfs.stages.definitions import Unparsable
-from udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
 
 
 def one(line: str, contexts: int = 3) -> tuple[str, list[int]]:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.linear import assert_linear
 from tests.udfs.stages.e2e_read import Read, coverage, lists
-from udfs.stages.definitions import Unparsable
-from udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
-from udfs.stages.reading import letters, without_emphasis, without_ticks
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
+from untold.udfs.stages.reading import letters, without_emphasis, without_ticks
 
 DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).parents[4] / "shared" / "data"))
 RECORDED = DATA / "wikicontradict" / "recorded_e2e"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.ratings import Digit
-from udfs.stages import STAGES
-from udfs.stages.echoes import TAGS, past_echoes
+from untold.udfs.ratings import Digit
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.echoes import TAGS, past_echoes
 
 PROMPTS = Path(__file__).parents[3] / "conf" / "prompts"
 WORDS = st.text(st.characters(categories=("Lu", "Ll")), min_size=1, max_size=9).map(lambda word: f"{word} is so")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from udfs.stages import STAGES
-from udfs.stages.definitions import Unparsable
-from udfs.stages.figures import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, Line
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.figures import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, Line
 
 FOLDER = Path(__file__).parents[1] / "completions"
 HIGHEST = RATINGS[-1]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.stages import STAGES
-from udfs.stages.definitions import Unparsable
-from udfs.stages.generation import GENERATE_ANSWER, RESTATE_ANSWER
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.generation import GENERATE_ANSWER, RESTATE_ANSWER
 
 
 def answer(completion: str) -> str:

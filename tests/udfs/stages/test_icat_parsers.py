@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from tests.udfs.stages.icat_read import ICAT, aspects, claims, evidence
-from udfs.llm.templates import compile_prompt, split_turns
-from udfs.stages import STAGES
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.icat import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
+from untold.udfs.llm.templates import compile_prompt, split_turns
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.icat import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
 
 NUMBERS = pa.list_(pa.list_(pa.int32()))
 
@@ -178,7 +178,7 @@ EXAMPLES = {"extract_claims": claims, "generate_aspects": aspects, "align_claims
 @pytest.mark.parametrize("stage", EXAMPLES)
 def test_the_examples_of_the_shipped_prompts_are_in_the_form(stage: str) -> None:
     """Each of them is read; the last one of every stage is an empty list."""
-    source = files("conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8")
+    source = files("untold.conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8")
     shown = [text.strip() for role, text in split_turns(source) if role == "assistant"]
     compile_prompt(source)
     many = [f"text {number}" for number in range(9)]

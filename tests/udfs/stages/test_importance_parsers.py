@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from tests.udfs.stages.importance_read import IMPORTANCE, covering, facts, ratings, verdict
-from udfs.llm.templates import compile_prompt, split_turns
-from udfs.ratings import weigh
-from udfs.stages import STAGES
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
-from udfs.stages.verdicts import VERDICTS
+from untold.udfs.llm.templates import compile_prompt, split_turns
+from untold.udfs.ratings import weigh
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
+from untold.udfs.stages.verdicts import VERDICTS
 
 RATED = '[{"id": 1, "relevance": 4, "salience": 2}, {"id": 2, "relevance": 5, "salience": 3}]'
 COVERED = '{"label": "COVERED", "evidence_claim_ids": [1]}'
@@ -304,7 +304,7 @@ def test_a_lone_label_is_read_with_its_numbers() -> None:
 
 def shown(stage: str) -> list[tuple[str, str]]:
     """The user's and the assistant's turns of a template's examples."""
-    turns = split_turns(files("conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8"))[1:-1]
+    turns = split_turns(files("untold.conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8"))[1:-1]
     return [(asked, said) for (_, asked), (_, said) in zip(turns[::2], turns[1::2], strict=True)]
 
 
@@ -328,7 +328,7 @@ def test_the_examples_show_every_answer() -> None:
 
 
 def test_texts_are_numbered_from_one_in_prompts() -> None:
-    source = files("conf").joinpath("prompts", "verify_claim.jinja").read_text(encoding="utf-8")
+    source = files("untold.conf").joinpath("prompts", "verify_claim.jinja").read_text(encoding="utf-8")
     prompt = compile_prompt(source).messages({"claim": "It is wet.", "evidence": ["It rains.", "It pours."]})[-1][
         "content"
     ]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tests.udfs.stages.longrecall_read import FACTS, LONGRECALL, chosen, mapped, matched, resolved
-from udfs.llm.templates import compile_prompt, split_turns
-from udfs.stages import STAGES
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.longrecall import MATCH_HOLISTIC, MATCH_MANY, MATCH_ONE, RESOLVE_COREFERENCE
+from untold.udfs.llm.templates import compile_prompt, split_turns
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.longrecall import MATCH_HOLISTIC, MATCH_MANY, MATCH_ONE, RESOLVE_COREFERENCE
 
 
 def test_the_stages_are_registered_with_their_variables() -> None:
@@ -353,7 +353,7 @@ def test_a_map_that_cannot_be_read_is_unparsable(completion: str) -> None:
 def test_the_examples_of_the_shipped_prompts_are_in_the_form() -> None:
     many = [f"text {number}" for number in range(9)]
     for stage in LONGRECALL:
-        source = files("conf").joinpath("prompts", f"{stage.name}.jinja").read_text(encoding="utf-8")
+        source = files("untold.conf").joinpath("prompts", f"{stage.name}.jinja").read_text(encoding="utf-8")
         compile_prompt(source)
         turns = [(role, text.strip()) for role, text in split_turns(source)]
         shown = [(asked, said) for (_, asked), (role, said) in pairwise(turns) if role == "assistant"]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.linear import assert_linear
 from tests.udfs.stages.longrecall_read import LONGRECALL, chosen, mapped, matched, resolved
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.longrecall import MATCH_HOLISTIC, MATCH_MANY, MATCH_ONE, RESOLVE_COREFERENCE
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.longrecall import MATCH_HOLISTIC, MATCH_MANY, MATCH_ONE, RESOLVE_COREFERENCE
 
 characters = st.one_of(
     st.sampled_from("[](){}*-•`_#:.,|\"' 195aéA中"),

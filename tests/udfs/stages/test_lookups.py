@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.llm.keys import Stage
-from udfs.retrieval.embedding import normalised, prefixes_template
-from udfs.stages import LOOKUPS, STAGES, definition_of
-from udfs.stages.arrow import measure_prompts, reading_of
-from udfs.stages.definitions import Unparsable
+from untold.udfs.llm.keys import Stage
+from untold.udfs.retrieval.embedding import normalised, prefixes_template
+from untold.udfs.stages import LOOKUPS, STAGES, definition_of
+from untold.udfs.stages.arrow import measure_prompts, reading_of
+from untold.udfs.stages.definitions import Unparsable
 
 ROW = pa.schema(
     [

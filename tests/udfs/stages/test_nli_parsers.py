@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from tests.udfs.stages.nli_read import NLI, Units, ratings, revised, units
-from udfs.ratings import Digit, weigh
-from udfs.stages import STAGES
-from udfs.stages.definitions import Unparsable
-from udfs.stages.nli import (
+from untold.udfs.ratings import Digit, weigh
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.nli import (
     CLASSIFY_RELATION,
     EXTRACT_ATOMS,
     RATE_RELEVANCE,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.linear import assert_linear
 from tests.udfs.stages.nli_read import NLI, Units, ratings, revised, units
-from udfs.stages.definitions import StageDefinition, Unparsable
-from udfs.stages.nli import CLASSIFY_RELATION, EXTRACT_ATOMS, RATE_RELEVANCE, RELATIONS, REVISE_ATOMS, UNIT_TYPES
-from udfs.stages.reading import letters, split_marker, without_emphasis
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.nli import CLASSIFY_RELATION, EXTRACT_ATOMS, RATE_RELEVANCE, RELATIONS, REVISE_ATOMS, UNIT_TYPES
+from untold.udfs.stages.reading import letters, split_marker, without_emphasis
 
 
 def plain(text: str) -> bool:

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from tests.udfs.stages.qa_read import QA, answered, mined, refined
-from udfs.ratings import Digit, weigh
-from udfs.stages import STAGES
-from udfs.stages.definitions import Unparsable
-from udfs.stages.qa import (
+from untold.udfs.ratings import Digit, weigh
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.qa import (
     ANSWER_QUESTIONS,
     COMPARE_ANSWERS,
     MINE_QUESTIONS,

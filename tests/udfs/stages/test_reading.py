@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from udfs.stages.reading import is_none, split_marker, strip_thinking
+from untold.udfs.stages.reading import is_none, split_marker, strip_thinking
 
 
 def test_a_marker_is_taken_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.udfs.stages.e2e_read import summary
-from udfs.stages.definitions import Unparsable
+from untold.udfs.stages.definitions import Unparsable
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from udfs.statistics.confusion import (
+from untold.udfs.statistics.confusion import (
     LABELS,
     MEASURES,
     PREDICTIONS,
@@ -26,7 +26,7 @@ from udfs.statistics.confusion import (
     table_interval,
     under_convention,
 )
-from udfs.statistics.intervals import FloatArray, IntArray, Interval
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
 
 INCORRECT, PARTIALLY, CORRECT = LABELS
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from udfs.statistics.correlation import COEFFICIENTS, Correlation, _all, _pair, correlate
-from udfs.statistics.intervals import FloatArray
+from untold.udfs.statistics.correlation import COEFFICIENTS, Correlation, _all, _pair, correlate
+from untold.udfs.statistics.intervals import FloatArray
 
 SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 2,000 resamples

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.inter_rater import fleiss_kappa as reference_kappa
 
-from udfs.statistics.coverage import fleiss_kappa, item_averages, majority, votes
-from udfs.statistics.intervals import FloatArray
+from untold.udfs.statistics.coverage import fleiss_kappa, item_averages, majority, votes
+from untold.udfs.statistics.intervals import FloatArray
 
 RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.linear import seconds_of
-from udfs.statistics.intervals import (
+from untold.udfs.statistics.intervals import (
     MAX_CELLS,
     FloatArray,
     IntArray,
@@ -395,5 +395,5 @@ def test_one_data_set_that_never_varies_leaves_the_other_its_interval() -> None:
 
 
 def test_statistics_import_no_spark() -> None:
-    code = "import sys, udfs.statistics.intervals; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, untold.udfs.statistics.intervals; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

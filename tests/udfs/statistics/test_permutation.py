@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from udfs.statistics.intervals import MAX_CELLS, FloatArray
-from udfs.statistics.permutation import (
+from untold.udfs.statistics.intervals import MAX_CELLS, FloatArray
+from untold.udfs.statistics.permutation import (
     PairedTest,
     adjust_p_values,
     clustered_permutation_test,

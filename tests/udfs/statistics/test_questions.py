@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from udfs.statistics.confusion import CONVENTIONS, MEASURES, under_convention
-from udfs.statistics.intervals import FloatArray, IntArray, Interval
-from udfs.statistics.questions import CELLS, SHAPE, join_sums, resample_questions, sum_batches
+from untold.udfs.statistics.confusion import CONVENTIONS, MEASURES, under_convention
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
+from untold.udfs.statistics.questions import CELLS, SHAPE, join_sums, resample_questions, sum_batches
 
 ANSWERS = 5
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.statistics.tiers import Subset, all_tiers, largest_remainder, quotas_of, read_subset, shortages, tier_of
+from untold.udfs.statistics.tiers import (
+    Subset,
+    all_tiers,
+    largest_remainder,
+    quotas_of,
+    read_subset,
+    shortages,
+    tier_of,
+)
 
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 50), min_size=1).filter(
     lambda one: sum(one.values())

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.inter_rater import cohens_kappa
 
-from udfs.statistics.intervals import bca_interval, clustered_bca_interval
-from udfs.statistics.verdicts import VERDICTS, constant_label, labels_of, supported_share, verdict_intervals
+from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
+from untold.udfs.statistics.verdicts import VERDICTS, constant_label, labels_of, supported_share, verdict_intervals
 
 CLAIMS = st.lists(st.tuples(st.sampled_from(VERDICTS), st.sampled_from([*VERDICTS, None])), min_size=1, max_size=40)
 
