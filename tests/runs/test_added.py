@@ -28,7 +28,7 @@ def test_a_metric_is_added_whichever_way_it_is_asked_for(
     assert run_here(server, path, output).code == 0
     e2e, paid = rows_of(output, "e2e"), server.count()
 
-    settings = {"thresholds.relevance": 3.0}
+    settings = {"nli.skip_implied": "true"}
     refused = run_here(server, path, output, "--metric", "nli", settings={**settings, "summarise_contexts": "false"})
     assert refused.code == 1
     assert "belongs to other settings (summarise_contexts); give another --output" in refused.err
