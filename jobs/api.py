@@ -1,4 +1,4 @@
-"""The Python API: a session that scores and plans, for notebooks and scripts (docs: "Python API").
+"""The Python API: a session that scores and plans, for notebooks and scripts.
 
 import untold
 
@@ -30,9 +30,12 @@ from untold.jobs.asking import local_model
 from untold.jobs.asking.engines import Held
 from untold.jobs.asking.process import KeptProcess
 from untold.jobs.compare import compare
+from untold.jobs.inputs.checking import adapter_of, check_input, check_names
 from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
-from untold.jobs.metrics import check_names
+from untold.jobs.metrics import check_metrics, needs_of
+from untold.jobs.notebook import notebook_bars
 from untold.jobs.plan import PlanRequest, plan
 from untold.jobs.results import html_table
 from untold.jobs.run.interrupts import Interrupts
@@ -46,6 +49,7 @@ from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.redaction import redact
+from untold.udfs.storage import environment_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,7 +169,10 @@ class Session:
         metrics: str | Sequence[str],
         output: str | os.PathLike[str] | None = None,
         *,
+        columns: Mapping[str, str] | None = None,
         format: str | None = None,
+        encoding: str | None = None,
+        delimiter: str | None = None,
         limit: int | None = None,
         random: int | None = None,
         overwrite: bool = False,
@@ -181,14 +188,17 @@ class Session:
             samples: A path or glob, a Spark DataFrame, or a table of pyarrow, pandas, polars or DuckDB.
             metrics: Names of metrics, such as `["e2e", "qa"]`.
             output: Folder of the tables. None keeps them in a folder of the session's, which ends with it.
+            columns: What the samples call our columns, by ours: `{"query": "question"}`.
             format: A known data set, as `--format` names it.
+            encoding: The encoding of text files that are not UTF-8, such as `cp1252`.
+            delimiter: The delimiter of CSV; None finds it.
             limit: Only the first samples by sample_id.
             random: So many random rows, by `statistics.seed`.
             overwrite: Replaces the tables of another run in `output`.
             retry_failed: Asks permanently failed requests again.
             wait: Waits for another run on the same store; False refuses.
-            progress: Called with each progress event, a mapping with stage, done, total, calls and seconds, or a note.
-                None draws progress as the command does, in a notebook as a bar a stage.
+            progress: Called with each event: a mapping with stage, done, total, calls, failed and cost, or with note.
+                None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
 
         Returns:
             The run. Its `status` is `finished`, or says why it ended early: `budget` or `outage`.
@@ -197,24 +207,18 @@ class Session:
             UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.
             KeyboardInterrupt: The call was interrupted; what was answered is kept.
         """
-        with self._input(samples) as path:
+        read = ReadOptions(columns or {}, encoding, delimiter)
+        # One call at a time: they share the answering process
+        with self._called(), self._input(samples) as path, display_for(progress) as display:
             request = ScoreRequest(
-                input=path,
+                **self._asked(path, metrics, output, read, format, limit, random),
                 output=self._output(output),
-                metrics=check_names(metrics),
-                settings=self._settings_with_store(output),
-                embedded=self._resolved.embedded,
-                format=format,
-                limit=limit,
-                draw=self._draw(random),
                 overwrite=overwrite,
                 retry_failed=retry_failed,
                 wait=wait,
                 command="the same call",
             )
-            # One at a time: calls share the answering process
-            with self._lock:
-                outcome = score(request, display_for(progress), Held(self._spark, self._process))
+            outcome = score(request, display, Held(self._spark, self._process))
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
         run = open_run(request.output)
@@ -228,23 +232,23 @@ class Session:
         metrics: str | Sequence[str],
         output: str | os.PathLike[str] | None = None,
         *,
+        columns: Mapping[str, str] | None = None,
         format: str | None = None,
+        encoding: str | None = None,
+        delimiter: str | None = None,
         limit: int | None = None,
         random: int | None = None,
     ) -> Plan:
-        """Says what `score` with the same arguments would ask and cost. It asks nothing and writes nothing."""
-        with self._input(samples) as path, self._lock:
-            request = PlanRequest(
-                input=path,
-                output=None if output is None else absolute(os.fspath(output)),
-                metrics=check_names(metrics),
-                settings=self._settings_with_store(output),
-                embedded=self._resolved.embedded,
-                format=format,
-                limit=limit,
-                draw=self._draw(random),
-            )
-            return Plan(plan(request, display_for(None), self._spark))
+        """Says what `score` with the same arguments would ask and cost. It asks nothing and writes nothing.
+
+        Raises:
+            UntoldError: Samples or settings cannot be used; the message says what to do.
+        """
+        read = ReadOptions(columns or {}, encoding, delimiter)
+        with self._called(), self._input(samples) as path, display_for(None) as display:
+            asked = self._asked(path, metrics, output, read, format, limit, random)
+            place = None if output is None else absolute(os.fspath(output))
+            return Plan(plan(PlanRequest(**asked, output=place), display, self._spark))
 
     def close(self) -> None:
         """Ends what the session started: its answering process with its Ray, its Spark, and its own folder."""
@@ -282,6 +286,38 @@ class Session:
             return open_session(self.settings)
 
     @contextmanager
+    def _called(self) -> Iterator[None]:
+        """One call at a time, with the options of object stores where other processes find them."""
+        with self._lock, _surroundings_kept():
+            os.environ.update(environment_of(self.settings.storage.options))
+            yield
+
+    def _asked(
+        self,
+        path: str,
+        metrics: str | Sequence[str],
+        output: str | os.PathLike[str] | None,
+        read: ReadOptions,
+        format: str | None,
+        limit: int | None,
+        random: int | None,
+    ) -> dict[str, Any]:
+        """The fields that both requests have. Raises UntoldError for samples whose first rows are of no use."""
+        names, adapter = check_metrics(metrics), adapter_of(format)
+        check_names(read.columns, adapter)
+        check_input(path, read, needs_of(names, self.settings), adapter)
+        return {
+            "input": path,
+            "metrics": names,
+            "settings": self._settings_with_store(output),
+            "embedded": self._resolved.embedded,
+            "format": format,
+            "limit": limit,
+            "draw": None if random is None else Draw(random, self.settings.statistics.seed),
+            "read": read,
+        }
+
+    @contextmanager
     def _input(self, samples: Any) -> Iterator[str]:
         """The path of the samples; frames are written to a folder that goes with the call."""
         if isinstance(samples, str | os.PathLike):
@@ -301,21 +337,23 @@ class Session:
             return self.settings
         return self.settings.model_copy(update={"store": f"{self._folder}/completions"})
 
-    def _draw(self, rows: int | None) -> Draw | None:
-        return None if rows is None else Draw(rows, self.settings.statistics.seed)
-
 
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:
-    """What shows progress: the callback, else lines on standard error."""
-    return Display() if progress is None else _Told(progress)
+    """What shows progress: the callback, else a bar in a notebook, else lines on standard error."""
+    if progress is not None:
+        return _Told(progress)
+    return Display() if (bars := notebook_bars()) is None else _Told(bars)
 
 
 class _Told(Display):
-    """Progress as events for a callback."""
+    """Progress as events for a function."""
 
     def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
         super().__init__()
         self._tell = tell
+
+    def status(self, text: str) -> None:
+        """What is done between stages is no event."""
 
     def note(self, text: str) -> None:
         self._tell({"note": redact(text)})
@@ -354,7 +392,8 @@ def _surroundings_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
         os.environ.update(environment)
         if current_thread() is main_thread():
             signal.signal(signal.SIGINT, handler)

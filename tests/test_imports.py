@@ -24,6 +24,7 @@ RANKS = {
     "untold.jobs.settings": 3,
     "untold.jobs.tables": 3,
     "untold.jobs.results": 3,
+    "untold.jobs.notebook": 1,
     "untold.jobs.plots": 3,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts

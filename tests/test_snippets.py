@@ -205,7 +205,7 @@ def test_a_command_works(
         environment.pop("UNTOLD_PROMPTS_DIR")
     monkeypatch.chdir(folder)
     if command == AS_IT_STANDS:
-        line = [sys.executable, "-P", "-m", "untold.jobs.cli", *words[1:]]
+        line = [sys.executable, "-m", "untold", *words[1:]]
         run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         code, out, err = run.returncode, run.stdout, run.stderr
     else:

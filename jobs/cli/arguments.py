@@ -229,10 +229,10 @@ def known_formats() -> Sequence[str]:
 
 def metric_names(text: str) -> tuple[str, ...]:
     """The metrics of a list by comma, each once. Raises ValueError for what is none, and for an empty list."""
-    from untold.jobs.metrics import UnknownMetricError, check_names
+    from untold.jobs.metrics import UnknownMetricError, check_metrics
 
     try:
-        return check_names(names(text))
+        return check_metrics(names(text))
     except UnknownMetricError as error:
         raise ValueError(str(error)) from None
 

@@ -23,7 +23,7 @@ class UnknownMetricError(UserError):
     """A name that no metric has."""
 
 
-def check_names(names: str | Sequence[str]) -> tuple[str, ...]:
+def check_metrics(names: str | Sequence[str]) -> tuple[str, ...]:
     """The names of metrics, each once. Raises UnknownMetricError for a name that no metric has, and for none at all."""
     given = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
     unknown = [name for name in given if name not in METRICS]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from pyspark.sql import SparkSession
 import untold
 from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SHARED_RAY, SharedCluster
+from untold.jobs.notebook import notebook_bars
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
 CITIES = ("Lyon", "Turin", "Osaka")
@@ -88,6 +90,15 @@ def test_a_frame_gives_the_tables_that_a_file_gives(
     # Calls without an output share a store: nothing is paid for again
     assert server.count() == before
     assert run.status == "finished"
+
+
+def test_columns_map_ours_to_theirs(session: untold.Session, of_file: untold.Run) -> None:
+    theirs = pandas.DataFrame(ROWS).rename(columns={"query": "question", "contexts": "passages"})
+    columns = {"query": "question", "contexts": "passages"}
+    run = session.score(theirs, "e2e", columns=columns, progress=lambda _: None)
+    assert run.table("scores").to_pylist() == of_file.table("scores").to_pylist()
+    with pytest.raises(untold.UntoldError, match="question"):
+        session.score(theirs, "e2e")
 
 
 def test_a_session_of_the_callers_stays_as_it_was(
@@ -159,6 +170,22 @@ def test_wrong_arguments_are_clear_errors(session: untold.Session, of_file: unto
         session.score(ROWS, "e2e")
     with pytest.raises(untold.UntoldError, match="no sample 'nobody'"):
         of_file.sample("nobody")
+
+
+def test_a_notebook_draws_a_bar_a_stage() -> None:
+    shown: list[str] = []
+    handle = SimpleNamespace(update=shown.append)
+    display = SimpleNamespace(HTML=str, display=lambda *_, **__: handle)
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()), display=display)
+    with patch.dict(sys.modules, {"IPython": kernel}):
+        draw = notebook_bars()
+    assert draw is not None
+    draw({"stage": "match_one", "total": 4, "done": 4, "calls": 5, "failed": 0, "cost": 0.25})
+    draw({"note": "<b>late</b>"})
+    draw({"stage": "match_many", "total": 2, "done": 2, "calls": 2, "failed": 0, "cost": None})
+    assert 'value="4" max="4"' in shown[-1]
+    assert "match_one: 4 / 4, 5 calls, cost 0.2500" in shown[-1]
+    assert "&lt;b&gt;late" in shown[-1]
 
 
 def test_the_package_loads_no_engine() -> None:

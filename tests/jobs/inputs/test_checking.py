@@ -229,7 +229,7 @@ def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:
     environ = {**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")}
 
     ended = subprocess.run(
-        [sys.executable, "-m", "untold.jobs.cli", *words("score", tmp_path)],
+        [sys.executable, "-m", "untold", *words("score", tmp_path)],
         cwd=Path(__file__).parents[3],
         env=environ,
         capture_output=True,
