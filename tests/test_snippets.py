@@ -21,6 +21,7 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.jobs.metrics.test_toy_metric import ENTRY_POINTS, TEMPLATE, TOY
+from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.here import RunHere
 from tests.test_notebooks import execute
 from untold.jobs.cli.commands import COMMANDS
@@ -115,9 +116,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in {**shown, **UNSHOWN, **night}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    for name in ("jobs/__init__.py", "udfs/__init__.py", "graph/__init__.py", "conf/__init__.py", "json.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("raise ImportError('a module of the user was imported')\n", encoding="utf-8")
     (folder / "verdicts").mkdir()
     pq.write_table(pa.Table.from_pylist(VERDICTS), folder / "verdicts" / "part-0.parquet")
-    (folder / "conf" / "demo").mkdir(parents=True)
+    (folder / "conf" / "demo").mkdir()
     shutil.copy(ROOT / "conf" / "demo" / "corpus.jsonl", folder / "conf" / "demo")
     return folder
 
@@ -206,6 +210,8 @@ def test_a_command_works(
     monkeypatch.chdir(folder)
     if command == AS_IT_STANDS:
         line = [sys.executable, "-m", "untold", *words[1:]]
+        # What lies in the user's folder is imported by no process
+        environment["PYTHONPATH"] = str(folder)
         run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         code, out, err = run.returncode, run.stdout, run.stderr
     else:
@@ -217,10 +223,23 @@ def test_a_command_works(
 
 @pytest.mark.parametrize("page", PYTHON)
 @pytest.mark.usefixtures("spark")
-def test_the_python_of_a_page_reads_what_the_commands_wrote(
-    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_python_of_a_page_works(
+    page: str,
+    folder: Path,
+    server: ModelServer,
+    cluster: SharedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
+    address = {"UNTOLD_LLM__BASE_URL": server.base_url, "UNTOLD_LLM__MODEL": "fake-model"}
+    for name, value in {
+        **address,
+        **SHARED_RAY,
+        "UNTOLD_RAY__ADDRESS": cluster.address,
+        "UNTOLD_PROMPTS_DIR": str(PROMPTS),
+    }.items():
+        monkeypatch.setenv(name, value)
     names: dict[str, Any] = {}
     for text in PYTHON[page]:
         if text != INCLUDED:
