@@ -18,7 +18,6 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
-import yaml
 from pyarrow import fs
 
 from untold.udfs.errors import UserError
@@ -26,7 +25,6 @@ from untold.udfs.redaction import redact
 
 # The variable of the setting of that name: every process of a run finds the options there, on whatever machine
 VARIABLE = "UNTOLD_STORAGE__OPTIONS"
-SCHEMES = ("s3", "gs", "abfss")
 # Names that other engines have for a scheme
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 # A password before a host may hold slashes; what follows a port is a path
@@ -298,6 +296,9 @@ def _link(aside: str, path: str) -> None:
 @lru_cache
 def _open(scheme: str, authority: str, options: str) -> tuple[fs.FileSystem, str]:
     """The file system of a scheme and authority (bucket, container or host), and the authority's path in it."""
+    # Only where a place is no local one: commands that read no file start without it
+    import yaml
+
     plain = (yaml.safe_load(options) or {}).get(scheme) or {}
     given = {
         name.removesuffix("_env"): _secret(value) if name.endswith("_env") else value for name, value in plain.items()

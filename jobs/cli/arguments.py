@@ -432,7 +432,6 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
     """
     from untold.jobs.asking import local_model
     from untold.jobs.settings.loading import load_settings
-    from untold.udfs.storage import environment_of
 
     resolved = load_settings(
         options.config,
@@ -444,8 +443,11 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
         asks=asks,
         local_installed=local_model.installed,
     )
-    # A command looks at its paths before all else, and starts processes that do
-    os.environ.update(environment_of(resolved.settings.storage.options))
+    if resolved.settings.storage.options:
+        from untold.udfs.storage import environment_of
+
+        # A command looks at its paths before all else, and starts processes that do
+        os.environ.update(environment_of(resolved.settings.storage.options))
     return resolved
 
 

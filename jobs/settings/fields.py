@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from untold.udfs.redaction import is_secret_name
-from untold.udfs.storage import SCHEMES
 
+# Those whose file systems take options (`untold.udfs.storage`)
+STORAGE_SCHEMES = ("s3", "gs", "abfss")
 # Sent from settings and templates: a second value in extra_body would change completions behind a request's key
 _OWN_REQUEST_FIELDS = frozenset(
     ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
@@ -66,8 +67,8 @@ def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
 
 def _storage_options(value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Options by scheme. Raises ValueError for a scheme that has none, and for a secret itself."""
-    if not value.keys() <= set(SCHEMES):
-        raise ValueError(f"a mapping by {', '.join(SCHEMES)}")
+    if not value.keys() <= set(STORAGE_SCHEMES):
+        raise ValueError(f"a mapping by {', '.join(STORAGE_SCHEMES)}")
     for name, given in (option for options in value.values() for option in options.items()):
         if is_secret_name(name):
             raise ValueError(f"without {name}: give {name}_env, the name of an environment variable")

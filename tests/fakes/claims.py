@@ -88,7 +88,8 @@ def _say_alignment(aspects: Sequence[str], claims: Sequence[str]) -> str:
     for number, evidence in enumerate(align(aspects, claims), start=1):
         form = roll(aspects[number - 1], *claims) % 4
         if evidence and form == 0:
-            objects += [_aligned(number, evidence[:1]), _aligned(number, [*evidence[1:], len(claims) + 1, 0])]
+            unknown = [len(claims) + 1, len(claims) + 7]
+            objects += [_aligned(number, evidence[:1]), _aligned(number, [*evidence[1:], *unknown])]
         elif evidence or form == 1:
             objects.append(_aligned(number, evidence))
         elif form == 2:

@@ -37,6 +37,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\S)")
 _NUMBER = re.compile(r"(?<![\w.,])(\d{1,3})\.\s")
 _ALL_BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")
 _NOISY = 5
+_UNKNOWN = 999  # a number of no candidate
 
 
 @lru_cache(maxsize=100_000)
@@ -254,7 +255,7 @@ def _say_map(mapped: Sequence[Sequence[int]], form: int) -> str:
     """Objects a line, some references in two of them, one with a number of no reference; without any `None` or `[]`."""
     lines = []
     for number, candidates in enumerate(mapped, start=1):
-        parts = [candidates[:1], [*candidates[1:], 0]] if (form + number) % 4 == 0 else [candidates]
+        parts = [candidates[:1], [*candidates[1:], _UNKNOWN]] if (form + number) % 4 == 0 else [candidates]
         lines += [json.dumps({"reference": number, "candidates": list(part)}) for part in parts if candidates]
     if not lines:
         return ("None", "[]")[form % 2]

@@ -140,7 +140,7 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
         (["--input", "a"], "the following arguments are required: --dataset, --metric"),
         (["--dataset", "wikicontradict", "--scores", "m=d"], "the following arguments are required: --input"),
         (["--dataset", "wikicontradicts", "--input", "a", "--metric", "e2e"], "invalid choice: 'wikicontradicts'"),
-        (["--dataset", "conflictbank", "--input", "a", "--metric", "e3e"], "no metric 'e3e'; there are e2e"),
+        (["--dataset", "conflictbank", "--input", "a", "--metric", "e3e"], "no metric e3e; there are e2e"),
         (["--dataset", "conflictbank", "--input", "a", "--scores", "d"], "'d' is not of the form MODEL=DIR"),
         (["--dataset", "conflictbank", "--input", "a", *["--scores", "m=d"] * 2], "--scores names one model twice"),
         (

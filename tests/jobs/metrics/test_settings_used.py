@@ -21,7 +21,8 @@ def settings_read(module: str, name: str | None, seen: set[tuple[str, str | None
     if (module, name) in seen:
         return
     seen.add((module, name))
-    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    path = module.removeprefix("untold.").replace(".", "/")
+    tree = ast.parse((ROOT / f"{path}.py").read_text(encoding="utf-8"))
     own = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     imported = {
         alias.asname or alias.name: (node.module, alias.name)

@@ -44,7 +44,7 @@ def test_a_line_says_how_far_a_stage_is() -> None:
 
 
 def test_tokens_that_nobody_counted_are_marked() -> None:
-    assert ", ~1,250,000 tokens," in describe(event(tokens_estimated=True), SETTINGS, 100.0)
+    assert ", ~1,250,000 tokens," in line_of(event(tokens_estimated=True), SETTINGS, 100.0)
 
 
 def test_cost_is_shown_where_there_are_prices() -> None:
