@@ -6,7 +6,6 @@ mistyped flag cost no second of waiting.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from untold.udfs.hints import did_you_mean, near_misses
+from untold.jobs.cli.values import (
+    column_pairs,
+    count,
+    delimiter,
+    encoding,
+    known_formats,
+    known_metrics,
+    metric_names,
+    one_of,
+    with_hint,
+)
 from untold.udfs.redaction import redact
 
 if TYPE_CHECKING:
@@ -183,140 +192,6 @@ def flags_of(command: click.Command) -> list[str]:
     return [name for one in command.params if isinstance(one, click.Option) for name in one.opts]
 
 
-def with_hint(message: str, word: str, known: Iterable[str]) -> str:
-    """The message, and which of the known words may have been meant.
-
-    >>> with_hint("no metric nil", "nil", ["nli", "e2e"])
-    'no metric nil; did you mean nli?'
-    """
-    near = did_you_mean(near_misses(word, known), quote="")
-    return f"{message}; {near}" if near else message
-
-
-def one_of(known: Sequence[str]) -> Callable[[str], str]:
-    """Reads one of these words. What it gives raises ValueError for any other."""
-
-    def read(text: str) -> str:
-        if text not in known:
-            raise ValueError(with_hint(f"invalid choice: {text!r} (choose from {', '.join(known)})", text, known))
-        return text
-
-    return read
-
-
-def names(text: str) -> tuple[str, ...]:
-    """The names of a list by comma, each once.
-
-    >>> names("nli, e2e,nli")
-    ('nli', 'e2e')
-    """
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def known_metrics() -> Sequence[str]:
-    """The names of the metrics, those of other packages too; imports Spark's Python side with them."""
-    from untold.jobs.metrics import METRICS
-
-    return list(METRICS)
-
-
-def known_formats() -> Sequence[str]:
-    """The names of the data sets that samples may be read from."""
-    from untold.udfs.samples.adapters import FORMATS
-
-    return list(FORMATS)
-
-
-def metric_names(text: str) -> tuple[str, ...]:
-    """The metrics of a list by comma, each once. Raises ValueError for what is none, and for an empty list."""
-    from untold.jobs.metrics import UnknownMetricError, check_metrics
-
-    try:
-        return check_metrics(names(text))
-    except UnknownMetricError as error:
-        raise ValueError(str(error)) from None
-
-
-def count(text: str) -> int:
-    """A positive integer. Raises ValueError for another text."""
-    # isdigit refuses signs, blanks and the underscores that int would read
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"must be a positive integer, got {text or 'nothing'}")
-    return int(text)
-
-
-def weights(text: str) -> tuple[float, ...]:
-    """The values of beta of a list by comma. Raises ValueError for one that is no number above 0, up to 1000.
-
-    >>> weights(".5,1, 2")
-    (0.5, 1.0, 2.0)
-    """
-    found = []
-    for word in names(text):
-        try:
-            found.append(float(word))
-        except ValueError:
-            raise ValueError(f"must be numbers, got {word}") from None
-    # Not `<= 0`, which NaN passes
-    if not found or not all(0 < value <= 1000 for value in found):
-        raise ValueError(f"must be numbers above 0, up to 1000, got {text or 'nothing'}")
-    return tuple(found)
-
-
-def column_pairs(text: str) -> dict[str, str]:
-    """What files call our columns, by ours. Raises ValueError for a pair without a half, and for a column twice.
-
-    >>> column_pairs("query=question, contexts=retrieved_contexts")
-    {'query': 'question', 'contexts': 'retrieved_contexts'}
-    """
-    pairs: dict[str, str] = {}
-    for pair in text.split(","):
-        ours, _, theirs = (half.strip() for half in pair.partition("="))
-        if not ours or not theirs:
-            raise ValueError(f"{pair.strip()!r} is not of the form OURS=THEIRS")
-        if ours in pairs:
-            raise ValueError(f"{ours} is named twice")
-        pairs[ours] = theirs
-    return pairs
-
-
-def encoding(text: str) -> str:
-    """An encoding of text that Python knows. Raises ValueError for another."""
-    from untold.udfs.samples.files import check_encoding
-
-    return check_encoding(text)
-
-
-def delimiter(text: str) -> str:
-    """The character between the cells of CSV. Raises ValueError for what cannot be one.
-
-    >>> delimiter(";"), delimiter("tab")
-    (';', '\\t')
-    """
-    found = "\t" if text in ("tab", "\\t") else text
-    if len(found) != 1 or found in '"\r\n':
-        raise ValueError(f"{text!r} is no delimiter; give one character, or tab")
-    return found
-
-
-def bars(text: str) -> dict[str, float]:
-    """The least mean by metric of a list by comma. Raises ValueError for one that is not METRIC=NUMBER, 0 to 1.
-
-    >>> bars("e2e=.7, qa=0.5")
-    {'e2e': 0.7, 'qa': 0.5}
-    """
-    found = {}
-    for word in names(text) or ("",):
-        metric, _, number = (part.strip() for part in word.partition("="))
-        try:
-            found[metric] = float(number)
-        except ValueError:
-            found[metric] = math.nan
-        if not (metric and 0 <= found[metric] <= 1):
-            raise ValueError(f"{word!r} must be METRIC=BAR with a number from 0 to 1, such as e2e=0.7")
-    return found
-
-
 def bars_of(options: Options) -> dict[str, float]:
     """The least mean by metric of all `--fail-under`. Raises UsageError for a metric that the command does not run."""
     given = {metric: bar for one in options.fail_under for metric, bar in one.items()}
@@ -325,14 +200,6 @@ def bars_of(options: Options) -> dict[str, float]:
         message = f"argument --fail-under: --metric has no {', '.join(unknown)}; it has {', '.join(options.metric)}"
         raise click.UsageError(with_hint(message, unknown[0], options.metric))
     return given
-
-
-def whole_number(text: str) -> int:
-    """An integer. Raises ValueError for another text."""
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"must be an integer, got {text or 'nothing'}") from None
 
 
 def settings_options(*, several: bool = False) -> list[click.Parameter]:

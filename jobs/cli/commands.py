@@ -22,7 +22,6 @@ from untold.jobs.cli.arguments import (
     Command,
     Option,
     Options,
-    bars,
     bars_of,
     check_samples,
     data_set,
@@ -30,15 +29,14 @@ from untold.jobs.cli.arguments import (
     flag,
     input_options,
     load,
-    one_of,
     read_options,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
-    with_hint,
 )
 from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
+from untold.jobs.cli.values import bars, one_of, with_hint
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions

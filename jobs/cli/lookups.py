@@ -9,14 +9,13 @@ from untold.jobs.cli.arguments import (
     Command,
     Option,
     Options,
-    count,
     flag,
-    one_of,
     read_options,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
 )
+from untold.jobs.cli.values import count, one_of
 
 RETRIEVERS = ("dense", "bm25", "both")
 

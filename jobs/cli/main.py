@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from untold.jobs.cli.arguments import DEBUG, flags_of, with_hint
+from untold.jobs.cli.arguments import DEBUG, flags_of
 from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.values import with_hint
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact, redact_words
 

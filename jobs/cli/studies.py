@@ -19,22 +19,16 @@ from untold.jobs.cli.arguments import (
     Option,
     Options,
     check_samples,
-    count,
     data_set,
     draw_of,
     flag,
-    known_metrics,
     load,
     load_or_none,
-    metric_names,
-    names,
-    one_of,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
-    weights,
-    whole_number,
 )
+from untold.jobs.cli.values import count, known_metrics, metric_names, names, one_of, weights, whole_number
 from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from untold.jobs.cli.arguments import weights
+from untold.jobs.cli.values import weights
 from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.study.lines import UnmeasuredError
