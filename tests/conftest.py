@@ -23,6 +23,8 @@ settings.register_profile("untold", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
+# Processes of xdist set it; commands that print into a pipe would cut their tables by it
+os.environ.pop("COLUMNS", None)
 # A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run. With one compiler the JVM
 # keeps 48 MB of code, which a session of many jobs fills (46 MB after five): it drops methods and compiles them again.
 # Below its first 256 MB of classes it would look through the heap whenever these have doubled.

@@ -247,8 +247,9 @@ def test_the_python_of_a_page_works(
             assert capsys.readouterr().out.strip()
 
 
-def test_the_notebook_shows_what_the_commands_wrote(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "finished" in execute(folder / "results", monkeypatch)["open"]
+def test_the_notebook_shows_what_the_commands_wrote(folder: Path) -> None:
+    shown = execute({"results": (ROOT / "notebooks" / "results.ipynb", folder / "results")})["results"]
+    assert "finished" in shown["open"]
 
 
 def test_the_nightly_run_has_a_store_of_its_own(folder: Path) -> None:

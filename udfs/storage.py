@@ -277,7 +277,9 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or path
+        # One without a number has words of its own, which a file name would replace
+        if error.errno is not None:
+            error.filename = error.filename or path
         raise
 
 

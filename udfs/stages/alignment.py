@@ -111,8 +111,6 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
         number, found = _left_number(value, form, left), _right_numbers(value, form, right)
         if number in left:
             aligned[number - 1] |= found
-    if objects and not any(_left_number(value, form, left) in left for value in objects):
-        raise Unparsable("no number of those given")
     return [sorted(numbers) for numbers in aligned]
 
 

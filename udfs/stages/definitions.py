@@ -55,7 +55,8 @@ class StageDefinition:
     tools: tuple[Mapping[str, Any], ...] = ()
     figures: Figures | None = None
     things: Reader | None = None
-    example: Mapping[str, Any] = field(default_factory=dict)
+    # A mapping has no hash, and the name tells stages apart
+    example: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def examples(self) -> dict[str, Any] | None:

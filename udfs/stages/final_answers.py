@@ -115,8 +115,11 @@ def _size(value: Any) -> int:
 
 
 def _unstruck(text: str, own: Sequence[str]) -> str:
-    """The text with white space in place of what is struck out, unless the own texts strike out too."""
-    if any("~~" in each for each in own):
+    """The text with white space in place of what is struck out, unless the own texts strike out too.
+
+    What is struck out of a list in JSON is an element less, which its reader knows.
+    """
+    if any("~~" in each for each in own) or text.lstrip().startswith(('["', "[{")):
         return text
     return _STRUCK.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 

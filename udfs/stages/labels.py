@@ -243,8 +243,8 @@ def _said_in(line: str, labels: Labels, below: str = "") -> Iterator[_Said]:
     if is_drawing(row):
         return
     sentences = [each for each in _SENTENCE_END.split(row.text) if each and each.strip()]
-    for place, sentence in enumerate(sentences):
-        contrast = _CONTRASTS.match([*sentences, below][place + 1]) is not None
+    for sentence, following in zip(sentences, [*sentences[1:], below], strict=False):
+        contrast = _CONTRASTS.match(following) is not None
         said = _said(sentence, labels, is_line=len(sentences) == 1)
         if said is not None:
             yield _Said(None, said.kind) if contrast and said.label == labels.positive else said

@@ -24,7 +24,7 @@ texts = st.text(characters, max_size=40).map(lambda text: " ".join(["It says", *
 bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) ", ""])
 ends = st.sampled_from(["\n", "\r\n", "\n\n", " \n"])
 points = st.integers(1, 5)
-numbers = st.integers(-2, 9)
+numbers = st.integers(1, 9)
 frames = st.sampled_from(
     ["{}", "```json\n{}\n```", "Here it is:\n\n{}\n\nNote: all done.", "<think>[1]</think>{}<|im_end|>"]
 )
@@ -126,14 +126,18 @@ def test_every_rating_is_the_expected_score_at_its_own_digit(
 def test_covered_facts_in_the_form_are_read_back(
     written: list[tuple[bool, list[int]]], many: int, bullet: str, frame: str
 ) -> None:
-    """As an oracle without a parser has it: unknown numbers dropped, one judgement, and nothing covered by nothing."""
+    """As an oracle without a parser has it: unknown numbers dropped, one judgement, and nothing covered by nothing.
+
+    Claims beside the word that nothing covers the fact contradict it.
+    """
     judged = {(covered, tuple(sorted({n for n in said if covered and 1 <= n <= many}))) for covered, said in written}
     lines = [
         json.dumps({"label": "COVERED" if yes else "NOT_COVERED", "evidence_claim_ids": said}) for yes, said in written
     ]
     completion = frame.replace("{}", "\n".join(bullet + line for line in lines))
     claims = [f"text {n}" for n in range(many)]
-    if len(judged) == 1 and judged not in ({(True, ())},):
+    contradicted = any(1 <= n <= many for covered, said in written for n in said if not covered)
+    if len(judged) == 1 and judged != {(True, ())} and not contradicted:
         assert covering(completion, claims) == list(judged.pop()[1])
     else:
         with pytest.raises(Unparsable):

@@ -10,6 +10,7 @@ from tests.linear import assert_linear
 from tests.udfs.stages.nli_read import NLI, Units, ratings, revised, units
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.nli import CLASSIFY_RELATION, EXTRACT_ATOMS, RATE_RELEVANCE, RELATIONS, REVISE_ATOMS, UNIT_TYPES
+from untold.udfs.stages.non_answers import NONE_WORDS
 from untold.udfs.stages.reading import letters, split_marker, without_emphasis
 
 
@@ -21,6 +22,8 @@ def plain(text: str) -> bool:
         bool(words)
         and without_emphasis(stripped) == stripped
         and not split_marker(stripped).marked
+        and not stripped.startswith("#")
+        and stripped.casefold() not in NONE_WORDS
         and stripped[-1].isalpha()
         and "**" not in stripped
         and words.split()[-1] not in ("none", "type")

@@ -11,6 +11,7 @@ from tests.udfs.stages.test_nli_properties import plain
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.non_answers import NONE_WORDS
 from untold.udfs.stages.qa import ANSWER_QUESTIONS, COMPARE_ANSWERS, MINE_QUESTIONS, REFINE_QUESTIONS, RELATIONS
 from untold.udfs.stages.rated import matching_key
 
@@ -47,7 +48,7 @@ def kept_whole(text: str) -> bool:
     )
 
 
-answers = texts.filter(kept_whole)
+answers = texts.filter(kept_whole).filter(lambda text: text.strip().casefold() not in NONE_WORDS)
 
 
 @given(st.lists(questions, min_size=1, max_size=6), bullets, st.booleans())
