@@ -82,7 +82,7 @@ def model_file(local_model: str | None) -> ModelFile:
     official file's.
     """
     if local_model is not None:
-        return _own_file(Path(local_model).expanduser())
+        return _own_file(Path(local_model).expanduser().absolute())
     target = cache_dir() / "models" / f"{MODEL_NAME}.gguf"
     if not target.exists():
         assemble(part_paths(), target, MODEL_SHA256)
@@ -326,6 +326,7 @@ def _acquire(file: BinaryIO, wait: bool, notice: Callable[[str], None] | None) -
 def _spawn(model: ModelFile, lock: BinaryIO) -> subprocess.Popen[bytes]:
     """The child shares the lock, so that the next run starts only after a server whose owner was killed is gone."""
     arguments = ["--serve", str(model.path), "--name", model.name, "--log", str(cache_dir() / "server.log")]
+    cache_dir().mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", __name__, *arguments, "--owner", str(os.getpid())],
         cwd=cache_dir(),

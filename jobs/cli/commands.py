@@ -116,7 +116,7 @@ def _run_score(request: ScoreRequest, display: Display, bars: Mapping[str, float
         outcome = score(request, display)
     # A run that ended early has not asked for all that a mean is of
     below = below_bars(outcome.summary, bars) if outcome.exit_code in (0, FAILED_TOO_MANY) else []
-    tell_outcome(lambda: show_summary(outcome, request.output), "; ".join(below) or outcome.message)
+    tell_outcome(lambda: show_summary(outcome, request.output), "\n".join(filter(None, [*below, outcome.message])))
     return FAILED_TOO_MANY if below else outcome.exit_code
 
 
