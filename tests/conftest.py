@@ -58,7 +58,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[SharedCluster]:
+def shared_cluster() -> Iterator[SharedCluster]:
     """One Ray cluster for all jobs of this process."""
     started = SharedCluster()
     yield started
@@ -66,9 +66,9 @@ def cluster() -> Iterator[SharedCluster]:
 
 
 @pytest.fixture(scope="session")
-def run_here(spark: SparkSession, cluster: SharedCluster) -> Iterator[RunHere]:
+def run_here(spark: SparkSession, shared_cluster: SharedCluster) -> Iterator[RunHere]:
     """Whole commands in this process, on one session and one Ray cluster; a server a test gives each its limiter."""
-    runs = RunHere(spark, cluster)
+    runs = RunHere(spark, shared_cluster)
     yield runs
     runs.close()
 

@@ -227,7 +227,7 @@ def test_the_python_of_a_page_works(
     page: str,
     folder: Path,
     server: ModelServer,
-    cluster: SharedCluster,
+    shared_cluster: SharedCluster,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -236,7 +236,7 @@ def test_the_python_of_a_page_works(
     for name, value in {
         **address,
         **SHARED_RAY,
-        "UNTOLD_RAY__ADDRESS": cluster.address,
+        "UNTOLD_RAY__ADDRESS": shared_cluster.address,
         "UNTOLD_PROMPTS_DIR": str(PROMPTS),
     }.items():
         monkeypatch.setenv(name, value)

@@ -48,11 +48,11 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="module")
-def session(spark: SparkSession, cluster: SharedCluster, server: ModelServer) -> Iterator[untold.Session]:
+def session(spark: SparkSession, shared_cluster: SharedCluster, server: ModelServer) -> Iterator[untold.Session]:
     settings = {
         "llm": {"base_url": server.base_url, "model": "fake-model"},
         "prompts_dir": PROMPTS,
-        "ray.address": cluster.address,
+        "ray.address": shared_cluster.address,
     }
     with patch.dict(os.environ, SHARED_RAY), untold.Session(spark, settings=settings) as opened:
         yield opened
