@@ -18,6 +18,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from untold.udfs.errors import UserError
@@ -114,11 +115,8 @@ class Run:
         `missing` lists the texts of the statements that are not covered.
         """
         columns = ["sample_id", "metric", "system", "score", "uncovered"]
-        worst = pa.schema([self.dataset("scores").schema.field(name) for name in columns]).empty_table()
-        by_size = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
-        # Batch by batch: only n rows are kept, however many there are
-        for batch in self.dataset("scores").to_batches(columns=columns, filter=ds.field("uncovered") > 0):
-            worst = pa.concat_tables([worst, pa.Table.from_batches([batch])]).sort_by(by_size).slice(0, n)
+        order = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
+        worst = first_rows(self.dataset("scores"), n, columns, order, ds.field("uncovered") > 0)
         texts: dict[tuple[str, str], list[str]] = defaultdict(list)
         chosen = ds.field("sample_id").isin(worst["sample_id"]) & ~ds.field("covered")
         left_out = self.dataset("statements").to_table(columns=["sample_id", "metric", "text"], filter=chosen)
@@ -184,6 +182,17 @@ def _read_manifest(place: str) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UnreadableRunError(f"{place}: {MANIFEST} holds no JSON object")
     return manifest
+
+
+def first_rows(
+    rows: ds.Dataset, n: int, columns: Sequence[str], order: Sequence[tuple[str, str]], where: ds.Expression
+) -> pa.Table:
+    """The first n rows in an order. Reads a batch at a time and keeps n rows, as a table may be large."""
+    first = pa.schema([rows.schema.field(name) for name in columns]).empty_table()
+    for batch in rows.to_batches(columns=list(columns), filter=where):
+        both = pa.concat_tables([first, pa.Table.from_batches([batch])])
+        first = both.take(pc.select_k_unstable(both, k=n, sort_keys=list(order)))
+    return first
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -9,11 +9,10 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
-from untold.jobs.results import Run
+from untold.jobs.results import Run, first_rows
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.study.aggregate import interval_text
@@ -109,14 +108,10 @@ def _has_rows(rows: ds.Dataset) -> bool:
 
 
 def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
-    """The samples of the lowest scores: score, sample_id, metric. Reads a batch at a time, as a table may be large."""
+    """The samples of the lowest scores: score, sample_id, metric."""
     columns = ["score", "sample_id", "metric"]
     order = [(name, "ascending") for name in columns]
-    worst = pa.schema([scores.schema.field(name) for name in columns]).empty_table()
-    for batch in scores.to_batches(columns=columns, filter=ds.field("score").is_valid()):
-        both = pa.concat_tables([worst, pa.Table.from_batches([batch])])
-        worst = both.take(pc.select_k_unstable(both, k=WORST_SHOWN, sort_keys=order))
-    return list(worst.to_pylist())
+    return list(first_rows(scores, WORST_SHOWN, columns, order, ds.field("score").is_valid()).to_pylist())
 
 
 def count_unasked(scores: ds.Dataset) -> Unasked:
