@@ -37,7 +37,7 @@ from untold.udfs.storage import Place
 TABLES = ("failures", "usage")
 COMMAND = "index"
 # What of `index.*` an index is made by; the rest says how it is spread and searched
-MADE_BY = {"words", "overlap", "codec"}
+MADE_BY = {"chunk_words", "chunk_overlap", "codec"}
 
 
 @dataclass(frozen=True)

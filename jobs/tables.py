@@ -285,10 +285,10 @@ COVERAGE = pa.schema(
         ("labelled", pa.int64()),  # items with a majority
         ("ties", pa.int64()),  # items whose annotators are split evenly: left out
         ("value", pa.float64()),  # share of its items that the metric found covered, or what the floor is
-        ("hits", pa.int64()),  # labelled items that both found covered; null where the metric judged none
-        ("wrong", pa.int64()),  # that the metric alone did
-        ("missed", pa.int64()),  # that people alone did
-        ("rightly_left", pa.int64()),  # that neither did
+        ("true_positives", pa.int64()),  # labelled items that both found covered; null where the metric judged none
+        ("false_positives", pa.int64()),  # that the metric alone did
+        ("false_negatives", pa.int64()),  # that people alone did
+        ("true_negatives", pa.int64()),  # that neither did
         ("judged", pa.int64()),  # their sum
     ]
 )

@@ -41,7 +41,7 @@ RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
-    "untold sweep --output grounded": "tests/jobs/test_sweep.py",
+    "untold sweep grounded": "tests/jobs/test_sweep.py",
     "python -m untold.jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
 }

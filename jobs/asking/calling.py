@@ -56,7 +56,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
 def limits_of(settings: Settings, api: str) -> Limits:
     """The limits of an API's endpoint; of a search, tokens have none."""
     own = getattr(settings, section_of(api))
-    return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_in_flight)
+    return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_concurrency)
 
 
 def count_actors(settings: Settings, api: str = "chat") -> int:

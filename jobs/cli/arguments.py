@@ -93,11 +93,23 @@ def flag(name: str, help: str) -> click.Option:
     return click.Option([name], is_flag=True, help=help)
 
 
+class Argument(click.Argument):
+    """A positional argument, listed with the options in the help; of `many` there is at least one."""
+
+    def __init__(self, name: str, metavar: str, help: str, *, many: bool = False) -> None:
+        super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1)
+        self._help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The argument's line of the help."""
+        return self.make_metavar(ctx), self._help
+
+
 class Command(click.Command):
     """A subcommand: `run` gets the values of its parameters and gives the exit code.
 
-    Everything required that is missing is told at once. Options named in `several` take one value or more behind one
-    flag. `names` are told at the end of the help, as what its positional argument may be.
+    Everything required that is missing is told at once. `names` are told at the end of the help, as what its positional
+    argument may be.
     """
 
     def __init__(
@@ -106,27 +118,30 @@ class Command(click.Command):
         run: Callable[[Options], int],
         parameters: Sequence[click.Parameter] = (),
         *,
-        several: Sequence[str] = (),
         names: Names | None = None,
     ) -> None:
         # On every command and told to the context alone, so that no job has a parameter for it
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, callback=None, params=[*parameters, debug])
-        self._run, self._several, self._names = run, several, names
+        self._run, self._names = run, names
         # Told below in the words that all wrong use is told in
         self.allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Reads the words of the command line. Raises UsageError for what is missing, all of it at once, or unknown."""
-        # click has options of one value each time; `A B` behind one flag is what a shell makes of a glob
-        args = _spread(args, self._several)
         # click takes words off the list that it is given
         given = list(args)
         try:
             rest = super().parse_args(ctx, args)
         except click.MissingParameter as error:
-            found = self.make_parser(ctx).parse_args(given)[0]
-            missing = [one.opts[0] for one in self.params if one.required and one.name not in found]
+            # What lacks a value may have a mark of click's own for it
+            values = self.make_parser(ctx).parse_args(given)[0].items()
+            found = {name for name, one in values if isinstance(one, str | list | tuple) and one}
+            missing = [
+                str(one.metavar) if isinstance(one, click.Argument) else one.opts[0]
+                for one in self.params
+                if one.required and one.name not in found
+            ]
             raise click.UsageError(f"the following arguments are required: {', '.join(missing)}", ctx) from error
         except click.UsageError as error:
             error.ctx = ctx  # click names no command where an option lacks its value
@@ -171,22 +186,6 @@ def _warn_of_variables() -> None:
         print(redact(f"untold: warning: {line}"), file=sys.stderr)
 
 
-def _spread(args: Sequence[str], several: Sequence[str]) -> list[str]:
-    """`--output A B` as `--output A --output B`, the form that click has for options with several values.
-
-    `--output A B --json` becomes `--output A --output B --json`.
-    """
-    words: list[str] = []
-    current = ""
-    for word in args:
-        if word.startswith("-"):
-            current = word
-        elif current in several and words[-1] != current:
-            words.append(current)
-        words.append(word)
-    return words
-
-
 def flags_of(command: click.Command) -> list[str]:
     """The flags that a command knows."""
     return [name for one in command.params if isinstance(one, click.Option) for name in one.opts]
@@ -215,7 +214,7 @@ def settings_options(*, several: bool = False) -> list[click.Parameter]:
 CONFLICTBANK_WAYS = ("by_source", "alone")
 _WAYS = "S_X of a context: by_source, of one evaluation (the default), or alone, each context evaluated by itself"
 CONFLICTBANK_OPTION = Option("--conflictbank", "HOW", _WAYS, read=one_of(CONFLICTBANK_WAYS))
-SAMPLE_OPTION = Option("--sample", "N", "N rows of the input at random (statistics.seed), by hash", read=count)
+RANDOM_OPTION = Option("--random", "N", "N rows of the input at random (statistics.seed), by hash", read=count)
 
 
 def data_set(name: str | None, conflictbank: str | None) -> str | None:
@@ -230,14 +229,14 @@ def data_set(name: str | None, conflictbank: str | None) -> str | None:
 
 
 def draw_of(options: Options, settings: Settings) -> Draw | None:
-    """What `--sample` asks for, by `--seed` where the command has one and it is given.
+    """What `--random` asks for, by `--seed` where the command has one and it is given.
 
-    None without `--sample`. The same seed draws the same rows, whatever the partitioning.
+    None without `--random`. The same seed draws the same rows, whatever the partitioning.
     """
     from untold.jobs.inputs.drawing import Draw
 
     seed = getattr(options, "seed", None)
-    return Draw(options.sample, settings.statistics.seed if seed is None else seed) if options.sample else None
+    return Draw(options.random, settings.statistics.seed if seed is None else seed) if options.random else None
 
 
 def input_options(*, output: bool) -> list[click.Parameter]:
@@ -249,7 +248,7 @@ def input_options(*, output: bool) -> list[click.Parameter]:
         Option("--format", "NAME", "a known data set", names=known_formats),
         CONFLICTBANK_OPTION,
         *READ_OPTIONS,
-        SAMPLE_OPTION,
+        RANDOM_OPTION,
         Option("--limit", "N", "only the first N samples by sample_id", read=count),
     ]
 

@@ -19,6 +19,7 @@ import click
 from untold.jobs.cli.arguments import (
     READ_OPTIONS,
     RUN_FLAGS,
+    Argument,
     Command,
     Option,
     Options,
@@ -219,7 +220,7 @@ def _show(options: Options) -> int:
 
     if options.raw and options.picture is None:
         raise click.UsageError("--raw goes with --picture")
-    show(ShowRequest(options.output, options.sample, options.metric, options.picture, options.raw))
+    show(ShowRequest(options.run, options.sample, options.metric, options.picture, options.raw))
     return 0
 
 
@@ -378,7 +379,7 @@ COMMANDS: dict[str, click.Command] = {
         "show one sample: its response, what it misses and where that is stated",
         _show,
         [
-            Option("--output", "DIR", "the tables of a run", required=True),
+            Argument("run", "RUN", "the output of a run"),
             Option("--sample", "ID", "a sample_id", required=True),
             Option("--metric", "NAME", "one metric; all that scored the sample by default"),
             Option("--picture", "FILE", "draw its graph into this file: .svg or .png"),

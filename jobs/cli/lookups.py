@@ -17,7 +17,7 @@ from untold.jobs.cli.arguments import (
 )
 from untold.jobs.cli.values import count, one_of
 
-RETRIEVERS = ("dense", "bm25", "both")
+RETRIEVERS = ("dense", "bm25", "hybrid")
 
 
 def _index(options: Options) -> int:
@@ -120,7 +120,7 @@ COMMANDS: dict[str, click.Command] = {
             Option(
                 "--retriever",
                 "HOW",
-                "dense, by vectors (the default); bm25, by words; both, fused",
+                "dense, by vectors (the default); bm25, by words; hybrid, both fused",
                 read=one_of(RETRIEVERS),
                 default="dense",
             ),

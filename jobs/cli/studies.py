@@ -12,9 +12,10 @@ import click
 
 from untold.jobs.cli.arguments import (
     CONFLICTBANK_OPTION,
+    RANDOM_OPTION,
     READ_OPTIONS,
     RUN_FLAGS,
-    SAMPLE_OPTION,
+    Argument,
     Command,
     Option,
     Options,
@@ -107,7 +108,7 @@ def _compare(options: Options) -> int:
         display.status("comparing systems")
         found = compare(
             spark,
-            [absolute(directory) for directory in options.output],
+            [absolute(directory) for directory in options.runs],
             metrics=options.metric,
             seed=settings.statistics.seed,
             notify=display.note,
@@ -154,7 +155,7 @@ def _sweep(options: Options) -> int:
     from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
 
     settings = settings_without_endpoint(options)
-    output = absolute(options.output)
+    output = absolute(options.run)
     request = SweepRequest(output, options.betas or BETAS, settings.statistics.seed)
     with Display() as display:
         display.status("starting Java")
@@ -171,7 +172,7 @@ def _curve(options: Options) -> int:
     from untold.jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
-    output = absolute(options.output)
+    output = absolute(options.run)
     request = CurveRequest(output, settings.statistics.seed)
     with Display() as display:
         display.status("starting Java")
@@ -381,18 +382,18 @@ _QUESTIONS = [
     Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
     Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
     *READ_OPTIONS,
-    SAMPLE_OPTION,
+    RANDOM_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
 _COMPARED = [
-    Option("--output", "DIR...", "outputs of untold score", required=True, multiple=True),
+    Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
     flag("--all", "print all pairs, and not only those that differ by more than chance"),
     flag("--json", "print JSON"),
 ]
 _COMBINED = [
-    click.Argument(["studies"], nargs=-1, required=True, metavar="DIR..."),
+    Argument("studies", "STUDY...", "outputs of untold meta-evaluate", many=True),
     Option("--output", "DIR", "where the table and the report go", required=True),
     flag("--overwrite", "replace the tables of another run in --output"),
 ]
@@ -418,14 +419,14 @@ _LABELLED = [
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     *READ_OPTIONS,
-    SAMPLE_OPTION,
+    RANDOM_OPTION,
 ]
 _HUMAN_STUDY = [
     Option("--annotation-sheet", "N", "human study: draw N samples and write a blinded sheet and its key", read=count),
     Option(
         "--seed",
         "S",
-        "of --sample (statistics.seed), and of the human study's draw and intervals (0)",
+        "of --random (statistics.seed), and of the human study's draw and intervals (0)",
         read=whole_number,
     ),
     Option("--annotations", "FILE", "human study: a filled sheet, CSV or XLSX: report on it, nothing else"),
@@ -437,9 +438,7 @@ COMMANDS: dict[str, click.Command] = {
         _generate,
         [*_QUESTIONS, *settings_options(), *RUN_FLAGS],
     ),
-    "compare": Command(
-        "rank systems by their scores", _compare, [*_COMPARED, *settings_options()], several=("--output",)
-    ),
+    "compare": Command("rank systems by their scores", _compare, [*_COMPARED, *settings_options()]),
     "combine-studies": Command(
         "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
     ),
@@ -452,7 +451,7 @@ COMMANDS: dict[str, click.Command] = {
         "weigh coverage against factuality over a range: ICAT by beta",
         _sweep,
         [
-            Option("--output", "DIR", "an output of untold score with the metric icat", required=True),
+            Argument("run", "RUN", "an output of untold score with the metric icat"),
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
             *settings_options(),
         ],
@@ -461,7 +460,7 @@ COMMANDS: dict[str, click.Command] = {
         "draw recall of the most important facts against their number",
         _curve,
         [
-            Option("--output", "DIR", "an output of untold score with the metric importance", required=True),
+            Argument("run", "RUN", "an output of untold score with the metric importance"),
             *settings_options(),
         ],
     ),

@@ -84,7 +84,7 @@ def find_evidence(owners: Owners, tools: Tools, settings: Settings) -> Evidence:
     """
     source = settings.knowledge.source
     if source == "contexts":
-        cut = partial(chunk_evidence, words=settings.index.words, overlap=settings.index.overlap)
+        cut = partial(chunk_evidence, words=settings.index.chunk_words, overlap=settings.index.chunk_overlap)
         return Evidence(owners.owners.select("owner", "contexts").mapInArrow(cut, spark_schema(EVIDENCE)))
     queries = owners.owners.select(F.col("owner").alias("sample_id"), "query")
     hits = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")

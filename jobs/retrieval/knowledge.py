@@ -56,7 +56,7 @@ class Knowledge:
     @property
     def _retrievers(self) -> Sequence[str]:
         retriever = self.settings.knowledge.retriever
-        return ("dense", "bm25") if retriever == "both" else (retriever,)
+        return ("dense", "bm25") if retriever == "hybrid" else (retriever,)
 
     def _in_index(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
         """key and hits in the index, key and what failed."""

@@ -106,7 +106,7 @@ class Maker:
 
     def _cut(self, documents: DataFrame) -> DataFrame:
         """The chunks of documents: the columns of `CHUNKS`."""
-        cut = partial(cutting.chunk_documents, words=self.settings.words, overlap=self.settings.overlap)
+        cut = partial(cutting.chunk_documents, words=self.settings.chunk_words, overlap=self.settings.chunk_overlap)
         wanted = documents.select("document_id", "title", "url", "content", "text")
         return self.steps.keep(wanted.mapInArrow(cut, spark_schema(CHUNKS)), "chunks")
 
@@ -144,7 +144,7 @@ class Maker:
             lists = max(self.steps.count(drawn) // TRAINED_ON, 1)
         codec = self.settings.codec if lists else "flat"
         training = fingerprint(drawn.select("text_id")) if lists else ""
-        cut = (self.settings.words, self.settings.overlap)
+        cut = (self.settings.chunk_words, self.settings.chunk_overlap)
         making = Making(*cut, self.model, codec, lists, training, dimension=int(first[0]))
         if not building.is_begun(self.index, making):
             write = partial(building.write_coarse, index=self.index, making=making, vectors=self.steps.count(drawn))

@@ -26,7 +26,7 @@ class SearchError(UserError):
 
 @dataclass(frozen=True)
 class Searcher:
-    """Searches one index. `retriever`: dense, bm25 or both; `probing`: how far a search by vectors looks."""
+    """Searches one index. `retriever`: dense, bm25 or hybrid; `probing`: how far a search by vectors looks."""
 
     steps: Workspace
     index: str
@@ -40,7 +40,7 @@ class Searcher:
     @property
     def retrievers(self) -> tuple[str, ...]:
         """The retrievers that are asked."""
-        return ("dense", "bm25") if self.retriever == "both" else (self.retriever,)
+        return ("dense", "bm25") if self.retriever == "hybrid" else (self.retriever,)
 
     def search(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
         """The hits, and the queries that have no vector (query, request_id, error_type, error).

@@ -78,7 +78,7 @@ def assumed_hits(rows: DataFrame, settings: Settings, k: int | None) -> DataFram
     ranked = rows.withColumn("rank", F.explode(F.sequence(F.lit(1), F.lit(most))))
     # What is made of a text alone is asked once: two queries may find different ones
     number = F.concat_ws(MARK, F.hex(F.xxhash64("query")), F.col("rank").cast("string"))
-    text = F.concat(F.repeat(F.lit(WORD), settings.index.words), F.lit(MARK), number)
+    text = F.concat(F.repeat(F.lit(WORD), settings.index.chunk_words), F.lit(MARK), number)
     given = {"rank": F.col("rank"), "chunk_id": F.concat(F.lit(MARK), F.col("rank").cast("string")), "text": text}
     hits = [given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in FOUND.items()]
     return ranked.select(*rows.columns, *hits)
@@ -89,5 +89,5 @@ def context_chunks(samples: DataFrame, settings: IndexSettings) -> DataFrame:
     contexts = samples.select("sample_id", F.explode("contexts").alias("context")).select(
         "sample_id", F.col("context.id").alias("document_id"), F.col("context.text").alias("text")
     )
-    cut = partial(chunk_contexts, words=settings.words, overlap=settings.overlap)
+    cut = partial(chunk_contexts, words=settings.chunk_words, overlap=settings.chunk_overlap)
     return contexts.mapInArrow(cut, spark_schema(CONTEXT_CHUNKS))

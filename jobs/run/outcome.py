@@ -51,18 +51,16 @@ class Ending:
         lost = amount(self.lost, "answer is lost", "answers are lost")
         return f"{lost} and will be paid for again, all others are kept" if self.lost else all_kept
 
-    def exit_code(self, statuses: Mapping[str, int], fail_on_error: bool | int | float) -> int:
+    def exit_code(self, statuses: Mapping[str, int], fail_on_error: str | Mapping[str, float]) -> int:
         """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes")."""
         if self.reason in EXIT_CODES:
             return EXIT_CODES[self.reason]
         bad = statuses.get("failed", 0) + statuses.get("partial", 0)
-        # Before int: a bool is one. 1 is a count of samples, 1.0 a share of all
-        if isinstance(fail_on_error, bool):
-            exceeded = fail_on_error and bad > 0
-        elif isinstance(fail_on_error, int):
-            exceeded = bad > fail_on_error
+        if isinstance(fail_on_error, str):
+            exceeded = fail_on_error == "any" and bad > 0
         else:
-            exceeded = bad / max(sum(statuses.values()), 1) > fail_on_error
+            share = bad / max(sum(statuses.values()), 1)
+            exceeded = share > fail_on_error.get("share", 1) or bad > fail_on_error.get("count", bad)
         return FAILED_TOO_MANY if exceeded else 0
 
 

@@ -18,6 +18,8 @@ _OWN_REQUEST_FIELDS = frozenset(
     ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
 )
 
+TOLERANCE = "share (from 0 to 1) and count (an integer >= 0) below it"
+
 # The prefixes of providers' keys; 32 letters and digits are a key without one, and no name anybody gives a variable
 _KEY_LIKE = re.compile(r"(?i)^(sk|gsk|hf|pk|rk|xai|ghp)[-_]|^[A-Za-z0-9]{32,}$")
 
@@ -77,6 +79,15 @@ def _storage_options(value: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
     return value
 
 
+def _tolerance(value: dict[str, int | float]) -> dict[str, int | float]:
+    """Bounds of failed samples. Raises ValueError for a share above 1, a count that is none, and another name."""
+    share, count = value.get("share", 0), value.get("count", 0)
+    is_known = bool(value) and value.keys() <= {"share", "count"}
+    if not (is_known and 0 <= share <= 1 and isinstance(count, int) and count >= 0):
+        raise ValueError(TOLERANCE)
+    return value
+
+
 def _asks_for_none(name: str, value: object) -> bool:
     """Whether a field only says that no log-probabilities are wanted, which some models refuse to give."""
     return name == "logprobs" and value is False
@@ -100,6 +111,7 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Rating = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
 ExtraBody = Annotated[dict[str, Any], AfterValidator(_request_fields)]
 StorageOptions = Annotated[dict[str, dict[str, bool | int | float | str]], AfterValidator(_storage_options)]
+Tolerance = Annotated[dict[str, int | float], AfterValidator(_tolerance)]
 Address = Annotated[str, AfterValidator(_http_url)]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 # What a message says of these, whose own check has no words in a JSON schema

@@ -129,7 +129,8 @@ def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
             types = _types(properties[name])
             names = ("whole" if key == "spark.conf" else "split") if "object" in types else None
             default = info.get_default(call_default_factory=True)
-            yield Known(key, _allowed(properties[name]), default, info.description or "", "string" in types, names)
+            is_text = "string" in types and names is None
+            yield Known(key, _allowed(properties[name]), default, info.description or "", is_text, names)
 
 
 KNOWN: Mapping[str, Known] = {known.key: known for known in _known(Settings, "")}

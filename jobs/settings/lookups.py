@@ -25,7 +25,7 @@ from untold.jobs.settings.fields import (
 )
 
 # Where and how fast an endpoint is asked; what is left out of an output's identity
-_OF_THE_WAY = frozenset({"base_url", "api_key_env", "requests_per_minute", "max_in_flight"})
+_OF_THE_WAY = frozenset({"base_url", "api_key_env", "requests_per_minute", "max_concurrency"})
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
 
 
@@ -71,7 +71,7 @@ class EmbeddingSettings(Section):
     tokens_per_minute: Positive | None = Field(
         default=None, description="Token limit of the endpoint for embeddings a minute; null is none"
     )
-    max_in_flight: Count = Field(default=16, description="HTTP requests for embeddings in flight at once")
+    max_concurrency: Count = Field(default=16, description="HTTP requests for embeddings in flight at once")
     price_per_million_tokens: Amount | None = Field(
         default=None, description="Price of a million tokens embedded, in the currency of budget.max_cost"
     )
@@ -108,7 +108,7 @@ class SearchSettings(Section):
     requests_per_minute: Positive | None = Field(
         default=60.0, description="Request limit of the web search a minute; null is none"
     )
-    max_in_flight: Count = Field(default=8, description="Requests of the web search in flight at once")
+    max_concurrency: Count = Field(default=8, description="Requests of the web search in flight at once")
     price_per_thousand_requests: Amount | None = Field(
         default=None, description="Price of a thousand searches, in the currency of budget.max_cost"
     )
@@ -130,16 +130,17 @@ class GroundingSettings(Section):
 class IndexSettings(Section):
     """How a corpus is cut, embedded and spread over shards, and how far a search looks: methods, section 10.
 
-    words, overlap, codec and nprobe change what is found. However many shards there are, the hits are the same.
+    chunk_words, chunk_overlap, codec and nprobe change what is found. The number of shards
+    does not.
     """
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
 
-    words: Count = Field(default=128, description="Most words of a chunk")
-    overlap: Annotated[int, Field(ge=0)] = Field(
+    chunk_words: Count = Field(default=128, description="Most words of a chunk")
+    chunk_overlap: Annotated[int, Field(ge=0)] = Field(
         default=32,
         description="Words of a chunk that the next one begins with",
-        json_schema_extra={"allowed": "an integer >= 0 and less than index.words"},
+        json_schema_extra={"allowed": "an integer >= 0 and less than index.chunk_words"},
     )
     # 1.5 GB of vectors of 384 numbers: what one task builds in memory
     chunks_per_shard: Count = Field(default=1_000_000, description="Most chunks of a shard")
@@ -156,12 +157,12 @@ class IndexSettings(Section):
         "system's temporary folder",
     )
 
-    @field_validator("overlap")
+    @field_validator("chunk_overlap")
     @classmethod
     def _less_than_words(cls, value: int, info: ValidationInfo) -> int:
         """Raises ValueError for chunks that would never come to an end."""
-        if value >= info.data.get("words", value + 1):
-            raise ValueError("an integer >= 0 and less than index.words")
+        if value >= info.data.get("chunk_words", value + 1):
+            raise ValueError("an integer >= 0 and less than index.chunk_words")
         return value
 
 
@@ -179,7 +180,7 @@ class KnowledgeSettings(Section):
         "where knowledge.index names one, else the contexts",
     )
     index: Text | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
-    retriever: Literal["dense", "bm25", "both"] = Field(
+    retriever: Literal["dense", "bm25", "hybrid"] = Field(
         default="dense", description="By vectors, by words, or by both rankings fused"
     )
     top_k: Count = Field(default=10, description="Chunks that are looked up for a query")

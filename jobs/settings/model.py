@@ -10,9 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
     field_validator,
     model_serializer,
 )
@@ -21,6 +18,7 @@ from untold.jobs.settings.claims import IcatSettings, ImportanceSettings, Longre
 from untold.jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
+    TOLERANCE,
     Address,
     Amount,
     Count,
@@ -31,6 +29,7 @@ from untold.jobs.settings.fields import (
     Share,
     StorageOptions,
     Text,
+    Tolerance,
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
@@ -112,7 +111,7 @@ class LlmSettings(Section):
     tokens_per_minute: Positive | None = Field(
         default=None, description="Token limit of the endpoint a minute; null is none"
     )
-    max_in_flight: Count = Field(default=64, description="Requests in flight at once, over all actors")
+    max_concurrency: Count = Field(default=64, description="Requests in flight at once, over all actors")
     actors: Count | None = Field(
         default=None, description="Ray actors that ask; null derives them from the request limit"
     )
@@ -281,15 +280,10 @@ class Settings(Section):
     summarise_contexts: bool = Field(
         default=True, description="Whether contexts are first condensed to what bears on the query"
     )
-    fail_on_error: (
-        # Strict, for each kind means something of its own: true is any, 1 is more than one sample, 1.0 a share of all
-        StrictBool | Annotated[StrictInt, Field(ge=0)] | Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
-    ) = Field(
-        default=True,
-        description="Failed or partial samples that make the exit code 4: any, none, or more than a share or a count",
-        json_schema_extra={
-            "allowed": "true, false, a share from 0.0 to 1.0 (with a decimal point) or a count (an integer >= 0)"
-        },
+    fail_on_error: Literal["any", "none"] | Tolerance = Field(
+        default="any",
+        description="Failed or partial samples that make the exit code 4: any, none, or more than .share or .count",
+        json_schema_extra={"allowed": f"any | none | {TOLERANCE}"},
     )
     budget: BudgetSettings = BudgetSettings()
     spark: SparkSettings = SparkSettings()

@@ -22,7 +22,7 @@ from untold.udfs.statistics.totals import total_interval
 DATASET = "coverage"
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
 KAPPA = "fleiss_kappa"
-COUNTS = ("hits", "wrong", "missed", "rightly_left")
+COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negatives")
 # Of all labelled items together: covered and not covered are the two labels
 AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
 # Means that are equal as fractions are tied as numbers too: their last bits are dropped
@@ -154,7 +154,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
     """Covered items: macro over the samples with a judged label, micro over their items."""
     judged = [row for row in rows if row["judged"]]
     clusters = [row["query_id"] for row in judged] if clustered else None
-    hits, wrong, missed = ([row[name] for row in judged] for name in ("hits", "wrong", "missed"))
+    counts = ([row[name] for row in judged] for name in COUNTS[:3])
     unjudged = {"macro": len(rows) - len(judged), "micro": sum(row["labelled"] - (row["judged"] or 0) for row in rows)}
     averages = [
         {
@@ -166,7 +166,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
             "n": one.n,
             "left_out": one.left_out + unjudged[average],
         }
-        for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
+        for (measure, average), one in item_averages(*counts, clusters, seed=seed).items()
     ]
     return averages + _agreements(judged, clusters, unjudged["micro"], seed)
 

@@ -298,10 +298,10 @@ def metric_coverage(verdicts: DataFrame, items: DataFrame) -> DataFrame:
     metric, people = F.col("covered"), F.col("said")
     return both.groupBy("model", "metric", "sample_id").agg(
         F.avg(metric.cast("double")).alias("value"),
-        F.count_if(metric & people).alias("hits"),
-        F.count_if(metric & ~people).alias("wrong"),
-        F.count_if(~metric & people).alias("missed"),
-        F.count_if(~metric & ~people).alias("rightly_left"),
+        F.count_if(metric & people).alias("true_positives"),
+        F.count_if(metric & ~people).alias("false_positives"),
+        F.count_if(~metric & people).alias("false_negatives"),
+        F.count_if(~metric & ~people).alias("true_negatives"),
         F.count_if(metric.isNotNull() & people.isNotNull()).alias("judged"),
     )
 

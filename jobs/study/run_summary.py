@@ -100,7 +100,7 @@ def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
     named = [row for row in worst if row["sample_id"].isprintable()]
     if named:
         sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
-        yield redact(f"next: untold show --output {shlex.quote(run.directory)} {sample}")
+        yield redact(f"next: untold show {shlex.quote(run.directory)} {sample}")
 
 
 def _has_rows(rows: ds.Dataset) -> bool:

@@ -123,7 +123,7 @@ def verify_claims(claims: Claims, asker: Asker, place: str) -> Verified:
         STAGE, given.where(F.size("evidence") > 0), ("claim_id",), ("relation", "request_id", "error_type", "error")
     )
     if told.ending.reason is not None:
-        return Verified(told.ending.exit_code({}, fail_on_error=False), told.ending.explain(asker.command), 0)
+        return Verified(told.ending.exit_code({}, "none"), told.ending.explain(asker.command), 0)
     said = told.rows.select("claim_id", F.col("relation").alias("verdict"))
     silent = bare.select("claim_id", F.lit(NOT_SUPPORTED).alias("verdict"))
     named = F.lit(STAGE).alias("metric")

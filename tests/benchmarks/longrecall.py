@@ -86,7 +86,7 @@ def _embedder(server: ModelServer) -> tuple[str, ...]:
 
 
 def _in_flight(count: int) -> tuple[str, ...]:
-    return f"llm.max_in_flight={count}", f"embeddings.max_in_flight={count}"
+    return f"llm.max_concurrency={count}", f"embeddings.max_concurrency={count}"
 
 
 def _calling(ran: Ran) -> float:

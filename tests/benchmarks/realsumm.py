@@ -42,7 +42,7 @@ def measure(options: Options) -> list[Figure]:
         rows[:] = [{**row, "vector": vector} for row, vector in zip(rows, vectors, strict=True)]
     use_one_thread()
     found = {name: list(rank(chunks, queries, FUSION_DEPTH)) for name, rank in RANKERS.items()}
-    found["both"] = [fuse_rankings(lists, DEPTH) for lists in zip(*found.values(), strict=True)]
+    found["hybrid"] = [fuse_rankings(lists, DEPTH) for lists in zip(*found.values(), strict=True)]
     own = [str(number) for number, _ in facts]
     shares = {(name, k): share(hits, own, k) for name, hits in found.items() for k in (1, DEPTH)}
     sizes = [Figure("chunks", (float(len(chunks)),)), Figure("facts", (float(len(facts)),))]
@@ -52,7 +52,7 @@ def measure(options: Options) -> list[Figure]:
         for (name, k), value in EXPECTED.items()
     ]
     least = max(shares["bm25", DEPTH], shares["dense", DEPTH])
-    return [*sizes, *figures, *far, Figure("both, first 10", (shares["both", DEPTH],), at_least=least)]
+    return [*sizes, *figures, *far, Figure("hybrid, first 10", (shares["hybrid", DEPTH],), at_least=least)]
 
 
 def read_lines(path: Path) -> list[str]:

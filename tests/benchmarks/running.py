@@ -73,7 +73,7 @@ def run_job(
     folder.mkdir()
     command = [sys.executable, "-m", "untold", "score", "--input", str(samples), "--metric", metric]
     command += ["--output", str(folder / "out")]
-    for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_in_flight={IN_FLIGHT}", *settings):
+    for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_concurrency={IN_FLIGHT}", *settings):
         command += ["--set", setting]
     ran = _run(server, command, folder, folder / "log", watch=watch)
     rmtree(folder)

@@ -134,7 +134,7 @@ def _run_through(
         "summarise_contexts": "false",
         "store": disk / "store",
         "llm.timeout_seconds": TIMEOUT_SECONDS,
-        "llm.max_in_flight": IN_FLIGHT,
+        "llm.max_concurrency": IN_FLIGHT,
         "llm.flush_seconds": FLUSH_SECONDS,
     }
     kills: list[Kill] = []

@@ -168,7 +168,7 @@ def test_an_actor_that_does_not_answer_is_replaced(
     outcome = driver.run()
     assert outcome.outcome == "finished"
     assert len(set(rows_in(tmp_path / "store"))) == 60
-    assert server.count() <= 60 + SETTINGS.limits.max_in_flight + 10
+    assert server.count() <= 60 + SETTINGS.limits.max_concurrency + 10
 
 
 def pid_of(actor: Any) -> int:
@@ -179,7 +179,7 @@ def pid_of(actor: Any) -> int:
 @pytest.mark.usefixtures("cluster")
 def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: ModelServer, tmp_path: Path) -> None:
     # Slots a quarter of a second at a time: without a rate the actor that dies has leased the whole budget
-    limits = Limits(requests_per_minute=2400, max_in_flight=8)
+    limits = Limits(requests_per_minute=2400, max_concurrency=8)
     job = job_of(server, tmp_path, 200, budget=Budget(max_calls=100), limits=limits)
     killed: list[int] = []
 

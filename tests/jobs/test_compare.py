@@ -100,7 +100,7 @@ def check_pair(row: dict[str, Any], values: list[Any]) -> None:
 @pytest.mark.usefixtures("spark")
 def test_outputs_without_any_score_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = write_output(tmp_path / "out", {("a", "a", question): None for question in range(3)})
-    assert main(["compare", "--output", output]) == 1
+    assert main(["compare", output]) == 1
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith(f"untold: nothing to compare: no sample of {output} has a score (0 failed, 3 undefined)")
@@ -302,7 +302,7 @@ def test_the_command_prints_a_table_or_json(
         write_output(tmp_path / name, {(name, "x", n): score for n in range(5)})
         for name, score in (("a", 0.0), ("b", 1.0))
     ]
-    command = ["compare", "--output", *outputs, "--set", "statistics.seed=4"]
+    command = ["compare", *outputs, "--set", "statistics.seed=4"]
 
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == compare(spark, outputs, seed=4)

@@ -63,7 +63,7 @@ def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_docume
 
 def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "untold", "score", "--endpoint", "local", "--metric", "nli"]
-    command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=false"]
+    command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=none"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3000, check=False)
     assert ended.returncode == 0, ended.stderr
     run = open_run(tmp_path / "out")

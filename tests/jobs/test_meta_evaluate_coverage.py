@@ -114,10 +114,12 @@ def test_each_sample_has_what_people_and_the_metric_say(study: MetaEvaluationReq
         assert row["ties"] == sum(bool(one["labels"]) and people[one["id"]] is None for one in sample["aspects"])
         assert row["value"] == (np.mean(judged) if judged else None)
         if name == "s11":
-            assert row["hits"] is row["judged"] is None
+            assert row["true_positives"] is row["judged"] is None
         else:
             counts = [both.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))]
-            assert [row[key] for key in ("hits", "wrong", "missed", "rightly_left")] == counts
+            assert [
+                row[key] for key in ("true_positives", "false_positives", "false_negatives", "true_negatives")
+            ] == counts
             assert row["judged"] == sum(counts)
 
 

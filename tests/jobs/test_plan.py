@@ -244,7 +244,7 @@ def run_worlds(
     planned = replace(request, output=None, settings=settings.model_copy(update={"store": store})) if store else request
     server.reset()
     before, calls_before = plan(planned), server.count()
-    given = {"llm.model": "m", "fail_on_error": "false", **{f"llm.{name}": price for name, price in PRICES.items()}}
+    given = {"llm.model": "m", "fail_on_error": "none", **{f"llm.{name}": price for name, price in PRICES.items()}}
     ended = run_here(server, Path(path), output, "--metric", ",".join(metrics), settings=given)
     assert ended.code == 0, ended.err
     calls = {name: server.count(name) for name in stages_of(metrics, settings)}

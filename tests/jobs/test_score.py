@@ -19,21 +19,24 @@ from untold.udfs.llm.keys import Stage
 @pytest.mark.parametrize(
     ("ended", "failed", "fail_on_error", "code"),
     [
-        ("finished", 0, True, 0),
-        ("finished", 1, True, 4),
-        ("finished", 1, False, 0),
-        ("finished", 1, 1, 0),
-        ("finished", 2, 1, 4),
-        ("finished", 1, 0, 4),
-        ("finished", 1, 0.01, 0),
-        ("finished", 2, 0.01, 4),
-        ("budget", 9, False, 3),
-        ("outage", 0, True, 5),
-        ("interrupted", 0, True, 130),
-        ("refused", 0, True, 1),
+        ("finished", 0, "any", 0),
+        ("finished", 1, "any", 4),
+        ("finished", 1, "none", 0),
+        ("finished", 1, {"count": 1}, 0),
+        ("finished", 2, {"count": 1}, 4),
+        ("finished", 1, {"count": 0}, 4),
+        ("finished", 100, {"share": 1}, 0),
+        ("finished", 1, {"share": 0.01}, 0),
+        ("finished", 2, {"share": 0.01}, 4),
+        ("finished", 2, {"share": 0.5, "count": 1}, 4),
+        ("finished", 2, {"share": 0.01, "count": 5}, 4),
+        ("budget", 9, "none", 3),
+        ("outage", 0, "any", 5),
+        ("interrupted", 0, "any", 130),
+        ("refused", 0, "any", 1),
     ],
 )
-def test_exit_codes(ended: str, failed: int, fail_on_error: bool | int | float, code: int) -> None:
+def test_exit_codes(ended: str, failed: int, fail_on_error: str | dict[str, float], code: int) -> None:
     statuses = {"ok": 100 - failed, "failed": failed}
     assert Ending(None if ended == "finished" else ended).exit_code(statuses, fail_on_error) == code
 
@@ -61,7 +64,7 @@ STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "t
 def test_settings_that_change_no_result_leave_the_identity_alone() -> None:
     one = identify("input", ("e2e",), Settings(), STAGE)
     llm = Settings().llm.model_copy(update={"requests_per_minute": 5.0, "base_url": "http://other/v1", "actors": 3})
-    two = identify("input", ("e2e",), Settings(llm=llm, fail_on_error=0.5), STAGE)
+    two = identify("input", ("e2e",), Settings(llm=llm, fail_on_error={"share": 0.5}), STAGE)
     assert differences(one, two) == []
 
 

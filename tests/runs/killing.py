@@ -45,7 +45,11 @@ def run_whole(
     """Runs the metric over the samples, into the folder that they are in."""
     # One text a call, so that calls can be counted as requests
     place = {"embeddings.base_url": server.base_url, "embeddings.model": "embedder", "embeddings.batch": 1}
-    slow = {"llm.max_in_flight": IN_FLIGHT, "embeddings.max_in_flight": IN_FLIGHT, "llm.flush_seconds": FLUSH_SECONDS}
+    slow = {
+        "llm.max_concurrency": IN_FLIGHT,
+        "embeddings.max_concurrency": IN_FLIGHT,
+        "llm.flush_seconds": FLUSH_SECONDS,
+    }
     whole = Whole(server, samples, metric, samples.parent / "out", {**place, **slow, **settings}, {})
     ended = run_here(server, samples, whole.output, "--metric", metric, settings=whole.settings)
     assert ended.code == 0, ended.err

@@ -28,7 +28,7 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 
 IN_FLIGHT = 8
-SETTINGS: dict[str, Any] = {"llm.max_in_flight": IN_FLIGHT}
+SETTINGS: dict[str, Any] = {"llm.max_concurrency": IN_FLIGHT}
 SAMPLES = make_samples(40)
 NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
 

@@ -221,7 +221,7 @@ def test_a_run_whose_requests_all_fail_says_why_at_each_start(
 ) -> None:
     server.configure(rules=[{"when": {"after": 2}, "do": {"status": 413}}, {"do": {"status": 400}}])
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(4)), tmp_path / "out"
-    settings = {"summarise_contexts": "false", "llm.max_in_flight": 1}
+    settings = {"summarise_contexts": "false", "llm.max_concurrency": 1}
     for _ in range(2):
         ended = run_here(server, path, output, settings=settings)
         assert ended.code == 4, ended.err

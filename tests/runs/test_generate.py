@@ -153,7 +153,7 @@ def test_a_killed_run_continues_and_a_finished_one_is_left_alone(
 ) -> None:
     server.configure(rules=[TERSE], latency=0.5)
     questions, output = write_samples(tmp_path / "questions.jsonl", make_questions()), tmp_path / "out"
-    settings = {"llm.max_in_flight": IN_FLIGHT}
+    settings = {"llm.max_concurrency": IN_FLIGHT}
     run = Run(server, questions, output, *flags_of(output, None), settings=settings, command="generate")
     try:
         run.wait_for(server, COUNT + 10)

@@ -61,7 +61,12 @@ def by_sample(output: Path, metric: str = "icat") -> dict[str, Row]:
 
 def expected_counts(said: Sequence[bool], people: Sequence[bool]) -> dict[str, int]:
     pairs = Counter(zip(said, people, strict=True))
-    names = {"hits": (True, True), "wrong": (True, False), "missed": (False, True), "rightly_left": (False, False)}
+    names = {
+        "true_positives": (True, True),
+        "false_positives": (True, False),
+        "false_negatives": (False, True),
+        "true_negatives": (False, False),
+    }
     return {name: pairs[pair] for name, pair in names.items()}
 
 
@@ -76,11 +81,15 @@ def check_measures(rows: Sequence[Row], people: dict[str, list[bool]], said: dic
         assert row["p_value"] == pytest.approx(float(expected.pvalue))
         assert row["ci_low"] < row["value"] < row["ci_high"]
     counts = [expected_counts(said[name], people[name]) for name in names]
-    for measure, other in (("precision", "wrong"), ("recall", "missed")):
-        shares = [one["hits"] / (one["hits"] + one[other]) for one in counts if one["hits"] + one[other]]
+    for measure, other in (("precision", "false_positives"), ("recall", "false_negatives")):
+        shares = [
+            one["true_positives"] / (one["true_positives"] + one[other])
+            for one in counts
+            if one["true_positives"] + one[other]
+        ]
         macro = found[f"{measure}_macro", "sample"]
         assert (macro["n"], macro["value"]) == (len(shares), pytest.approx(np.mean(shares)))
-        hits, others = sum(one["hits"] for one in counts), sum(one[other] for one in counts)
+        hits, others = sum(one["true_positives"] for one in counts), sum(one[other] for one in counts)
         assert found[f"{measure}_micro", "item"]["value"] == pytest.approx(hits / (hits + others))
 
 
@@ -107,9 +116,9 @@ def test_a_study_of_what_icat_covers_is_as_brute_force_counts_it(run_here: RunHe
     for name, row in found.items():
         assert (row["human"], row["labelled"], row["ties"]) == (np.mean(people[name]), len(people[name]), 0)
         assert row["value"] == pytest.approx(np.mean(said[name])), name
-        assert {key: row[key] for key in ("hits", "wrong", "missed", "rightly_left")} == expected_counts(
-            said[name], people[name]
-        )
+        assert {
+            key: row[key] for key in ("true_positives", "false_positives", "false_negatives", "true_negatives")
+        } == expected_counts(said[name], people[name])
         judged[name] = said[name]
     rows = read_table(tmp_path / "study", "meta_evaluation")
     check_measures(rows, people, judged)

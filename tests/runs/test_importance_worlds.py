@@ -104,8 +104,8 @@ def test_contexts(worlds: Worlds, duplicates: str, responses: int) -> None:
     settings = {
         "importance.duplicates": duplicates,
         "importance.evidence_chunks": 1,
-        "index.words": 20,
-        "index.overlap": 5,
+        "index.chunk_words": 20,
+        "index.chunk_overlap": 5,
     }
     output, samples = worlds.job(f"contexts-{duplicates}-{responses}", responses, **settings)
     options = replace(NOISY, duplicates=duplicates, evidence_chunks=1)

@@ -34,8 +34,8 @@ def settings_of(server: ModelServer) -> dict[str, Any]:
     return {
         "embeddings.base_url": server.base_url,
         "embeddings.model": "fake-model",
-        "index.words": 12,
-        "index.overlap": 3,
+        "index.chunk_words": 12,
+        "index.chunk_overlap": 3,
         "index.chunks_per_shard": 30,
     }
 
@@ -53,7 +53,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     """One after the other, for each step costs seconds: bad rows, hits, distinct queries, growth, another model."""
     place = tmp_path / "index"
     corpus = write_corpus(tmp_path / "corpus.jsonl", CORPUS, {"id": "", "contents": "x"}, {"id": "none"})
-    made = index(run_here, server, corpus, place, "--set", "fail_on_error=2")
+    made = index(run_here, server, corpus, place, "--set", "fail_on_error.count=2")
     assert made.code == 0, made.err
     assert "2 rows are no documents" in made.err
     failures = read_table(place, "failures")
@@ -103,9 +103,9 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     refused = run_here.command(other)
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "was made with another embedding model" in refused.err
-    fewer = index(run_here, server, corpus, place, "--set", "index.overlap=4")
+    fewer = index(run_here, server, corpus, place, "--set", "index.chunk_overlap=4")
     assert fewer.code == 1
-    assert "other settings (index.overlap)" in fewer.err
+    assert "other settings (index.chunk_overlap)" in fewer.err
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_killed_build_goes_on_and_asks_nothing_twice(server: ModelServer, tmp_
     documents = make_corpus(300)
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
     place = tmp_path / "index"
-    settings = {**settings_of(server), "embeddings.batch": BATCH, "embeddings.max_in_flight": IN_FLIGHT}
+    settings = {**settings_of(server), "embeddings.batch": BATCH, "embeddings.max_concurrency": IN_FLIGHT}
     server.configure(latency=LATENCY if moment == "asked" else 0.0)
     run = Run(server, corpus, place, settings=settings, command="index")
     if moment == "asked":

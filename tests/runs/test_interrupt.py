@@ -23,7 +23,7 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 
 IN_FLIGHT = 8
-SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
+SETTINGS = {"llm.max_concurrency": IN_FLIGHT}
 
 
 def _check_interrupted(ended: Ended, output: Path) -> None:

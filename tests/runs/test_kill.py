@@ -32,7 +32,7 @@ IN_FLIGHT = 8
 LATENCY = 0.4
 FLUSH_SECONDS = 1.0
 ORPHAN_SECONDS = 60.0
-SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
+SETTINGS = {"llm.max_concurrency": IN_FLIGHT}
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ FLUSH_SECONDS = 0.2
 LATENCY = 0.2
 SETTINGS = {
     "summarise_contexts": "false",
-    "llm.max_in_flight": IN_FLIGHT,
+    "llm.max_concurrency": IN_FLIGHT,
     "llm.flush_seconds": FLUSH_SECONDS,
 }
 SAMPLES: list[Row] = [

@@ -88,7 +88,7 @@ def test_four_actors_keep_a_limit_and_all_honour_retry_after(
 def test_a_limit_in_flight_is_shared_by_four_actors(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.1)
     path = write_samples(tmp_path / "samples.jsonl", make_samples(300))
-    ended = run_here(server, path, tmp_path / "out", settings=_settings(4, max_in_flight=8))
+    ended = run_here(server, path, tmp_path / "out", settings=_settings(4, max_concurrency=8))
     assert (ended.code, server.count()) == (0, 300), ended.err
     assert server.in_flight_peak() == 8
 

@@ -29,7 +29,7 @@ from untold.jobs.run.processes import Process
 
 NEXT = Holder("next", Process("another-host", "another-boot", "", 1234, "99"))
 IN_FLIGHT = 2
-SETTINGS = {"llm.max_in_flight": IN_FLIGHT}
+SETTINGS = {"llm.max_concurrency": IN_FLIGHT}
 
 
 @dataclass(frozen=True)

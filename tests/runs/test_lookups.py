@@ -224,7 +224,7 @@ BATCH = 8
 @pytest.mark.slow
 def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.1)
-    settings = remote(server, batch=BATCH, max_in_flight=4)
+    settings = remote(server, batch=BATCH, max_concurrency=4)
     stage = bind_stage("embed_text", settings)
     call = replace(call_settings(settings, stage, server.base_url, str(tmp_path)), flush=0.2)
     rows = [{"request_id": f"r{number:04d}", "text": f"hive {number}", "kind": "document"} for number in range(800)]

@@ -159,11 +159,11 @@ def test_k_qa_has_the_published_baseline_and_the_candidates_that_are_expected(
     baseline = [round(found["erecall", f"{name}_micro"], 4) for name in ("precision", "recall", "f1")]
     assert baseline == [0.8333, 0.0980, 0.1754]
     own = [row for row in read_table(tmp_path / "o", "coverage") if row["metric"] == "longrecall"]
-    assert sum(row["hits"] for row in own) == pytest.approx(151, abs=2)
-    assert sum(row["wrong"] for row in own) == pytest.approx(201, abs=2)
+    assert sum(row["true_positives"] for row in own) == pytest.approx(151, abs=2)
+    assert sum(row["false_positives"] for row in own) == pytest.approx(201, abs=2)
     missed = {row["method"]: row for row in read_table(tmp_path / "o", "false_negatives")}
     judge = missed["longrecall:judge"]
-    assert (judge["fn_candidate"], judge["fn_entailment"]) == (153 - sum(row["hits"] for row in own), 0)
+    assert (judge["fn_candidate"], judge["fn_entailment"]) == (153 - sum(row["true_positives"] for row in own), 0)
     assert missed["erecall"]["fn"] == 153 - 15
     tiers = {row["tier"]: row["count"] for row in read_table(tmp_path / "o", "tiers")}
     assert sum(tiers.values()) == 399

@@ -229,7 +229,7 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
 @pytest.mark.slow
 def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     cap = 12
-    settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "false"}
+    settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "none"}
     job.server.reset()
     ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (0, 0), ended.err
@@ -254,7 +254,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     samples, in_flight = job.samples[:60], 8
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     distinct = sum(count_requests(samples, job.options).values())
-    settings = {"llm.max_in_flight": in_flight}
+    settings = {"llm.max_concurrency": in_flight}
     with ModelServer(answer="world_noisy", latency=0.05) as server:
         run = Run(server, path, output, *NLI, settings=settings)
         run.wait_for(server, 300, PAIRS)

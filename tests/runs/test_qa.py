@@ -324,7 +324,7 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     turns = count_tool_turns(samples, job.options)
     distinct = count_requests(samples, job.options)
-    settings = {"llm.max_in_flight": in_flight}
+    settings = {"llm.max_concurrency": in_flight}
     with ModelServer(answer="world_noisy", latency=0.05) as server:
         run = Run(server, path, output, *QA, settings=settings)
         run.wait_for(server, (distinct[PAIRS] + turns) // 2, PAIRS)

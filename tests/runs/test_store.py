@@ -61,7 +61,7 @@ def shared(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Itera
     rows = make_samples(50)
     path = write_samples(folder / "samples.jsonl", rows)
     settings = {"store": str(folder / "store")}
-    slow = {**settings, "llm.max_in_flight": "2"}
+    slow = {**settings, "llm.max_concurrency": "2"}
     with ModelServer(latency=3.0) as server:
         first = Run(server, path, folder / "first", settings=slow)
         first.wait_for(server, 4)
@@ -175,7 +175,7 @@ def test_a_changed_template_reuses_nothing_and_a_budget_ends_the_run(
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
 
 
-REFUSED = {"llm.api_key_env": "KEY_OF_A_TEST", "llm.max_in_flight": 4}
+REFUSED = {"llm.api_key_env": "KEY_OF_A_TEST", "llm.max_concurrency": 4}
 KEY = {"KEY_OF_A_TEST": SECRET}
 
 
@@ -231,7 +231,7 @@ def test_an_outage_is_resumable_and_a_short_one_is_sat_out(server: ModelServer, 
     assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
 
     server.configure(latency=0.4)
-    run = Run(server, path, output, settings={"llm.max_in_flight": 8})
+    run = Run(server, path, output, settings={"llm.max_concurrency": 8})
     run.wait_for(server, 40)
     server.configure(down=True)
     sleep(6)

@@ -122,7 +122,7 @@ class AnsweringActor:
         endpoint = Endpoint(
             settings.base_url,
             key or None,
-            connections=settings.limits.max_in_flight,
+            connections=settings.limits.max_concurrency,
             timeout=settings.timeout,
             key_header=key_header_of(work.stage),
         )

@@ -103,7 +103,7 @@ class Asker:
 
     def start(self) -> None:
         """Starts the workers; call it inside the event loop."""
-        loops = [self._answer() for _ in range(self._settings.limits.max_in_flight)]
+        loops = [self._answer() for _ in range(self._settings.limits.max_concurrency)]
         self._tasks = [asyncio.create_task(loop) for loop in (*loops, self._keep_leasing(), self._keep_flushing())]
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:

@@ -40,7 +40,7 @@ class Limits:
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    max_in_flight: int = 64
+    max_concurrency: int = 64
 
 
 @dataclass(frozen=True)
@@ -336,8 +336,8 @@ class Limiter:
         held_by_others = sum(other.may_hold for other in self._clients.values() if other is not client)
         busy = sum(1 for other in self._clients.values() if other.wants)
         # Rounded up, so that no place is lost; what is over in sum is held back by what the others hold.
-        share = -(-report.limits.max_in_flight // max(busy, 1))
-        places = max(0, min(share, report.limits.max_in_flight - held_by_others)) if client.wants else 0
+        share = -(-report.limits.max_concurrency // max(busy, 1))
+        places = max(0, min(share, report.limits.max_concurrency - held_by_others)) if client.wants else 0
         if now < self._settled:
             places = min(places, report.places)
         client.may_hold = max(client.places, report.places, places, report.in_flight)

@@ -19,7 +19,7 @@ from untold.udfs.retrieval.terms import Bm25, Statistics
 from untold.udfs.retrieval.tokens import tokenise
 from untold.udfs.storage import Place
 
-RETRIEVERS = ("dense", "bm25", "both")
+RETRIEVERS = ("dense", "bm25", "hybrid")
 # So many queries are held by a task at once
 QUERIES_AT_ONCE = 1_000
 FREQUENCIES = pa.schema([("term", pa.string()), ("frequency", pa.int64()), ("error", pa.string())])

@@ -105,7 +105,7 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
             "tokens_per_minute": 9.0,
             "price_per_million_tokens": 2.0,
             "batch": 7,
-            "max_in_flight": 3,
+            "max_concurrency": 3,
         },
         search={"base_url": "http://s", "api_key_env": "SEARCH", "price_per_thousand_requests": 5.0},
     )

@@ -43,7 +43,7 @@ def test_no_secret_of_a_command_line_or_the_environment_is_shown(
 ) -> None:
     monkeypatch.setenv("OTHER_TOKEN", "a-value-of-the-environment")
     place = f"nowhere://user:{SECRET}@host/a-value-of-the-environment?sig={SECRET}"
-    assert main(["show", "--output", place, "--sample", "s", *flags]) == 1
+    assert main(["show", place, "--sample", "s", *flags]) == 1
     shown = capsys.readouterr()
     assert "nowhere://(not shown)@host/(not shown)?sig=(not shown)" in shown.err
     assert ("Traceback" in shown.err) is bool(flags)
@@ -192,9 +192,9 @@ def test_a_wrong_setting_is_one_line_without_a_traceback(tmp_path: Path, capsys:
         ["prompts"],
         ["prompts", "evaluate_coverage"],
         ["meta-evaluate", "--annotations", "sheet.csv", "--key", "key.csv", "--output", "out"],
-        ["compare", "--output", "out"],
-        ["sweep", "--output", "out"],
-        ["curve", "--output", "out"],
+        ["compare", "out"],
+        ["sweep", "out"],
+        ["curve", "out"],
         ["combine-studies", "a", "b", "--output", "out"],
         ["condense", "--relations", "a", "--output", "out"],
         ["index", "--input", "a", "--output", "out"],
@@ -235,7 +235,7 @@ def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str])
 
 
 def test_atoms_are_drawn_in_a_picture_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--raw goes with --picture" in usage_error(capsys, "show", "--output", "o", "--sample", "s", "--raw")
+    assert "--raw goes with --picture" in usage_error(capsys, "show", "o", "--sample", "s", "--raw")
 
 
 def test_schema_shows_one_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,17 +341,16 @@ def test_a_command_imports_no_engine_that_it_does_not_need(arguments: str, absen
 
 
 @pytest.mark.usefixtures("spark")
-def test_one_flag_takes_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--output", "absent-a", "absent-b", "--metric", "e2e"]) == 1
+def test_compare_takes_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "absent-a", "absent-b", "--metric", "e2e"]) == 1
     assert "absent-a" in capsys.readouterr().err
-    assert "unrecognized arguments: qa" in usage_error(capsys, "compare", "--output", "a", "--metric", "e2e", "qa")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["score", "--input", "--output", "out"], "untold score: argument --input: expected one argument"),
-        (["compare", "--output"], "untold compare: argument --output: expected one argument"),
+        (["compare"], "untold compare: the following arguments are required: RUN...\n"),
         (["score"], "untold score: the following arguments are required: --input, --output, --metric\n"),
         (["score", "--metric", "e2e"], "untold score: the following arguments are required: --input, --output\n"),
         (["scor"], "did you mean score?"),
@@ -360,7 +359,7 @@ def test_one_flag_takes_several_outputs(capsys: pytest.CaptureFixture[str]) -> N
         ([*SCORE, "--limit", "0"], "argument --limit: must be a positive integer, got 0\n"),
         ([*SCORE, "--limit", "many"], "argument --limit: must be a positive integer, got many\n"),
         (["meta-evaluate", "--seed", "one"], "argument --seed: must be an integer, got one\n"),
-        (["sweep", "--output", "a", "--betas", "1,x"], "argument --betas: must be numbers, got x\n"),
+        (["sweep", "a", "--betas", "1,x"], "argument --betas: must be numbers, got x\n"),
         (["schema", "scores", "atoms"], "untold schema: unrecognized arguments: atoms"),
         ([], "untold: the following arguments are required: COMMAND\n"),
     ],

@@ -25,7 +25,7 @@ from untold.udfs.retrieval.tokens import tokenise
 
 WORDS = 12
 OVERLAP = 3
-SETTINGS = IndexSettings(words=WORDS, overlap=OVERLAP)
+SETTINGS = IndexSettings(chunk_words=WORDS, chunk_overlap=OVERLAP)
 POISON = "poison"
 SCHEMA = "document_id string, title string, url string, text string, content string"
 

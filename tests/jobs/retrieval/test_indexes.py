@@ -52,7 +52,7 @@ def test_hits_by_words_are_those_of_bm25s(whole: Indexes) -> None:
 def test_both_are_fused_by_their_ranks(whole: Indexes) -> None:
     rankings = [whole.search(QUERIES[:1], k=200, retriever=name)[QUERIES[0]] for name in ("dense", "bm25")]
     expected = fuse_rankings([[Hit(*hit) for hit in ranking] for ranking in rankings], 5)
-    assert whole.search(QUERIES[:1], retriever="both")[QUERIES[0]] == [tuple(hit) for hit in expected]
+    assert whole.search(QUERIES[:1], retriever="hybrid")[QUERIES[0]] == [tuple(hit) for hit in expected]
 
 
 @pytest.mark.parametrize("shards", [pytest.param(3, marks=pytest.mark.slow), 7])
@@ -119,7 +119,7 @@ def test_a_grown_corpus_adds_shards_and_embeds_what_is_new_alone(indexes: Indexe
     assert {name: after.get(name) for name in before} == before
     fresh = Indexes(spark, indexes.folder.parent / "fresh")
     fresh.make(changed)
-    for retriever in ("dense", "bm25", "both"):
+    for retriever in ("dense", "bm25", "hybrid"):
         assert indexes.search(QUERIES, retriever=retriever) == fresh.search(QUERIES, retriever=retriever)
     again = indexes.make(changed, chunks_per_shard=60)
     assert (again.new, again.built, indexes.asked, indexes.files()) == (0, 0, [], after)

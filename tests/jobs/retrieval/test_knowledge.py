@@ -59,7 +59,7 @@ def by_query(found: DataFrame) -> dict[tuple[str, str], list[Mapping[str, Any]]]
     return rows
 
 
-@pytest.mark.parametrize("retriever", ["dense", "both"])
+@pytest.mark.parametrize("retriever", ["dense", "hybrid"])
 def test_contexts_are_the_samples_own_and_all_compared(
     spark: SparkSession, tmp_path: Path, samples: DataFrame, retriever: str
 ) -> None:

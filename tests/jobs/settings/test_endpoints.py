@@ -23,7 +23,7 @@ from untold.jobs.settings.loading import preset_names
         ((), {"OPENAI_API_KEY": "k"}, {"endpoint": "local"}, "local", True),
         (SERVER, {}, {"endpoint": "local", "installed": False}, "local", False),
         ((), {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://h"}, {"demo": True}, "local", True),
-        (("llm.max_in_flight=1",), {"OPENAI_API_KEY": "k"}, {"demo": True}, "local", True),
+        (("llm.max_concurrency=1",), {"OPENAI_API_KEY": "k"}, {"demo": True}, "local", True),
         (("llm.model=m",), {"OPENAI_API_KEY": "k"}, {"demo": True}, "openai", False),
         ((), {"OPENAI_API_KEY": "k"}, {"demo": True, "endpoint": "openai"}, "openai", False),
         ((), {"OPENAI_API_KEY": "k", "UNTOLD_LLM__ENDPOINT": "openai"}, {"demo": True}, "openai", False),

@@ -51,7 +51,7 @@ def test_default_file_names_every_setting() -> None:
         ("graph.max_edges_in_task", 1_000_000),
         ("graph.jar", None),
         ("summarise_contexts", True),
-        ("fail_on_error", True),
+        ("fail_on_error", "any"),
     ],
 )
 def test_default(key: str, value: object) -> None:
@@ -59,15 +59,22 @@ def test_default(key: str, value: object) -> None:
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
-    config = write(tmp_path, "llm: {model: file, max_in_flight: 7, max_attempts: 2, timeout_seconds: 3}")
-    environ = {"UNTOLD_LLM__MAX_IN_FLIGHT": "8", "UNTOLD_LLM__MAX_ATTEMPTS": "5"}
+    config = write(tmp_path, "llm: {model: file, max_concurrency: 7, max_attempts: 2, timeout_seconds: 3}")
+    environ = {"UNTOLD_LLM__MAX_CONCURRENCY": "8", "UNTOLD_LLM__MAX_ATTEMPTS": "5"}
     resolved = load("llm.max_attempts=6", config=config, environ=environ, endpoint="vllm")
     llm = resolved.settings.llm
-    assert (llm.base_url, llm.model, llm.max_in_flight, llm.max_attempts) == ("http://localhost:8000/v1", "file", 8, 6)
-    assert {key: resolved.sources[f"llm.{key}"] for key in ("base_url", "model", "max_in_flight", "max_attempts")} == {
+    assert (llm.base_url, llm.model, llm.max_concurrency, llm.max_attempts) == (
+        "http://localhost:8000/v1",
+        "file",
+        8,
+        6,
+    )
+    assert {
+        key: resolved.sources[f"llm.{key}"] for key in ("base_url", "model", "max_concurrency", "max_attempts")
+    } == {
         "base_url": "conf/endpoints/vllm.yaml",
         "model": str(config),
-        "max_in_flight": "UNTOLD_LLM__MAX_IN_FLIGHT",
+        "max_concurrency": "UNTOLD_LLM__MAX_CONCURRENCY",
         "max_attempts": "--set",
     }
     assert resolved.sources["llm.top_p"] == "conf/default.yaml"
@@ -114,13 +121,21 @@ def test_set_reads_values_by_the_type_of_the_setting(override: str, key: str, va
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("true", True), ("false", False), ("1", 1), ("0", 0), ("1.0", 1.0), ("0.05", 0.05), ("1.", 1.0)]
+    ("overrides", "value"),
+    [
+        (["fail_on_error=any"], "any"),
+        (["fail_on_error=none"], "none"),
+        (["fail_on_error.share=1"], {"share": 1}),
+        (["fail_on_error.share=0.05", "fail_on_error.count=3"], {"share": 0.05, "count": 3}),
+        (["fail_on_error={count: 0}"], {"count": 0}),
+        (["fail_on_error=none", "fail_on_error.count=2"], {"count": 2}),
+        (["fail_on_error.count=2", "fail_on_error=none"], "none"),
+    ],
 )
-def test_fail_on_error_keeps_switch_count_and_share_apart(text: str, value: object) -> None:
-    found = load(*SERVER, f"fail_on_error={text}").settings.fail_on_error
-    assert (type(found), found) == (type(value), value)
-    again = Settings.model_validate_json(load(*SERVER, f"fail_on_error={text}").settings.model_dump_json())
-    assert type(again.fail_on_error) is type(value)
+def test_fail_on_error_is_a_word_or_bounds(overrides: list[str], value: object) -> None:
+    settings = load(*SERVER, *overrides).settings
+    assert settings.fail_on_error == value
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
 def test_repeated_set_lets_the_last_win() -> None:
@@ -207,8 +222,11 @@ def test_unknown_key_is_an_error_with_the_nearest(key: str, nearest: str) -> Non
         ("llm.extra_body.x=.nan", "finite numbers"),
         ("llm.base_url=h/v1", "an http:// or https:// address"),
         ("summarise_contexts=yes", "true or false"),
-        ("fail_on_error=1.5", "a share from 0.0 to 1.0"),
-        ("fail_on_error=-1", "a count"),
+        ("fail_on_error=true", "any | none | share (from 0 to 1) and count (an integer >= 0)"),
+        ("fail_on_error.share=1.5", "share (from 0 to 1)"),
+        ("fail_on_error.count=-1", "count (an integer >= 0)"),
+        ("fail_on_error.count=1.5", "count (an integer >= 0)"),
+        ("fail_on_error.portion=1", "share (from 0 to 1)"),
         ("nli.unit_types=[Fat]", "Fact | Claim"),
         ("qa.questions=some", "all | contexts"),
         ("graph.method=scipy", "auto | local | graphframes"),

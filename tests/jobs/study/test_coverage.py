@@ -26,7 +26,7 @@ def person(number: int, human: float | None, query: str = "q") -> Row:
 
 
 def judgement(number: int, value: float, counts: tuple[int, int, int, int]) -> Row:
-    named = zip(("hits", "wrong", "missed", "rightly_left"), counts, strict=True)
+    named = zip(("true_positives", "false_positives", "false_negatives", "true_negatives"), counts, strict=True)
     return {
         "sample_id": f"s{number}",
         "metric": "icat",

@@ -26,7 +26,7 @@ STAGE = Stage(
     template='{"stage": "summarise_context", "query": {{ query | tojson }}, "text": {{ text | tojson }}}',
     temperature=0.0,
 )
-SETTINGS = CallSettings(base_url="", timeout=3.0, deadline=30.0, flush=0.1, limits=Limits(max_in_flight=8))
+SETTINGS = CallSettings(base_url="", timeout=3.0, deadline=30.0, flush=0.1, limits=Limits(max_concurrency=8))
 
 
 def never_unparsable(text: str, _: Any) -> None:

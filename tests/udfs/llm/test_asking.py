@@ -116,7 +116,7 @@ def test_what_lasts_is_asked_once(server: ModelServer, tmp_path: Path, deed: Any
 @pytest.mark.parametrize(("deed", "error_type"), [({"status": 500}, "http_500"), ("refuse", "connection")])
 def test_faults_are_asked_again_after_a_wait(server: ModelServer, tmp_path: Path, deed: Any, error_type: str) -> None:
     server.configure(rules=[{"when": {"contains": "number 1."}, "do": deed}])
-    one_at_a_time = replace(SETTINGS, max_attempts=2, limits=Limits(max_in_flight=1))
+    one_at_a_time = replace(SETTINGS, max_attempts=2, limits=Limits(max_concurrency=1))
     ask(server, tmp_path, requests(20), one_at_a_time)
     rows = rows_in(tmp_path)
     assert (rows["r0001"]["error_type"], rows["r0001"]["attempts"]) == (error_type, 2)
@@ -177,12 +177,12 @@ def test_a_hanging_request_does_not_hold_up_the_rest(server: ModelServer, tmp_pa
 
 def test_no_more_calls_are_in_flight_than_allowed(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.02)
-    ask(server, tmp_path, requests(60), replace(SETTINGS, limits=Limits(max_in_flight=3)))
+    ask(server, tmp_path, requests(60), replace(SETTINGS, limits=Limits(max_concurrency=3)))
     assert server.in_flight_peak() == 3
 
 
 def test_a_rate_is_kept(server: ModelServer, tmp_path: Path) -> None:
-    ask(server, tmp_path, requests(60), replace(SETTINGS, limits=Limits(requests_per_minute=1800, max_in_flight=8)))
+    ask(server, tmp_path, requests(60), replace(SETTINGS, limits=Limits(requests_per_minute=1800, max_concurrency=8)))
     times = [arrival.at for arrival in server.arrivals()]
     assert 1.8 < times[-1] - times[0] < 3.5
     assert all(later - sooner > 1.0 for sooner, later in zip(times, times[33:], strict=False))

@@ -84,7 +84,7 @@ def test_nothing_new_is_asked_while_much_is_unwritten(
             await one.until(lambda progress: progress.trouble is not None and progress.unwritten >= 50)
             await asyncio.sleep(1.0)
             asked = server.count()
-            assert 50 <= asked <= 50 + SETTINGS.limits.max_in_flight
+            assert 50 <= asked <= 50 + SETTINGS.limits.max_concurrency
         await one.until(lambda progress: bool(progress.finished_units))
         return await one.asker.stop(1.0)
 

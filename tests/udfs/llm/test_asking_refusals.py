@@ -56,7 +56,7 @@ def test_an_exhausted_credit_ends_the_run_and_is_no_row_s_failure(
     assert "add credit" in (progress.refused or "")
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {None}
     assert len(rows_in(tmp_path)) == progress.tally.done == 50
-    assert server.count() <= 50 + SETTINGS.limits.max_in_flight
+    assert server.count() <= 50 + SETTINGS.limits.max_concurrency
 
 
 @pytest.mark.parametrize("deed", [FLAGGED, ECHO, {"status": 404}], ids=["403", "echo", "404"])
@@ -85,7 +85,7 @@ def test_a_run_of_which_nothing_succeeds_is_refused(server: ModelServer, tmp_pat
     server.configure(rules=[{"do": {"status": status}}])
     progress = ask_until(server, tmp_path, 100, is_refused)
     assert (progress.refused or "").startswith(f"HTTP {status}")
-    assert server.count() <= SETTINGS.limits.max_in_flight
+    assert server.count() <= SETTINGS.limits.max_concurrency
     assert rows_in(tmp_path) == {}
 
 
@@ -94,7 +94,7 @@ def test_twenty_refusals_in_a_row_end_a_run_that_had_succeeded(server: ModelServ
     progress = ask_until(server, tmp_path, 400, is_refused)
     assert (progress.refused or "").startswith("HTTP 403")
     assert len(rows_in(tmp_path)) == 50
-    assert 70 <= server.count() <= 70 + SETTINGS.limits.max_in_flight
+    assert 70 <= server.count() <= 70 + SETTINGS.limits.max_concurrency
 
 
 def test_a_wrong_key_always_refuses(server: ModelServer, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_calls_that_time_out_are_booked_as_estimated(server: ModelServer, tmp_pa
 
 def test_calls_that_time_out_use_up_the_budget(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": "hang"}])
-    limits = Limits(max_in_flight=4)
+    limits = Limits(max_concurrency=4)
     settings = replace(SETTINGS, timeout=0.2, max_attempts=9, prices=Prices(prompt=1e6), budget=Budget(max_cost=2000.0))
     progress = ask_until(
         server, tmp_path, 8, lambda progress: progress.refusal == "budget", replace(settings, limits=limits)

@@ -78,7 +78,7 @@ def test_a_price_a_call_is_held_against_the_budget() -> None:
 
 def test_a_bounded_cost_ends_the_searching_at_the_last_call_that_it_pays(server: ModelServer, tmp_path: Path) -> None:
     settings = replace(
-        SETTINGS, prices=Prices(thousand_calls=10.0), budget=Budget(max_cost=0.055), limits=Limits(max_in_flight=2)
+        SETTINGS, prices=Prices(thousand_calls=10.0), budget=Budget(max_cost=0.055), limits=Limits(max_concurrency=2)
     )
 
     async def search_until_spent() -> Progress:

@@ -30,7 +30,7 @@ def report(client: str = "a", count: int = 1, **fields: Any) -> Report:
 def test_random_clients_never_exceed_the_request_limit(clients: int, limit: int) -> None:
     random = Random(clients * limit)
     behaviours = [random_behaviour(random) for _ in range(clients)]
-    world = World(behaviours, Limits(requests_per_minute=limit, max_in_flight=256), seed=limit).run(180)
+    world = World(behaviours, Limits(requests_per_minute=limit, max_concurrency=256), seed=limit).run(180)
     assert world.sent
     assert_requests_within(world, limit)
 
@@ -40,14 +40,14 @@ def test_odd_limits_hold_too(seed: int) -> None:
     random = Random(seed)
     limit = random.choice([1, 2, 7, 59, 61, 100, 333, 1000])
     behaviours = [random_behaviour(random) for _ in range(random.randint(1, 8))]
-    world = World(behaviours, Limits(requests_per_minute=limit, max_in_flight=64), seed=seed).run(300)
+    world = World(behaviours, Limits(requests_per_minute=limit, max_concurrency=64), seed=seed).run(300)
     assert_requests_within(world, limit)
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
 @pytest.mark.parametrize("limit", [600, 6000])
 def test_hungry_clients_use_the_limit(clients: int, limit: int) -> None:
-    limits = Limits(requests_per_minute=limit, max_in_flight=256)
+    limits = Limits(requests_per_minute=limit, max_concurrency=256)
     world = World([Behaviour(jitter=0.005) for _ in range(clients)], limits).run(125)
     used = sum(START + 5 <= one.at < START + 125 for one in world.sent) / 2
     assert used >= 0.97 * limit
@@ -74,7 +74,7 @@ def test_without_limits_everything_may_go_at_once() -> None:
 def test_tokens_stay_within_the_limit_and_the_error_of_what_is_in_flight(clients: int) -> None:
     limit, places = 60_000, 16
     behaviour = Behaviour(estimates=(100, 1000), error=(-0.5, 0.2))
-    world = World([behaviour] * clients, Limits(tokens_per_minute=limit, max_in_flight=places), seed=1).run(240)
+    world = World([behaviour] * clients, Limits(tokens_per_minute=limit, max_concurrency=places), seed=1).run(240)
     assert most_tokens(60.0, world.sent) <= limit + places * 0.2 * 1000
     assert world.peak <= places
 
@@ -82,7 +82,7 @@ def test_tokens_stay_within_the_limit_and_the_error_of_what_is_in_flight(clients
 def test_what_was_leased_and_not_used_is_given_back() -> None:
     limit = 60_000
     behaviour = Behaviour(estimates=(50, 100), error=(-0.3, -0.2))
-    world = World([behaviour] * 4, Limits(tokens_per_minute=limit, max_in_flight=64), seed=2).run(200)
+    world = World([behaviour] * 4, Limits(tokens_per_minute=limit, max_concurrency=64), seed=2).run(200)
     used = sum(one.used for one in world.sent if START + 20 <= one.at < START + 200) / 3
     assert used >= 0.9 * limit
     assert most_tokens(60.0, world.sent) <= limit
@@ -91,12 +91,12 @@ def test_what_was_leased_and_not_used_is_given_back() -> None:
 def test_what_was_used_beyond_the_lease_is_paid_back() -> None:
     limit, places = 60_000, 4
     behaviour = Behaviour(estimates=(100, 200), error=(1.0, 1.0))
-    world = World([behaviour] * 2, Limits(tokens_per_minute=limit, max_in_flight=places), seed=3).run(200)
+    world = World([behaviour] * 2, Limits(tokens_per_minute=limit, max_concurrency=places), seed=3).run(200)
     assert most_tokens(60.0, world.sent) <= limit + places * 200
 
 
 def test_both_limits_hold_at_once() -> None:
-    limits = Limits(requests_per_minute=300, tokens_per_minute=60_000, max_in_flight=16)
+    limits = Limits(requests_per_minute=300, tokens_per_minute=60_000, max_concurrency=16)
     world = World([Behaviour(estimates=(10, 600))] * 4, limits, seed=4).run(200)
     assert_requests_within(world, 300)
     assert most_tokens(60.0, world.sent) <= 60_000
@@ -192,13 +192,13 @@ def test_calls_in_flight_never_exceed_their_places(clients: int) -> None:
         Behaviour(answer=(0.2, 4.0), awake=(2.0, 20.0), asleep=(1.0, 40.0), poll=(0.05, random.choice([0.1, 1.0])))
         for _ in range(clients)
     ]
-    world = World(behaviours, Limits(requests_per_minute=6000, max_in_flight=24), seed=clients).run(180)
+    world = World(behaviours, Limits(requests_per_minute=6000, max_concurrency=24), seed=clients).run(180)
     assert world.peak <= 24
     assert world.peak >= 12
 
 
 def test_places_hold_while_leases_are_on_their_way() -> None:
-    limiter, limits = Limiter(Clock()), Limits(max_in_flight=8)
+    limiter, limits = Limiter(Clock()), Limits(max_concurrency=8)
     assert limiter.lease(report("a", 8, limits=limits)).places == 8
     limiter.lease(report("b", 8, limits=limits))
     assert limiter.lease(report("a", 8, in_flight=2, limits=limits)).places == 4
@@ -209,7 +209,7 @@ def test_places_hold_while_leases_are_on_their_way() -> None:
 
 
 def test_a_second_client_gets_places_as_the_first_gives_them_up() -> None:
-    limiter, limits = Limiter(Clock()), Limits(max_in_flight=8)
+    limiter, limits = Limiter(Clock()), Limits(max_concurrency=8)
     assert limiter.lease(report("a", 8, limits=limits)).places == 8
     assert limiter.lease(report("b", 8, limits=limits)).places == 0
     assert limiter.lease(report("a", 8, in_flight=8, limits=limits)).places == 4
@@ -219,7 +219,7 @@ def test_a_second_client_gets_places_as_the_first_gives_them_up() -> None:
 
 
 def test_a_client_without_work_holds_no_places() -> None:
-    limiter, limits = Limiter(Clock()), Limits(max_in_flight=8)
+    limiter, limits = Limiter(Clock()), Limits(max_concurrency=8)
     limiter.lease(report("a", 8, limits=limits))
     limiter.lease(report("a", 0, limits=limits))
     assert limiter.lease(report("b", 8, limits=limits)).places == 0
@@ -229,7 +229,7 @@ def test_a_client_without_work_holds_no_places() -> None:
 
 def test_a_client_that_vanished_frees_its_places_after_its_time() -> None:
     clock = Clock()
-    limiter, limits = Limiter(clock), Limits(max_in_flight=8)
+    limiter, limits = Limiter(clock), Limits(max_concurrency=8)
     limiter.lease(report("a", 8, limits=limits))
     clock.now += CLIENT_EXPIRY - 1
     assert limiter.lease(report("b", 8, limits=limits)).places == 0
@@ -238,7 +238,7 @@ def test_a_client_that_vanished_frees_its_places_after_its_time() -> None:
 
 
 def test_a_client_that_left_frees_its_places_at_once() -> None:
-    limiter, limits = Limiter(Clock()), Limits(max_in_flight=8)
+    limiter, limits = Limiter(Clock()), Limits(max_concurrency=8)
     limiter.lease(report("a", 8, limits=limits))
     limiter.leave("a")
     assert limiter.lease(report("b", 8, limits=limits)).places == 8
@@ -312,13 +312,13 @@ def test_an_outage_counts_from_its_first_fault() -> None:
 
 def test_calls_of_all_clients_stay_within_the_budget() -> None:
     behaviour = Behaviour(answer=(0.1, 2.0))
-    world = World([behaviour] * 4, Limits(max_in_flight=64), budget=Budget(max_calls=333)).run(60)
+    world = World([behaviour] * 4, Limits(max_concurrency=64), budget=Budget(max_calls=333)).run(60)
     assert len(world.sent) == 333
     assert {client.refusal for client in world.clients} == {"budget"}
 
 
 def test_calls_stay_within_the_budget_with_slots_too() -> None:
-    limits = Limits(requests_per_minute=6000, max_in_flight=64)
+    limits = Limits(requests_per_minute=6000, max_concurrency=64)
     world = World([Behaviour(jitter=LATE)] * 4, limits, budget=Budget(max_calls=333)).run(60)
     assert len(world.sent) == 333
 
@@ -326,7 +326,7 @@ def test_calls_stay_within_the_budget_with_slots_too() -> None:
 @pytest.mark.parametrize(("budget", "price"), [(Budget(max_tokens=50_000), 0.0), (Budget(max_cost=50.0), 0.001)])
 def test_tokens_and_cost_stay_within_the_budget_up_to_estimation(budget: Budget, price: float) -> None:
     behaviour = Behaviour(estimates=(100, 500), error=(-0.5, 0.0))
-    world = World([behaviour] * 4, Limits(max_in_flight=16), budget=budget, price=price).run(60)
+    world = World([behaviour] * 4, Limits(max_concurrency=16), budget=budget, price=price).run(60)
     used = sum(one.used for one in world.sent)
     assert 49_000 <= used <= 50_000
     assert {client.refusal for client in world.clients} == {"budget"}
@@ -334,7 +334,7 @@ def test_tokens_and_cost_stay_within_the_budget_up_to_estimation(budget: Budget,
 
 def test_underestimated_tokens_exceed_the_budget_by_their_error_alone() -> None:
     behaviour = Behaviour(estimates=(100, 500), error=(0.0, 0.5))
-    world = World([behaviour] * 4, Limits(max_in_flight=16), budget=Budget(max_tokens=50_000)).run(60)
+    world = World([behaviour] * 4, Limits(max_concurrency=16), budget=Budget(max_tokens=50_000)).run(60)
     assert sum(one.used for one in world.sent) <= 50_000 + 16 * 250
 
 

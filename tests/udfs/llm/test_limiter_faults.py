@@ -10,7 +10,7 @@ from tests.udfs.llm.limiter_world import START, Behaviour, Clock, World, most_in
 from tests.udfs.llm.test_limiter import report
 from untold.udfs.llm.limiter import FORGET_SECONDS, FURTHEST_SLOT, Budget, Limiter, Limits, Spent
 
-BOTH = Limits(requests_per_minute=6000, tokens_per_minute=60_000, max_in_flight=8)
+BOTH = Limits(requests_per_minute=6000, tokens_per_minute=60_000, max_concurrency=8)
 
 
 @pytest.mark.parametrize("used", [2**32 - 1, 2**62])
@@ -49,7 +49,7 @@ def test_no_slot_is_further_away_than_a_minute_in_a_long_pause() -> None:
 
 def test_calls_larger_than_the_limit_go_one_a_minute() -> None:
     behaviour = Behaviour(in_flight=4, estimates=(1000, 1000))
-    world = World([behaviour], Limits(tokens_per_minute=100, max_in_flight=4)).run(600)
+    world = World([behaviour], Limits(tokens_per_minute=100, max_concurrency=4)).run(600)
     assert 8 <= len(world.sent) <= 11
     assert most_tokens(59.0, world.sent) == 1000
 

@@ -12,7 +12,7 @@ from untold.udfs.llm.limiter import SETTLE_SECONDS, Budget, Limiter, Limits, Spe
 @pytest.mark.parametrize("clients", [1, 4])
 @pytest.mark.parametrize("limit", [600, 6000])
 def test_a_restart_of_the_limiter_grants_no_burst(clients: int, limit: int) -> None:
-    world = World([Behaviour(jitter=0.01)] * clients, Limits(requests_per_minute=limit, max_in_flight=64)).run(70)
+    world = World([Behaviour(jitter=0.01)] * clients, Limits(requests_per_minute=limit, max_concurrency=64)).run(70)
     for _ in range(5):
         world.restart_limiter()
         world.run(7)
@@ -20,7 +20,7 @@ def test_a_restart_of_the_limiter_grants_no_burst(clients: int, limit: int) -> N
 
 
 def test_restarts_grant_no_burst_at_low_rates_either() -> None:
-    world = World([Behaviour(poll=(0.1, 0.2))] * 4, Limits(requests_per_minute=6, max_in_flight=64)).run(70)
+    world = World([Behaviour(poll=(0.1, 0.2))] * 4, Limits(requests_per_minute=6, max_concurrency=64)).run(70)
     for _ in range(10):
         world.restart_limiter()
         world.run(3)
@@ -30,7 +30,7 @@ def test_restarts_grant_no_burst_at_low_rates_either() -> None:
 def test_restarts_do_not_forget_what_was_used_beyond_the_lease() -> None:
     limit, places, estimate = 60_000, 16, 1000
     behaviour = Behaviour(in_flight=places, answer=(0.5, 5.0), estimates=(estimate, estimate), error=(3.0, 3.0))
-    world = World([behaviour] * 3, Limits(tokens_per_minute=limit, max_in_flight=places))
+    world = World([behaviour] * 3, Limits(tokens_per_minute=limit, max_concurrency=places))
     for _ in range(60):
         world.run(5)
         world.restart_limiter()
@@ -49,7 +49,7 @@ def test_a_restart_does_not_end_a_pause_for_those_who_come_new() -> None:
 
 
 def test_places_hold_over_a_restart_of_the_limiter() -> None:
-    clock, limits = Clock(), Limits(max_in_flight=8)
+    clock, limits = Clock(), Limits(max_concurrency=8)
     limiter = Limiter(clock)
     limiter.lease(report("a", 4, limits=limits))
     limiter.lease(report("b", 4, limits=limits))
