@@ -20,11 +20,12 @@ import aiohttp
 import httpx2
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
-from untold.udfs.llm.calls import Answer, Usage
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import Prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
+from untold.udfs.llm.usage import Usage
 
 TOP_LOGPROBS = 10
 # The header that a key is sent in, where an API has no other
