@@ -42,7 +42,7 @@ class SpooledJob:
 
     @property
     def name(self) -> str:
-        """`<stage>-<digest>-<store>-<run>`."""
+        """`<stage>-<digest>-<store>-<number>-<run>`; store and number are hexadecimal."""
         return self.place.name
 
     @property
