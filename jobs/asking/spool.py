@@ -42,7 +42,7 @@ class SpooledJob:
 
     @property
     def name(self) -> str:
-        """`<stage>-<digest>-<store>-<number>-<run>`; store and number are hexadecimal."""
+        """`<stage>-<digest>-<store>-<part>-<run>`; store and part are hexadecimal."""
         return self.place.name
 
     @property
