@@ -203,7 +203,11 @@ def read_label(completion: str, labels: Labels, own: str) -> str:
 
     Raises `Unparsable` where that is none or several.
     """
-    text = _TAGS.sub(" ", BOXED.sub(r" \1 ", STRUCK.sub("", strip_thinking(completion))))
+    answer = strip_thinking(completion)
+    alone = labels.of(found) if (found := labels.alone.fullmatch(answer)) else None
+    if alone is not None:
+        return alone
+    text = _TAGS.sub(" ", BOXED.sub(r" \1 ", STRUCK.sub("", answer)))
     recorded = _recorded(text, labels)
     if recorded is not None:
         return recorded
