@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from untold.jobs.study.label_points import BASELINES, DATASETS, LAX, LMR, STRICT, predicted_label
+from untold.jobs.study.label_points import DATASETS, LABEL_BASELINES, LAX, LMR, STRICT, predicted_label
 from untold.udfs.statistics.confusion import (
     CONVENTIONS,
     FAILED,
@@ -39,7 +39,7 @@ from untold.udfs.statistics.question_resampling import (
 __all__ = ["DATASETS", "LMR"]
 
 # The order of rows in the table `meta_evaluation`
-ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *BASELINES)
+ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *LABEL_BASELINES)
 GROUP = ("model", "metric", "undefined", "measure")
 COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
 # Distinct tables of a question that the driver resamples itself; five answers to a question have at most 4,368
@@ -242,7 +242,7 @@ def agreement_rows(
     """
     rows = []
     for metric, model, undefined, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
-        owner = (None, None) if measure in BASELINES else (model, metric)
+        owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
         if (model, metric, undefined, LMR) in found and (*owner, undefined, measure) in found:
             names = {"dataset": dataset, "metric": metric, "model": model, "undefined": undefined, "measure": measure}
             rows.append(names | _values(found[*owner, undefined, measure]))

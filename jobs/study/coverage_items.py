@@ -15,6 +15,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL
 from untold.udfs.retrieval.local_models import ModelFiles
 from untold.udfs.samples.labelled_items import ITEMS, baseline_batches, baseline_names, baseline_schema, item_batches
 
@@ -26,10 +27,8 @@ TYPES = "reference_types"
 # What a label has to be, without case, for its item to count as covered where --covered names none
 COVERED = ("covered", "true", "yes", "1")
 VERDICTS = ("metric", "sample_id", "reference_id", "covered")
-# What else a row of `statements` may say of its reference: what the baselines of longrecall call it
-BASELINES = ("arecall", "erecall", "holistic")
-# Those of them that ask no model
-UNASKED = ("arecall", "erecall")
+# The baselines of longrecall that ask no model
+UNASKED = (ARECALL, ERECALL)
 KEYS = ["model", "metric", "sample_id", "reference_id"]
 ITEM = ["sample_id", "reference_id"]
 # So many labels of the input are looked at: whoever has more kinds has no labels there, but texts
@@ -306,7 +305,7 @@ def metric_coverage(verdicts: DataFrame, items: DataFrame) -> DataFrame:
     )
 
 
-def baselines_of(read: DataFrame, model: ModelFiles | None) -> DataFrame:
+def similarity_baselines(read: DataFrame, model: ModelFiles | None) -> DataFrame:
     """sample_id, then a double a baseline: response against the texts of all its items, joined by newlines.
 
     read: of `read_items`. Null where there is no response, or there are no items. BERTScore needs a local model.

@@ -17,7 +17,7 @@ from untold.udfs.statistics.surface import SURFACE
 from untold.udfs.statistics.tiers import Subset
 
 Row = Mapping[str, Any]
-BASELINES = (*SURFACE, *BERTSCORE)
+SIMILARITY_BASELINES = (*SURFACE, *BERTSCORE)
 MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
 
 

@@ -65,8 +65,8 @@ def sample_rows(
 ) -> list[Row]:
     """The rows of the table `coverage`: each sample under each metric of a model, then under each baseline.
 
-    people: rows of `jobs.study.coverage_items.human_coverage`; judged: of `metric_coverage`; baselines: of `baselines_of`.
-    value and counts are null where the metric gave nothing of a sample.
+    people: rows of `jobs.study.coverage_items.human_coverage`; judged: of `metric_coverage`; baselines: of
+    `similarity_baselines`. value and counts are null where the metric gave nothing of a sample.
     """
     given = {((row["metric"], row["model"]), row["sample_id"]): row for row in judged}
     by_sample = {row["sample_id"]: row for row in baselines}

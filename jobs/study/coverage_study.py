@@ -19,13 +19,13 @@ from untold.jobs.study.compared_methods import count_tiers, draw_items, kappas_o
 from untold.jobs.study.coverage_items import (
     ITEM,
     ItemVerdicts,
-    baselines_of,
     check_items,
     human_coverage,
     judge_items,
     metric_coverage,
     read_items,
     read_verdicts,
+    similarity_baselines,
 )
 from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
 from untold.jobs.study.itemwise import annotator_rows, overlap_rows, weight_rows
@@ -118,7 +118,7 @@ def write_study(
     people = read_rows(human_coverage(items.samples, items.judged).orderBy("sample_id"))
     votes = read_rows(items.judged.groupBy("yes", "no").agg(F.count("*").alias("count")))
     judged = read_rows(metric_coverage(verdicts.rows, items.judged))
-    baselines = read_rows(baselines_of(_spread(items.samples), model))
+    baselines = read_rows(similarity_baselines(_spread(items.samples), model))
     owners = [(metric, name) for name, metrics in verdicts.metrics.items() for metric in metrics]
     labels = coverage_rows.count_labels(votes)
     samples = coverage_rows.sample_rows(people, judged, baselines, owners)
@@ -169,5 +169,5 @@ def _token_model(settings: Settings) -> tuple[ModelFiles | None, str | None]:
 
 
 def _spread(samples: DataFrame) -> DataFrame:
-    """Over all cores: a baseline costs tens of milliseconds a sample, and thousands of samples lie in one small file."""
+    """Over all cores: a baseline takes tens of milliseconds a sample, and one small file has thousands of them."""
     return samples.repartition(samples.sparkSession.sparkContext.defaultParallelism, "sample_id")

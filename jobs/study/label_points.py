@@ -19,7 +19,7 @@ from untold.udfs.samples.adapters import CONFLICTBANK_CONTEXTS, CONFLICTBANK_SET
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, UNDEFINED
 
 LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
-BASELINES = ("baseline_constant", "baseline_overlap")
+LABEL_BASELINES = ("baseline_constant", "baseline_overlap")
 # C1, C2 and C3; D is the default fact
 COUNTERFACTUALS = tuple(name for name in CONFLICTBANK_CONTEXTS if name != "D")
 # What the shares of up to five, and of up to three, comparisons are whole multiples of: points are whole numbers, so
@@ -80,9 +80,9 @@ def baseline_points(samples: DataFrame, constant: str) -> DataFrame:
     nobody = [F.lit(None).cast("string").alias(name) for name in ("model", "metric")]
     scored = samples.select(*nobody, "sample_id", F.col("overlap").alias("score"), F.lit(False).alias("failed"))
     always = samples.select("*", *nobody)
-    found = {(BASELINES[0], name): _whole(F.col("label") == constant) for name in CONVENTIONS}
+    found = {(LABEL_BASELINES[0], name): _whole(F.col("label") == constant) for name in CONVENTIONS}
     constants = _points(always, F.col("sample_id"), F.coalesce("query", "sample_id"), found)
-    return constants.unionByName(label_points(scored, samples).withColumn("measure", F.lit(BASELINES[1])))
+    return constants.unionByName(label_points(scored, samples).withColumn("measure", F.lit(LABEL_BASELINES[1])))
 
 
 def alone_points(scores: DataFrame, samples: DataFrame, _: DataFrame | None = None) -> DataFrame:
@@ -212,7 +212,7 @@ def _points(frame: DataFrame, unit: Column, cluster: Column, found: Mapping[tupl
 BANK_SCALES = {LMR: LMR_SCALE, STRICT: STRICT_SCALE, LAX: LAX_SCALE}
 ALONE = "conflictbank_alone"  # another way to get S_X, so that no published figure is beside it
 DATASETS = {
-    "wikicontradict": Dataset(label_points, {LMR: 1, **dict.fromkeys(BASELINES, 1)}, has_labels=True),
+    "wikicontradict": Dataset(label_points, {LMR: 1, **dict.fromkeys(LABEL_BASELINES, 1)}, has_labels=True),
     "conflictbank": Dataset(source_points, BANK_SCALES, has_labels=False, by_source=True),
     ALONE: Dataset(alone_points, BANK_SCALES, has_labels=False),
 }

@@ -291,8 +291,8 @@ def markdown_cell(cell: str) -> str:
 def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
     """LMR with its intervals by metric and model as the bytes of an SVG or a PNG, the same for the same rows.
 
-    One panel for each convention of undefined scores. Lines are the baselines, diamonds published figures: on the bar of
-    the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
+    One panel for each convention of undefined scores. Lines are the baselines, diamonds published figures: on the bar
+    of the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
     another form.
     """
     if form not in FORMATS:

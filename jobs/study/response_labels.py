@@ -1,4 +1,4 @@
-"""Scores beside labels of whole responses: points of metrics and baselines, and confusion tables; methods, section 6."""
+"""Scores beside labels of whole responses: points of metrics and baselines, confusion tables; methods, 6."""
 
 from __future__ import annotations
 
