@@ -94,6 +94,8 @@ def _search_one(
     """The hits of one query; unless the setting `store` says where, nothing of it is kept."""
     settings = request.settings
     _check_local(settings.spark.master)
+    if stages and settings.embeddings.base_url is not None and settings.llm.answering == "spool":
+        raise SearchError("--query needs llm.answering=here; with a spool use --queries and --output")
     with (
         tempfile.TemporaryDirectory(prefix="untold-search-") as folder,
         open_vector_engines(

@@ -103,6 +103,9 @@ def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
 
     second = run_here(server, samples, output, settings=settings)
     assert (second.code, sum_usage(output, "answered")) == (6, wanted - kept)
+    worker = start_worker(mount / "spool", "--set", "budget.max_calls=5", A_KEY=KEY)
+    told = worker.communicate(timeout=WAIT_SECONDS)[0]
+    assert (worker.returncode, "the budget is used up after 5 calls" in told) == (3, True), told
     worker = start_worker(mount / "spool", "--set", "llm.max_concurrency=8", A_KEY=KEY)
     told = worker.communicate(timeout=WAIT_SECONDS)[0]
     assert worker.returncode == 0, told
