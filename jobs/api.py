@@ -46,7 +46,7 @@ from untold.jobs.score import ScoreRequest, score
 from untold.jobs.settings.layers import KNOWN
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, require
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
@@ -101,7 +101,12 @@ class Run(results.Run):
         return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
 
     def plot(self) -> Figure:
-        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure."""
+        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.
+
+        Raises:
+            UntoldError: Matplotlib is not installed.
+        """
+        require("Run.plot", "study", "matplotlib", "networkx")
         from untold.jobs.plots import plot_means
 
         return plot_means(self.summary().to_pylist())

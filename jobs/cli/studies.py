@@ -440,12 +440,16 @@ COMMANDS: dict[str, click.Command] = {
     ),
     "compare": Command("rank systems by their scores", _compare, [*_COMPARED, *settings_options()]),
     "combine-studies": Command(
-        "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
+        "average meta-evaluations over data sets",
+        _combine_studies,
+        [*_COMBINED, *settings_options()],
+        needs=("matplotlib", "networkx"),
     ),
     "meta-evaluate": Command(
         "evaluate metrics against human labels",
         _meta_evaluate,
         [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
+        needs=("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu"),
     ),
     "sweep": Command(
         "weigh coverage against factuality over a range: ICAT by beta",
@@ -455,6 +459,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
     "curve": Command(
         "draw recall of the most important facts against their number",
@@ -463,5 +468,6 @@ COMMANDS: dict[str, click.Command] = {
             Argument("run", "RUN", "an output of untold score with the metric importance"),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
 }
