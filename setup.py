@@ -42,7 +42,7 @@ setup(
     install_requires=[
         "pyspark>=4.0,<5",  # partitions, joins and aggregates the data
         "ray>=2.50,<3",  # actors that make the rate-limited model calls
-        "openai[aiohttp]>=2,<4",  # the OpenAI-compatible client, on its aiohttp transport
+        "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client, on its aiohttp transport; 2.16 is the first to post bytes
         "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling

@@ -104,7 +104,9 @@ def test_a_base_install_works_beside_modules_that_break(
     assert refused.stderr == "untold: sweep needs matplotlib, networkx: pip install 'untold[study]'\n"
     if kind == "wheel":
         assert [row["status"] for row in environment.score()] == ["ok"]
-        assert "sample a, metric e2e" in environment.output("-m", "untold", "show", str(tmp_path / "out"), "--sample", "a")
+        assert "sample a, metric e2e" in environment.output(
+            "-m", "untold", "show", str(tmp_path / "out"), "--sample", "a"
+        )
 
 
 def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Path) -> None:

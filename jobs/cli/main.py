@@ -35,11 +35,15 @@ class _Group(click.Group):
             ctx.fail("the following arguments are required: COMMAND")
         return super().parse_args(ctx, args)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command of the first word. Raises UsageError for an unknown one, with the nearest known."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             there = ", ".join(self.commands)
-            ctx.fail(with_hint(f"argument COMMAND: invalid choice: {args[0]!r} (choose from {there})", args[0], COMMANDS))
+            ctx.fail(
+                with_hint(f"argument COMMAND: invalid choice: {args[0]!r} (choose from {there})", args[0], COMMANDS)
+            )
         return super().resolve_command(ctx, args)
 
 
