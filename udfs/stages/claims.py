@@ -10,7 +10,6 @@ from typing import Any
 
 from untold.udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import (
     AFTERWORDS,
@@ -35,6 +34,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.texts import with_breaks, without_struck
 
 CLAIM_NAMES = ("claim", "statement", "fact", "text", "sentence", "atomicclaim", "content", "item")
