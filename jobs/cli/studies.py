@@ -113,11 +113,20 @@ def _compare(options: Options) -> int:
             seed=settings.statistics.seed,
             notify=display.note,
             cluster=options.cluster,
+            undefined=options.undefined,
         )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_lines(comparison_lines(found, page_of(sys.stdout), every=options.all, clustered=options.cluster))
+        print_lines(
+            comparison_lines(
+                found,
+                page_of(sys.stdout),
+                every=options.all,
+                clustered=options.cluster,
+                undefined=options.undefined,
+            )
+        )
     return 0
 
 
@@ -389,6 +398,13 @@ _COMPARED = [
     Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
+    Option(
+        "--undefined",
+        "HOW",
+        "rank by the mean of the scores (mean, the default), or with 0 for samples that state nothing (zero)",
+        read=one_of(("mean", "zero")),
+        default="mean",
+    ),
     flag("--all", "print all pairs, and not only those that differ by more than chance"),
     flag("--json", "print JSON"),
 ]
