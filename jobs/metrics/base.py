@@ -91,8 +91,9 @@ class Metric:
     each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
     what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
     `pooled`: from the tables measures and scores as they were written, further rows of `measures_summary`, of what is
-    no mean over samples. `dropped`: what samples with `dropped` in the table `scores` lack, where a run is to say that
-    there are some.
+    no mean over samples. `zeroed`: measures that are undefined where a response states nothing, and count as 0 in
+    `mean_zero` then; such a response has the measure `claims` 0. `dropped`: what samples with `dropped` in the table
+    `scores` lack, where a run is to say that there are some.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Metric:
     looks_in: str = "contexts"
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
     dropped: str | None = None
+    zeroed: tuple[str, ...] = ()
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""

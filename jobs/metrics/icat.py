@@ -328,5 +328,6 @@ METRIC = Metric(
     retrieves=True,
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
+    zeroed=(FACT, COVERAGE, ICAT),
     digests=digests,
 )

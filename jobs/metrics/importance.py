@@ -22,6 +22,7 @@ from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CLAIMS, number_claims
+from untold.udfs.facts.importance_measures import F1, PRECISION, RECALL, WEIGHTED
 from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
 from untold.udfs.samples.conversion import EITHER
 
@@ -173,5 +174,6 @@ METRIC = Metric(
     unknown=unknown_bounds,
     looks_in=EITHER,
     pooled=pool_measures,
+    zeroed=(PRECISION, RECALL, WEIGHTED, F1),
     dropped="facts beyond importance.max_facts, which were left out",
 )
