@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.claim_lines import ClaimView
 from untold.jobs.metrics.contexts import MARK
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.grounded_claims import (
@@ -27,6 +28,7 @@ from untold.jobs.metrics.grounded_claims import (
 from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
 from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -322,6 +324,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: IcatSettings},
     settings=(NAME, "grounding"),
     tables=TABLES,
     needs=needs,
@@ -329,4 +332,5 @@ METRIC = Metric(
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
     digests=digests,
+    view=ClaimView,
 )

@@ -1,17 +1,50 @@
-"""Settings of metrics that hold the claims of a response against a source of knowledge."""
+"""The settings of each metric: those of our own, and those that metrics of other packages bring (`Metric.sections`).
+
+Loaded with the settings, so nothing here imports Spark or a metric of ours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from untold.jobs.settings.fields import Count, Probability, Section, Text
 
+GROUP = "untold.metrics"
+"""The entry points by which other packages add metrics."""
+
+UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
+
 Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 # Beyond a thousand ICAT is S_coverage to six digits
 Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+class NliSettings(Section):
+    """Options of the metric nli: methods, section 2."""
+
+    # Not strict: YAML has lists and no tuples
+    unit_types: tuple[UnitType, ...] = Field(
+        default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
+    )
+    skip_implied: bool = Field(default=False, description="Whether pairs that earlier relations imply are not asked")
+    max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
+
+
+class QaSettings(Section):
+    """Options of the metric qa: methods, section 3."""
+
+    quantity_tool: Literal["tool", "resolve", "none"] = Field(
+        default="tool",
+        description="Quantities are compared by the model's tool, resolved without the model, or left to it",
+    )
+    questions: Literal["all", "contexts"] = Field(
+        default="all", description="Questions are mined from response and contexts, or from contexts alone"
+    )
 
 
 class IcatSettings(Section):
@@ -98,3 +131,17 @@ class LongrecallSettings(Section):
     baselines: list[Literal["arecall", "erecall", "holistic"]] = Field(
         default=["arecall", "erecall"], description="Published baselines beside the metric; holistic asks a stage"
     )
+
+
+def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
+    """Metric, name and class of each section of settings that a metric of another package brings.
+
+    Imports these packages. One that cannot be imported has no settings here; `METRICS` raises its error where the
+    metric is named.
+    """
+    for point in entry_points(group=GROUP):
+        try:
+            metric = point.load()
+        except Exception:
+            continue
+        yield from ((point.name, name, section) for name, section in metric.sections.items())
