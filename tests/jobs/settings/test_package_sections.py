@@ -42,9 +42,9 @@ def test_a_section_is_set_by_every_layer(bring: Bring, tmp_path: Path) -> None:
     bring(("words", "toy", ToySettings))
     file = tmp_path / "config.yaml"
     file.write_text("toy: {letters: 2}")
-    by_file = load(*SERVER, config=str(file))
+    by_file = load(*SERVER, config=file)
     assert (by_file.settings.of(ToySettings).letters, by_file.sources["toy.letters"]) == (2, str(file))
-    by_variable = load(*SERVER, config=str(file), environ={"UNTOLD_TOY__LETTERS": "3"})
+    by_variable = load(*SERVER, config=file, environ={"UNTOLD_TOY__LETTERS": "3"})
     assert by_variable.settings.of(ToySettings).letters == 3
     assert load(*SERVER, "toy.letters=4", environ={"UNTOLD_TOY__LETTERS": "3"}).settings.of(ToySettings).letters == 4
     assert load(*SERVER).settings.of(ToySettings).letters == 1
@@ -67,9 +67,8 @@ def test_what_is_wrong_with_a_section_is_told_as_of_our_own(bring: Bring, overri
 def test_a_section_is_listed_and_its_variables_are_known(bring: Bring) -> None:
     assert unknown_variables({"UNTOLD_TOY__LETTERS": "1"})
     bring(("words", "toy", ToySettings))
-    assert ("toy.letters", "an integer >= 1", "1", "Fewest letters of a word that counts") in [
-        row[:4] for row in describe()
-    ]
+    listed = ("toy.letters", "an integer >= 1", "1", "Fewest letters of a word that counts")
+    assert listed in [row[:4] for row in describe()]
     assert unknown_variables({"UNTOLD_TOY__LETTERS": "1"}) == []
 
 
