@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 from untold.jobs import tables
 from untold.jobs.cli.commands import COMMANDS
-from untold.jobs.cli.studies import COVERAGE_FORMATS, QUESTION_FORMATS
+from untold.jobs.cli.values import known_formats, question_formats
 from untold.jobs.metrics import METRICS
 from untold.jobs.settings.loading import describe, preset_names
 from untold.jobs.settings.model import Settings
@@ -133,8 +133,8 @@ def stages() -> str:
 def formats() -> str:
     known = {
         "Samples (`untold score --format`)": (FORMATS, FORMATS),
-        "Questions (`untold generate --format`)": (QUESTION_FORMATS, FORMATS),
-        "Labelled coverage (`--dataset coverage --format`)": (COVERAGE_FORMATS, FORMATS),
+        "Questions (`untold generate --format`)": (question_formats(), FORMATS),
+        "Labelled coverage (`--dataset coverage --format`)": (known_formats("items"), FORMATS),
         "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
     }
     parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]

@@ -76,22 +76,7 @@ STATEMENTS = pa.schema(
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {
-    "statements": (
-        "reference_id",
-        "claims",
-        "anchor",
-        "found_by",
-        "relevance",
-        "salience",
-        "weight",
-        "rank",
-        "kept",
-        "arecall",
-        "erecall",
-        "holistic",
-    )
-}
+ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :]}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [

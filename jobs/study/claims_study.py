@@ -22,7 +22,7 @@ from untold.jobs.tables import META_EVALUATION
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS
+from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS, PLAIN
 from untold.udfs.statistics.verdict_agreement import (
     VERDICTS,
     constant_label,
@@ -33,7 +33,7 @@ from untold.udfs.statistics.verdict_agreement import (
 
 DATASET = "claims"
 STAGE = "verify_claim"
-LAYOUT = "claims"  # of rows of claim, evidence and label
+
 CONSTANT, PEOPLE = "constant", "people"
 SHARE = "supported_share"
 KEYS = ["model", "metric", "claim_id"]
@@ -81,7 +81,7 @@ def read_claims(
 
 def layout_of(format: str | None) -> Adapter:
     """The layout of claims of that name, the plain one for None. Raises SampleError for another name."""
-    name = format or LAYOUT
+    name = format or PLAIN
     if name not in CLAIM_FORMATS:
         raise SampleError(f"unknown format `{name}`{aside(near_misses(name, CLAIM_FORMATS))} of claims")
     return CLAIM_FORMATS[name]
