@@ -247,7 +247,7 @@ META_EVALUATION = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),  # null, as model, for the baselines
         ("model", pa.string()),
-        ("undefined", pa.string()),  # the convention: mismatch, zero or published
+        ("convention", pa.string()),  # of undefined scores: mismatch, zero or published
         ("measure", pa.string()),  # lmr, kappa, ...
         ("value", pa.float64()),  # null where the measure is undefined
         ("ci_low", pa.float64()),
@@ -308,7 +308,7 @@ MATCH_COUNTS = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),
         ("model", pa.string()),
-        ("undefined", pa.string()),
+        ("convention", pa.string()),
         ("measure", pa.string()),
         ("scale", pa.int64()),  # points of a unit that matches in full
         ("points", pa.int64()),  # whole, so that equal ones meet
@@ -328,7 +328,7 @@ COMPARISONS = pa.schema(
         ("p_value", pa.float64()),
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg
         ("n", pa.int64()),  # units that both have points of
-        ("undefined", pa.string()),  # the convention that points are under
+        ("convention", pa.string()),  # that points are under
     ]
 )
 # A share that people found, with its 95 % interval (docs/methods.md, section 6)

@@ -111,7 +111,7 @@ def _published_value(row: Row) -> float | None:
 
 def _as_published(row: Row) -> bool:
     """Whether the convention is the paper's: where nothing was left out, `zero` is the same."""
-    return row["undefined"] == PUBLISHED_CONVENTION or (row["undefined"] == "zero" and not row.get("left_out"))
+    return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and not row.get("left_out"))
 
 
 def _plain(model: str) -> str:
@@ -159,7 +159,7 @@ def render_averages(rows: Sequence[Row]) -> str:
     """
     lines = [
         [
-            *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["undefined"]),
+            *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["convention"]),
             *(f"{row['n']:,}", _value(row, interval=True)),
             "-" if row["published"] is None else f"{row['published']:.3f}",
         ]
@@ -169,15 +169,15 @@ def render_averages(rows: Sequence[Row]) -> str:
         "LMR. Averages count every data set the same; their intervals are 95 % BCa, joint over the data sets, 10,000 "
         "resamples of each."
     )
-    heads = ["data set", "metric", "model", "undefined", "n", "LMR", "published"]
+    heads = ["data set", "metric", "model", "convention", "n", "LMR", "published"]
     return "\n\n".join(["# Meta-evaluations together", note, markdown_table(heads, lines), PUBLISHED_NOTE]) + "\n"
 
 
 def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
-    """By data set, metric, model and undefined: the rows by measure."""
+    """By data set, metric, model and convention: the rows by measure."""
     lines: dict[tuple[str, str, str, str], Values] = {}
     for row in rows:
-        key = row["dataset"], row["metric"], row["model"], row["undefined"]
+        key = row["dataset"], row["metric"], row["model"], row["convention"]
         lines.setdefault(key, {})[row["measure"]] = row
     return lines
 
@@ -188,19 +188,19 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
     measures = [name for name in MEASURE_HEADS if name in present]
     heads = [MEASURE_HEADS[name] for name in measures]
     lines = []
-    for (_, metric, model, undefined), values in _by_line(rows).items():
+    for (_, metric, model, convention), values in _by_line(rows).items():
         cost = costs.get(model, {}).get(metric)
         published = values["lmr"]["published"]
         lines.append(
             [
-                *(metric, model, undefined, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
+                *(metric, model, convention, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
                 *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
                 *cost_cells(cost),
                 "-" if published is None else f"{published:.3f}",
             ]
         )
     return markdown_table(
-        ["metric", "model", "undefined", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
+        ["metric", "model", "convention", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
     )
 
 
@@ -245,7 +245,7 @@ def _comparison_table(comparisons: Sequence[Row]) -> str:
         ]
         for row in comparisons
     ]
-    under = comparisons[0]["undefined"]
+    under = comparisons[0]["convention"]
     note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
     heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
     return "\n\n".join(["## Metrics compared", note, markdown_table(heads, lines)])
@@ -311,9 +311,9 @@ def _draw(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(len(CONVENTIONS) * width + 2.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(CONVENTIONS), sharey=True)
-    for axes, undefined in zip(panels, CONVENTIONS, strict=True):
-        _draw_panel(axes, [row for row in rows if row["undefined"] == undefined], metrics, models)
-        axes.set_title(f"undefined: {undefined}", fontsize=10)
+    for axes, convention in zip(panels, CONVENTIONS, strict=True):
+        _draw_panel(axes, [row for row in rows if row["convention"] == convention], metrics, models)
+        axes.set_title(f"undefined scores: {convention}", fontsize=10)
     panels[0].set_ylabel("LMR")
     # Each label once, though every panel has it
     handles = {
