@@ -73,9 +73,14 @@ def commands() -> str:
 
 
 def settings() -> str:
-    rows = [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe()]
+    heads = ("setting", "default", "takes", "meaning")
+    usual, advanced = (
+        [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe(advanced=rare)]
+        for rare in (False, True)
+    )
     parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
-    parts += [table(("setting", "default", "takes", "meaning"), rows), "## Presets\n"]
+    parts += [table(heads, usual), "## Advanced settings\n\nFew runs need them.\n", table(heads, advanced)]
+    parts.append("## Presets\n")
     for name in preset_names():
         text = (ROOT / "conf" / "endpoints" / f"{name}.yaml").read_text(encoding="utf-8")
         parts.append(f"### {name}\n\n```yaml\n{text}```\n")

@@ -27,6 +27,8 @@ Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 class NliSettings(Section):
     """Options of the metric nli: methods, section 2."""
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types"})
+
     # Not strict: YAML has lists and no tuples
     unit_types: tuple[UnitType, ...] = Field(
         default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
@@ -51,6 +53,7 @@ class IcatSettings(Section):
     """Options of the metric icat: methods, section 11. Of qrels the annotations count, and not the path."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"qrels"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"early_stop"})
 
     variant: Literal["auto", "m", "s", "a"] = Field(
         default="auto",
@@ -69,6 +72,10 @@ class IcatSettings(Section):
 
 class ImportanceSettings(Section):
     """Options of the metric importance."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"passage_words", "max_facts", "duplicate_distance", "batch", "relevance_weight", "evidence_chunks"}
+    )
 
     documents: Count = Field(
         default=10,
@@ -102,6 +109,10 @@ class ImportanceSettings(Section):
 
 class LongrecallSettings(Section):
     """Options of the metric longrecall."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"anchor_words", "max_facts", "duplicate_similarity", "token_similarity", "jaccard", "lcs", "cosine", "top_k"}
+    )
 
     segmentation: Literal["auto", "list", "sentences", "atomic"] = Field(
         default="auto",

@@ -127,5 +127,7 @@ class Section(BaseModel):
 
     # Fields that change no result: they may differ between two starts of one run
     NO_RESULT: ClassVar[frozenset[str]] = frozenset()
+    # Fields that hardly anybody sets: the reference lists them last
+    ADVANCED: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
+from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import STAGE_NAMES, StageSettings, settings_model
 from untold.jobs.settings.yaml_text import MOST_CHARACTERS, NULL, BoundError, CoreLoader, compose, scalar
 from untold.udfs.hints import near_misses
@@ -27,14 +27,16 @@ _LONGEST_SHOWN = 60
 
 @dataclass(frozen=True)
 class Known:
-    """A setting as its field declares it. `names`: keys below a mapping are taken `whole` or `split` at dots."""
+    """A setting as its field declares it."""
 
     key: str
     allowed: str
     default: Any
     description: str
     is_text: bool
+    # How keys below a mapping are taken: `whole`, or `split` at dots
     names: str | None
+    advanced: bool
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return {str(one.get("type")) for one in schema.get("anyOf", [schema])}
 
 
-def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
+def _known(model: type[Section], prefix: str) -> Iterator[Known]:
     """Every setting below a model, by its fields; those of a stage once for each stage.
 
     Keys below `spark.conf` are taken whole, for Spark's names have dots of their own.
@@ -123,7 +125,7 @@ def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
     properties = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         key = prefix + name
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             yield from _known(info.annotation, f"{key}.")
         elif key == "stages":
             for stage in STAGE_NAMES:
@@ -133,7 +135,9 @@ def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
             names = ("whole" if key == "spark.conf" else "split") if "object" in types else None
             default = info.get_default(call_default_factory=True)
             is_text = "string" in types and names is None and not types & {"integer", "number"}
-            yield Known(key, _allowed(properties[name]), default, info.description or "", is_text, names)
+            yield Known(
+                key, _allowed(properties[name]), default, info.description or "", is_text, names, name in model.ADVANCED
+            )
 
 
 @cache

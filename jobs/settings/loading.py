@@ -61,15 +61,18 @@ class Resolved:
     embedded: bool
 
 
-def describe() -> list[tuple[str, str, str, str]]:
+def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]:
     """(dotted key, type, default as JSON, description) of every setting; the stages' overrides once.
 
-    The page of settings of the documentation is these rows.
+    The page of settings of the documentation is these rows. `advanced`: only those that are, or only those that are not
+    (`Section.ADVANCED`).
     """
     first = f"stages.{STAGE_NAMES[0]}."
     rows = []
     for known in known_settings().values():
         overrides = known.key.startswith("stages.")
+        if advanced not in (None, known.advanced):
+            continue
         if not overrides:
             rows.append((known.key, known.allowed, json.dumps(known.default), known.description))
         elif known.key.startswith(first):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     Field,
@@ -77,6 +77,8 @@ class LlmSettings(Section):
     What is sent with a request (model, api, temperature, top_p, max_tokens, extra_body) is part of its id and may
     differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
     """
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"deadline_seconds", "outage_minutes", "actors", "flush_seconds"})
 
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
@@ -213,6 +215,8 @@ class ThresholdSettings(Section):
     between whole numbers. Methods, section 1.
     """
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"relevance", "confidence"})
+
     relevance: Rating = Field(default=3.5, description="Least expected relevance to the query, 1 to 5")
     confidence: Rating = Field(default=2.0, description="Least expected confidence of an answer, 1 to 5")
 
@@ -225,6 +229,8 @@ class StatisticsSettings(Section):
 
 class GraphSettings(Section):
     """Where fact graphs are condensed: methods, section 5, and docs/architecture.md, "Statements out of graphs"."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"method", "max_edges_in_task", "jar"})
 
     method: Literal["auto", "local", "graphframes"] = Field(
         default="auto", description="SciPy within tasks, GraphFrames, or whichever fits"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
 from untold.jobs.settings.environment import unknown_variables
+from untold.jobs.settings.fields import Section
 from untold.jobs.settings.layers import known_settings, read_systems, read_yaml
 from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import (
@@ -389,6 +390,16 @@ def test_every_setting_is_described() -> None:
     assert [key for key, *_ in rows if key.startswith("stages.")] == [
         f"stages.<stage>.{name}" for name in StageSettings.model_fields
     ]
+
+
+def test_an_advanced_setting_is_a_field_and_stands_apart() -> None:
+    usual, advanced = describe(advanced=False), describe(advanced=True)
+    assert sorted(usual + advanced) == sorted(describe())
+    keys = [key for key, *_ in advanced]
+    assert {"index.nprobe", "graph.max_edges_in_task", "thresholds.relevance"} <= set(keys)
+    assert {"llm.model", "knowledge.source", "icat.beta"}.isdisjoint(keys)
+    sections = [section for _, section in Settings() if isinstance(section, Section)]
+    assert all(hasattr(section, name) for section in sections for name in section.ADVANCED | section.NO_RESULT)
 
 
 awkward = ["null", "true", "1", "-1", "1.5", "1e999", "[", "{a: 1}", "{a: {b: null}}", "- x", "*a"]
