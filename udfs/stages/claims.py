@@ -23,7 +23,7 @@ from untold.udfs.stages.lists import (
     without_separators,
 )
 from untold.udfs.stages.prose import unframed
-from untold.udfs.stages.reading import Line, answer_span, is_drawing, is_fence, is_none, letters
+from untold.udfs.stages.reading import Line, answer_span, collapsed, is_drawing, is_fence, is_none, letters
 from untold.udfs.stages.records import (
     Cell,
     Record,
@@ -133,7 +133,7 @@ def recorded_texts(text: str, names: Sequence[str]) -> list[str] | None:
 
 def _unstruck(text: str) -> str:
     """The text of an element without what is struck out, spaces for line breaks that are written out."""
-    return " ".join(without_struck(with_breaks(text)).split("\n")) if "~~" in text or "\\n" in text else text
+    return collapsed(without_struck(with_breaks(text))) if "~~" in text or "\\n" in text else text
 
 
 def _elements(records: Records, names: Sequence[str]) -> list[Value]:
