@@ -10,14 +10,11 @@ from untold.jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
 from untold.jobs.study.coverage_published import published
 from untold.jobs.study.coverage_rows import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, ItemLabels
 from untold.jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
-from untold.udfs.retrieval.token_states import BERTSCORE
 from untold.udfs.statistics.correlation import COEFFICIENTS
 from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
-from untold.udfs.statistics.surface import SURFACE
 from untold.udfs.statistics.tiers import Subset
 
 Row = Mapping[str, Any]
-SIMILARITY_BASELINES = (*SURFACE, *BERTSCORE)
 MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
 
 
