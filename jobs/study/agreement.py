@@ -251,9 +251,7 @@ def agreement_rows(
 
 def _values(found: AgreementRows) -> dict[str, Any]:
     """The columns value, ci_low, ci_high, n and left_out of a row."""
-    interval = found.interval
-    limits = {"ci_low": interval.low, "ci_high": interval.high}
-    return {"value": interval.mean, **limits, "n": found.n, "left_out": found.left_out}
+    return {**found.interval.columns(), "n": found.n, "left_out": found.left_out}
 
 
 def compare_metrics(

@@ -68,9 +68,7 @@ def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str
         "dataset": AVERAGE,
         **dict(zip(("metric", "model", "convention"), owner, strict=True)),
         "measure": LMR,
-        "value": interval.mean,
-        "ci_low": interval.low,
-        "ci_high": interval.high,
+        **interval.columns(),
         "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
         "left_out": sum(row["left_out"] for rows in sets for row in rows),
     }

@@ -160,9 +160,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
         {
             "measure": f"{measure}_{average}",
             "level": BY_SAMPLE if average == "macro" else BY_ITEM,
-            "value": one.interval.mean,
-            "ci_low": one.interval.low,
-            "ci_high": one.interval.high,
+            **one.interval.columns(),
             "n": one.n,
             "left_out": one.left_out + unjudged[average],
         }
@@ -181,7 +179,6 @@ def _agreements(rows: Sequence[Row], clusters: list[str] | None, left_out: int, 
             return measure(totals.reshape(*totals.shape[:-1], 2, 2))
 
         one = total_interval(of_counts, counts, clusters, seed=seed)
-        value = {"value": one.mean, "ci_low": one.low, "ci_high": one.high}
         sizes = {"n": sum(map(sum, counts)), "left_out": left_out}
-        found.append({"measure": name, "level": BY_ITEM} | value | sizes)
+        found.append({"measure": name, "level": BY_ITEM} | one.columns() | sizes)
     return found
