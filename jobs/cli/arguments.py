@@ -100,7 +100,7 @@ class Argument(click.Argument):
         super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1)
         self._help = help
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """The argument's line of the help."""
         return self.make_metavar(ctx), self._help
 

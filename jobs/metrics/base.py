@@ -63,19 +63,17 @@ LOOKED_UP = ("knowledge", "index", "embeddings", "search")
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a plan takes for granted where nothing is known.
+    """What a plan takes for granted where nothing is known."""
 
-    `results`: for each stage the output of a request that was not answered, never less and never shorter than what
-    could come, as columns over the stage's variables. `settings`: those to plan under, where some settings make what
-    is asked depend on answers; stages of `at_most` may then be asked less than is counted. `likely` gives the same
-    outputs as they are in the mean (`untold.jobs.metrics.likely`), by the figures of the metric's stages.
-    """
-
+    # Those to plan under: some settings make what is asked depend on answers
     settings: Settings
+    # By stage the output of a request that was not answered, never less and never shorter than what could come, as
+    # columns over the stage's variables
     results: Mapping[str, Mapping[str, Column]]
-    # By the names of stages; under nli.skip_implied how many pairs are implied is known only from the answers
+    # Stages that may be asked less than is counted, as under nli.skip_implied, where answers say what is implied
     at_most: frozenset[str] = frozenset()
-    # From the figures of its stages to what `results` are in the mean; without, these are what is expected too
+    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.likely`); without, these
+    # are what is expected too
     likely: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 
 

@@ -154,7 +154,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
     """Covered items: macro over the samples with a judged label, micro over their items."""
     judged = [row for row in rows if row["judged"]]
     clusters = [row["query_id"] for row in judged] if clustered else None
-    counts = ([row[name] for row in judged] for name in COUNTS[:3])
+    hits, wrong, missed = ([row[name] for row in judged] for name in COUNTS[:3])
     unjudged = {"macro": len(rows) - len(judged), "micro": sum(row["labelled"] - (row["judged"] or 0) for row in rows)}
     averages = [
         {
@@ -164,7 +164,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
             "n": one.n,
             "left_out": one.left_out + unjudged[average],
         }
-        for (measure, average), one in item_averages(*counts, clusters, seed=seed).items()
+        for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
     ]
     return averages + _agreements(judged, clusters, unjudged["micro"], seed)
 

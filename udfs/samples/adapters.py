@@ -27,21 +27,20 @@ Use = Literal["questions", "items", "labels"]
 
 @dataclass(frozen=True)
 class Adapter:
-    """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for.
+    """Another layout of files."""
 
-    `optional`: columns that are read too, where they are there.
-
-    Files that no extension names have a `read` of their own, which is given those that are named like `files`.
-    `by_row`: ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole.
-    `uses`: what the rows are besides samples.
-    """
-
+    # The columns that it needs
     required: tuple[str, ...]
+    # The records that a record and its 0-based row stand for
     expand: Callable[[FileRecord, int], list[FileRecord]]
+    # Names of the files that `read` is given: those that no extension names have a reader of their own
     files: str = "*"
     read: Callable[[Unit], Iterator[FileRecord]] | None = None
+    # Ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole
     by_row: bool = True
+    # Columns that are read too, where they are there
     optional: tuple[str, ...] = ()
+    # What the rows are besides samples
     uses: tuple[Use, ...] = ()
 
 
