@@ -43,7 +43,7 @@ from untold.jobs.run.output import absolute
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import active_session, open_session
 from untold.jobs.score import ScoreRequest, score
-from untold.jobs.settings.layers import KNOWN
+from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError, require
@@ -389,7 +389,7 @@ def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
     """
     for name, value in settings.items():
         key = f"{above}{name}"
-        if isinstance(value, Mapping) and key not in KNOWN:
+        if isinstance(value, Mapping) and key not in known_settings():
             yield from _dotted(value, f"{key}.")
         else:
             yield key, value

@@ -18,6 +18,8 @@ RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
     "untold.jobs.study": 2,
+    # Loaded with the settings
+    "untold.jobs.metrics.settings": 4,
     "untold.jobs.run": 3,
     "untold.jobs.asking": 3,
     "untold.jobs.metrics": 3,
