@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import add, attrgetter
+from typing import Any
 
 # Endpoints publish their prices for so many tokens
 TOKENS_OF_A_PRICE = 1e6
@@ -48,9 +49,8 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         """What both used."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        sums = map(add, _SUMS(self), _SUMS(other))
-        estimated, cost = self.estimated or other.estimated, sum(costs) if costs else None
-        return Usage(*sums, estimated=estimated, cost=cost)
+        values: Any = (*map(add, _SUMS(self), _SUMS(other)), self.estimated or other.estimated)
+        return Usage(*values, cost=sum(costs) if costs else None)
 
 
 @dataclass(frozen=True)
