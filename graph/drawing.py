@@ -21,31 +21,7 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager, get_f
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from untold.graph.views import (
-    DRAWN_RELATIONS,
-    Graph,
-    claims_graph,
-    condensed_graph,
-    one_line,
-    order_statements,
-    raw_graph,
-    sources_graph,
-)
-
-__all__ = [
-    "DRAWN_RELATIONS",
-    "FORMATS",
-    "Graph",
-    "claims_graph",
-    "condensed_graph",
-    "draw_graph",
-    "make_figure",
-    "one_line",
-    "order_statements",
-    "raw_graph",
-    "save_figure",
-    "sources_graph",
-]
+from untold.graph.views import Graph, one_line
 
 Positions = dict[Hashable, tuple[float, float]]
 Lines = dict[str, list[tuple[Hashable, Hashable]]]

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.graph.drawing import (
+from untold.graph.drawing import FORMATS, draw_graph
+from untold.graph.views import (
     DRAWN_RELATIONS,
-    FORMATS,
     Graph,
     claims_graph,
     condensed_graph,
-    draw_graph,
     one_line,
     order_statements,
     raw_graph,
