@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -161,36 +162,33 @@ def _print_report(report: str) -> None:
 
 
 def _sweep(options: Options) -> int:
-    """ICAT of an output under several betas, as a table and a plot. Asks nothing, so it needs no endpoint."""
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.session import open_session
+    """ICAT of an output under several betas, as a table and a plot."""
     from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
 
-    settings = settings_without_endpoint(options)
-    output = absolute(options.run)
-    request = SweepRequest(output, options.betas or BETAS, settings.statistics.seed)
-    with Display() as display:
-        display.status("starting Java")
-        rows = sweep(open_session(settings), request)
-    show_sweep(rows, output)
-    return 0
+    return _over_measures(options, partial(SweepRequest, betas=options.betas or BETAS), sweep, show_sweep)
 
 
 def _curve(options: Options) -> int:
-    """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
+    """Recall at k of an output against k, as a table and a plot."""
     from untold.jobs.curve import CurveRequest, curve, show_curve
+
+    return _over_measures(options, CurveRequest, curve, show_curve)
+
+
+def _over_measures(
+    options: Options, request: Callable[..., Any], run: Callable[..., Any], show: Callable[..., None]
+) -> int:
+    """A table and a plot of what a run has measured. Asks nothing, so it needs no endpoint."""
     from untold.jobs.run.output import absolute
     from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
     output = absolute(options.run)
-    request = CurveRequest(output, settings.statistics.seed)
     with Display() as display:
         display.status("starting Java")
-        rows = curve(open_session(settings), request)
-    show_curve(rows, output)
+        rows = run(open_session(settings), request(output, seed=settings.statistics.seed))
+    show(rows, output)
     return 0
 
 
