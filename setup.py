@@ -51,10 +51,10 @@ setup(
         "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them
         "rapidfuzz>=3.10,<4",  # how alike tokens and texts are written, a vocabulary at once
         "regex>=2024.11.6",  # scripts and accents of characters, by Unicode
-        "nupunkt>=0.5,<0.9",  # ends of sentences, without a download
+        "nupunkt>=0.6,<0.9",  # ends of sentences, without a download; 0.5 ends them elsewhere
         "graphframes-py>=0.9,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.12,<5",  # graphframes-py needs it and does not say so
-        "pint>=0.24,<0.26",  # units of the quantities that answers state
+        "pint>=0.24.4,<0.26",  # units of the quantities that answers state; 0.24 reads some otherwise
         "pydantic>=2.9,<3",  # validated settings
         "filelock>=3.16,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
