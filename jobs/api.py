@@ -43,11 +43,10 @@ from untold.jobs.run.output import absolute
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import active_session, open_session
 from untold.jobs.score import ScoreRequest, score
-from untold.jobs.settings.layers import KNOWN
+from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError, require
-from untold.udfs.llm.calls import CallSettings
 from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
 
@@ -214,7 +213,7 @@ class Session:
                 None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
 
         Returns:
-            The run. Its `status` is `finished`, or says why it ended early: `budget` or `outage`.
+            The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage` or `spooled`.
 
         Raises:
             UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.
@@ -374,11 +373,9 @@ class _Told(Display):
     def start(self, stage: str) -> None:
         self._tell({"stage": stage, "done": 0})
 
-    def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
-        tally = event["tally"]
-        cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], tally["calls"])
-        counted = {name: tally[name] for name in ("done", "calls", "failed")}
-        self._tell({"stage": event["stage"], "total": event["total"], **counted, "cost": cost})
+    def show(self, event: Mapping[str, Any]) -> None:
+        counted = {name: event["usage"][name] for name in ("done", "calls", "failed", "cost")}
+        self._tell({"stage": event["stage"], "total": event["total"], **counted})
 
     def end(self) -> None:
         """A stage's last event was told."""
@@ -392,7 +389,7 @@ def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
     """
     for name, value in settings.items():
         key = f"{above}{name}"
-        if isinstance(value, Mapping) and key not in KNOWN:
+        if isinstance(value, Mapping) and key not in known_settings():
             yield from _dotted(value, f"{key}.")
         else:
             yield key, value

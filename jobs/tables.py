@@ -76,22 +76,7 @@ STATEMENTS = pa.schema(
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {
-    "statements": (
-        "reference_id",
-        "claims",
-        "anchor",
-        "found_by",
-        "relevance",
-        "salience",
-        "weight",
-        "rank",
-        "kept",
-        "arecall",
-        "erecall",
-        "holistic",
-    )
-}
+ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :]}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -273,7 +258,7 @@ META_EVALUATION = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),  # null, as model, for the baselines
         ("model", pa.string()),
-        ("undefined", pa.string()),  # the convention: mismatch, zero or published
+        ("convention", pa.string()),  # of undefined scores: mismatch, zero or published
         ("measure", pa.string()),  # lmr, kappa, ...
         ("value", pa.float64()),  # null where the measure is undefined
         ("ci_low", pa.float64()),
@@ -334,7 +319,7 @@ MATCH_COUNTS = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),
         ("model", pa.string()),
-        ("undefined", pa.string()),
+        ("convention", pa.string()),
         ("measure", pa.string()),
         ("scale", pa.int64()),  # points of a unit that matches in full
         ("points", pa.int64()),  # whole, so that equal ones meet
@@ -354,7 +339,7 @@ COMPARISONS = pa.schema(
         ("p_value", pa.float64()),
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg
         ("n", pa.int64()),  # units that both have points of
-        ("undefined", pa.string()),  # the convention that points are under
+        ("convention", pa.string()),  # that points are under
     ]
 )
 # A share that people found, with its 95 % interval (docs/methods.md, section 6)

@@ -18,6 +18,8 @@ RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
     "untold.jobs.study": 2,
+    # Loaded with the settings
+    "untold.jobs.metrics.settings": 4,
     "untold.jobs.run": 3,
     "untold.jobs.asking": 3,
     "untold.jobs.metrics": 3,
@@ -34,7 +36,7 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.job", "untold.jobs.asking.local_ray")
+WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.answering")
 
 
 def modules() -> dict[str, Path]:

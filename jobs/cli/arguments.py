@@ -101,8 +101,8 @@ class Argument(click.Argument):
         super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1)
         self._help = help
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The argument's line of the help."""
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The argument's line of the help, which click has of itself from 8.5 on."""
         return str(self.metavar), self._help
 
 

@@ -36,6 +36,7 @@ from untold.jobs.cli.arguments import (
     tell_outcome,
 )
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
+from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 from untold.jobs.cli.values import bars, one_of, with_hint
 from untold.udfs.errors import require
@@ -368,6 +369,7 @@ COMMANDS: dict[str, click.Command] = {
     ),
     **STUDIES,
     **LOOKUPS,
+    **SPOOLS,
     "demo": Command(
         "score the shipped samples on the embedded model",
         _demo,

@@ -29,22 +29,26 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.values import count, known_metrics, metric_names, names, one_of, weights, whole_number
+from untold.jobs.cli.values import (
+    CONTEXTS_APART,
+    claim_formats,
+    count,
+    known_formats,
+    known_metrics,
+    metric_names,
+    names,
+    one_of,
+    question_formats,
+    studied,
+    study_formats,
+    weights,
+    whole_number,
+)
 from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
     from untold.jobs.meta_evaluate import Sheet, StudyEndpoint
-
-# Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
-META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
-# Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions", "expertqa")
-# Layouts of labelled claims; without one they are rows of claim, evidence and label
-CLAIM_FORMATS = ("expertqa", "factscore")
-# Questions whose contexts lie in a second file, and questions that bring theirs, or have none
-CONTEXTS_APART = "eli5_category"
-QUESTION_FORMATS = (CONTEXTS_APART, "trec_web", "expertqa", "qampari", "romqa", "longfact")
 
 
 def _generate(options: Options) -> int:
@@ -263,7 +267,7 @@ def _check_coverage(options: Options) -> None:
         given += ["--format"] if options.format is not None and options.dataset != "claims" else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
-    elif options.format not in (None, *COVERAGE_FORMATS):
+    elif options.format not in (None, *known_formats("items")):
         raise click.UsageError(f"--format {options.format} is of --dataset claims")
     elif options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which coverage has not")
@@ -277,7 +281,7 @@ def _check_claims(options: Options) -> None:
         raise click.UsageError("--metric goes with --scores: claims are judged by the stage verify_claim")
     if options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which claims have not")
-    if options.format not in (None, *CLAIM_FORMATS):
+    if options.format not in (None, *claim_formats()):
         raise click.UsageError(f"--format {options.format} is of --dataset coverage")
 
 
@@ -388,7 +392,7 @@ _QUESTIONS = [
     Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
     Option("--output", "DIR", "where the tables go", required=True),
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
-    Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
+    Option("--format", "NAME", "a known data set", names=question_formats, read=one_of(question_formats)),
     Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
     *READ_OPTIONS,
     RANDOM_OPTION,
@@ -418,7 +422,7 @@ _SCORES = (
     "METRIC:JUDGE=DIR where each metric has a judge of its own"
 )
 _LABELLED = [
-    Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
+    Option("--dataset", "NAME", "what people have labelled", names=studied, read=one_of(studied)),
     Option("--input", "PATH", "the data set's file"),
     Option("--output", "DIR", "where runs, tables and report go", required=True),
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
@@ -426,12 +430,7 @@ _LABELLED = [
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
-    Option(
-        "--format",
-        "NAME",
-        f"a known data set: of coverage {', '.join(COVERAGE_FORMATS)}, of claims {', '.join(CLAIM_FORMATS)}",
-        read=one_of(tuple(dict.fromkeys((*COVERAGE_FORMATS, *CLAIM_FORMATS)))),
-    ),
+    Option("--format", "NAME", "a data set of coverage or claims", names=study_formats, read=one_of(study_formats)),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     *READ_OPTIONS,

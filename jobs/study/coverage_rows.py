@@ -156,19 +156,17 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
     """Covered items: macro over the samples with a judged label, micro over their items."""
     judged = [row for row in rows if row["judged"]]
     clusters = [row["query_id"] for row in judged] if clustered else None
-    counts = ([row[name] for row in judged] for name in COUNTS[:3])
+    hits, wrong, missed = ([row[name] for row in judged] for name in COUNTS[:3])
     unjudged = {"macro": len(rows) - len(judged), "micro": sum(row["labelled"] - (row["judged"] or 0) for row in rows)}
     averages = [
         {
             "measure": f"{measure}_{average}",
             "level": BY_SAMPLE if average == "macro" else BY_ITEM,
-            "value": one.interval.mean,
-            "ci_low": one.interval.low,
-            "ci_high": one.interval.high,
+            **one.interval.columns(),
             "n": one.n,
             "left_out": one.left_out + unjudged[average],
         }
-        for (measure, average), one in item_averages(*counts, clusters, seed=seed).items()
+        for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
     ]
     return averages + _agreements(judged, clusters, unjudged["micro"], seed)
 
@@ -183,7 +181,6 @@ def _agreements(rows: Sequence[Row], clusters: list[str] | None, left_out: int, 
             return measure(totals.reshape(*totals.shape[:-1], 2, 2))
 
         one = total_interval(of_counts, counts, clusters, seed=seed)
-        value = {"value": one.mean, "ci_low": one.low, "ci_high": one.high}
         sizes = {"n": sum(map(sum, counts)), "left_out": left_out}
-        found.append({"measure": name, "level": BY_ITEM} | value | sizes)
+        found.append({"measure": name, "level": BY_ITEM} | one.columns() | sizes)
     return found

@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 import aiohttp
 from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
-from untold.udfs.llm.calls import Answer, Usage
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import Prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
+from untold.udfs.llm.usage import Usage
 
 if TYPE_CHECKING:
     import httpx2 as httpx

@@ -26,6 +26,10 @@ class Interval:
     low: float | None
     high: float | None
 
+    def columns(self, mean: str = "value") -> dict[str, float | None]:
+        """As columns of a table: `mean` under this name, `ci_low` and `ci_high`."""
+        return {mean: self.mean, "ci_low": self.low, "ci_high": self.high}
+
 
 @dataclass(frozen=True)
 class Cells:

@@ -34,15 +34,6 @@ def votes(labels: Sequence[str | None] | None, covered: Collection[str]) -> tupl
     return sum(given), len(given) - sum(given)
 
 
-def majority(for_it: int, against: int) -> bool | None:
-    """What most annotators say, None where they are split evenly or nobody said anything.
-
-    >>> majority(2, 1), majority(0, 1), majority(1, 1)
-    (True, False, None)
-    """
-    return None if for_it == against else for_it > against
-
-
 def fleiss_kappa(table: ArrayLike) -> float | None:
     """Fleiss' kappa of annotators; None where no item has two labels, or agreement by chance is certain.
 
