@@ -143,28 +143,12 @@ def test_actors_import_no_spark() -> None:
 
 # Libraries of extras, and what is started without them
 EXTRAS = ("duckdb", "matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
-BASE = (
-    "api",
-    "answer",
-    "compare",
-    "condense",
-    "demo",
-    "doctor",
-    "generate",
-    "index",
-    "plan",
-    "score",
-    "search",
-    "show",
-)
+STARTED = ("api", "compare", "condense", "demo", "doctor", "generate", "index", "plan", "score", "search", "show")
+PARTS = ("untold.jobs.answer", "untold.jobs.cli", "untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages")
 
 
 def test_a_base_install_imports_what_it_runs() -> None:
-    names = [f"untold.jobs.{name}" for name in (*BASE, "cli")] + [
-        name
-        for name in MODULES
-        if within(name, ("untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages"))
-    ]
+    names = [*(f"untold.jobs.{name}" for name in STARTED), *(name for name in MODULES if within(name, PARTS))]
     # None marks a module as not installed
     program = f"import sys, importlib; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
     program += f"for name in {names}: importlib.import_module(name)"
