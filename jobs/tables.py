@@ -198,6 +198,7 @@ USAGE = pa.schema(
         ("tokens_estimated", pa.bool_()),  # whether some answer came without a count
         ("cost", pa.float64()),  # in the currency of the prices set; null without a price
         ("seconds", pa.float64()),
+        ("leaked_example", pa.int64()),  # items of answers dropped: they name what only the prompt's examples do
     ]
 )
 # A metric over all samples, or over those of one system; n = scored + undefined + failed

@@ -365,7 +365,7 @@ class StageRunner:
             parsed = (
                 models.on(rows.join(best, on="request_id", how="left"))
                 .drop("model")
-                .mapInArrow(reading_of(asking.stage.name, carry), schema)
+                .mapInArrow(reading_of(asking.stage, carry), schema)
             )
             return self.workspace.keep(parsed, f"{asking.stage.name}-results", counts), models, counts
 

@@ -44,7 +44,8 @@ class StageDefinition:
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
     the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
-    `example` has values of variables that `EXAMPLES` lacks, or has in another form.
+    `example` has values of variables that `EXAMPLES` lacks, or has in another form. `items` are the lists of the output
+    that hold what the model found, the texts first: of these, items of the template's own examples are dropped.
     """
 
     name: str
@@ -55,6 +56,7 @@ class StageDefinition:
     tools: tuple[Mapping[str, Any], ...] = ()
     figures: Figures | None = None
     things: Reader | None = None
+    items: tuple[str, ...] = ()
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

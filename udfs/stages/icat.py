@@ -33,6 +33,7 @@ EXTRACT_CLAIMS = StageDefinition(
     # The same facts as those of `extract_atoms`, without a bullet and a type
     figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
     things=claims_in,
+    items=("claims",),
 )
 GENERATE_ASPECTS = StageDefinition(
     "generate_aspects",
@@ -42,6 +43,7 @@ GENERATE_ASPECTS = StageDefinition(
     # A long query has no more aspects than a short one
     figures=Figures(WRITTEN, completion=Line(64.0), things=Line(5.7)),
     things=aspects_in,
+    items=("aspects",),
 )
 ALIGN_CLAIMS = StageDefinition(
     "align_claims",

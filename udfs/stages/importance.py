@@ -48,6 +48,7 @@ EXTRACT_FACTS = StageDefinition(
     # The same facts as those of `extract_claims`, each behind a bullet
     figures=Figures(FACTSCORE, completion=Line(slope=1.81), things=Line(slope=0.158)),
     things=facts_in,
+    items=("facts",),
 )
 RATE_IMPORTANCE = StageDefinition(
     "rate_importance",

@@ -204,6 +204,7 @@ EXTRACT_ATOMS = StageDefinition(
     ATOMS_SCHEMA,
     figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
     things=atoms_in,
+    items=("atoms",),
 )
 REVISE_ATOMS = StageDefinition(
     "revise_atoms",
@@ -213,6 +214,7 @@ REVISE_ATOMS = StageDefinition(
     # The same facts as if revised: as many, beside the text and themselves
     figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
     things=revised_in,
+    items=("atoms",),
 )
 RATE_RELEVANCE = StageDefinition(
     "rate_relevance",

@@ -346,6 +346,7 @@ MINE_QUESTIONS = StageDefinition(
     QUESTIONS_SCHEMA,
     figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
     things=questions_in,
+    items=("questions",),
 )
 REFINE_QUESTIONS = StageDefinition(
     "refine_questions",
@@ -357,6 +358,7 @@ REFINE_QUESTIONS = StageDefinition(
         WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
     ),
     things=refined_in,
+    items=("questions", "ratings"),
 )
 ANSWER_QUESTIONS = StageDefinition(
     "answer_questions",
