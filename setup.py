@@ -23,7 +23,16 @@ setup(
     package_dir={"untold": "untold", **{f"untold.{folder}": folder for folder in ("jobs", "udfs", "graph", "conf")}},
     package_data={
         "untold": ["py.typed"],
-        "untold.conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"],
+        "untold.conf": [
+            "*.yaml",
+            "*.conf",
+            "endpoints/*.yaml",
+            "prompts/*.jinja",
+            "prompts/published/*.jinja",
+            "profiles/*.yaml",
+            "demo/*",
+            "minilm/*",
+        ],
     },
     install_requires=[
         "pyspark>=4.3,<4.4",  # partitions, joins and aggregates the data

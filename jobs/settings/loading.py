@@ -75,7 +75,8 @@ def describe() -> list[tuple[str, str, str, str]]:
         if not overrides:
             rows.append((known.key, known.allowed, json.dumps(known.default), known.description))
         elif known.key.startswith(first):
-            rows.append((known.key.replace(first, "stages.<stage>."), known.allowed, "llm.*", known.description))
+            default = "prompts" if known.key.endswith(".prompts") else "llm.*"
+            rows.append((known.key.replace(first, "stages.<stage>."), known.allowed, default, known.description))
     return rows
 
 
