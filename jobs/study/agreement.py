@@ -281,6 +281,7 @@ def compare_metrics(
             "p_adjusted": p_adjusted,
             "n": test.n,
             "undefined": COMPARED_UNDER,
+            "metric": None,
         }
         for (key, test), p_adjusted in zip(tests.items(), adjusted, strict=True)
     ]

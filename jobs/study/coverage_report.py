@@ -9,7 +9,7 @@ from typing import Any
 from untold.jobs.study.coverage import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, Labels
 from untold.jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
 from untold.jobs.study.coverage_published import published
-from untold.jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
+from untold.jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table, prompts_table
 from untold.udfs.retrieval.token_states import BERTSCORE
 from untold.udfs.statistics.correlation import COEFFICIENTS
 from untold.udfs.statistics.coverage import AVERAGES, MEASURES
@@ -26,7 +26,7 @@ class Found:
     """What a study of coverage found: rows of its tables, the labels, and those of them that mean covered.
 
     rows: of `meta_evaluation`; tiers, misses: of `tiers` and `false_negatives`; means: by model, of the measures of
-    importance; subset: what the references were drawn as, None where all are taken.
+    importance; subset: what the references were drawn as, None where all are taken; comparisons: of two prompts.
     """
 
     rows: Sequence[Row]
@@ -36,6 +36,7 @@ class Found:
     misses: Sequence[Row] = ()
     means: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     subset: Subset | None = None
+    comparisons: Sequence[Row] = ()
 
 
 def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]) -> str:
@@ -56,6 +57,7 @@ def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: 
         _items(rows),
         _agreements(rows),
         _single_items(rows),
+        prompts_table(found.comparisons),
         _models(rows),
         _tiers(found),
         _misses(found.misses),

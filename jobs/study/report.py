@@ -115,7 +115,8 @@ def _as_published(row: Row) -> bool:
 
 
 def _plain(model: str) -> str:
-    """A model's name without provider, case and signs, by which spellings of one model are equal."""
+    """A model's name without provider, prompts, case and signs, by which spellings of one model are equal."""
+    model = re.sub(r" \(\w+ prompts\)$", "", model)
     return re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower())
 
 
@@ -146,7 +147,8 @@ def render(
         f"Note: {note}." if note else "",
         _main_table(rows, costs),
         _published_table(rows),
-        _comparison_table(comparisons),
+        _comparison_table([row for row in comparisons if row["metric"] is None]),
+        prompts_table([row for row in comparisons if row["metric"] is not None]),
         *[_confusion_table(model, metric, table) for (model, metric), table in sorted(confusions.items())],
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -238,17 +240,30 @@ def _comparison_table(comparisons: Sequence[Row]) -> str:
     """The paired tests of the metrics; nothing where a model has one metric alone."""
     if not comparisons:
         return ""
+    under = comparisons[0]["undefined"]
+    note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
+    return "\n\n".join(["## Metrics compared", note, _tests_table(comparisons, "model")])
+
+
+def prompts_table(comparisons: Sequence[Row]) -> str:
+    """The paired tests of prompts; nothing where no model has two."""
+    if not comparisons:
+        return ""
+    under = comparisons[0]["undefined"]
+    what = "accuracy over the items that both judged" if under is None else f"LMR under `{under}`"
+    note = f"Paired permutation tests of {what}; p adjusted after Benjamini and Hochberg over the table."
+    return "\n\n".join(["## Prompts compared", note, _tests_table(comparisons, "metric", "model")])
+
+
+def _tests_table(comparisons: Sequence[Row], *names: str) -> str:
     lines = [
         [
-            *(row["model"], row["first"], row["second"], f"{row['n']:,}"),
+            *(*(row[name] for name in names), row["first"], row["second"], f"{row['n']:,}"),
             *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("difference", "p_value", "p_adjusted")),
         ]
         for row in comparisons
     ]
-    under = comparisons[0]["undefined"]
-    note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
-    heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
-    return "\n\n".join(["## Metrics compared", note, markdown_table(heads, lines)])
+    return markdown_table([*names, "first", "second", "n", "first - second", "p", "p adjusted"], lines)
 
 
 def _confusion_table(model: str, metric: str, table: IntArray) -> str:
