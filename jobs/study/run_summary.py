@@ -92,7 +92,7 @@ def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
     found = {row["stage"]: row.get("leaked_example") or 0 for row in manifest["starts"][-1].get("usage", [])}
     stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
     if stages:
-        yield f"dropped {amount(sum(found.values()), 'item')} that repeat examples of the prompts: {stages}"
+        yield f"items dropped as repeats of the prompts' examples: {stages}"
 
 
 def _seconds(began: str, ended: str) -> float:

@@ -55,7 +55,7 @@ def test_items_of_the_prompts_examples_are_told(tmp_path: Path) -> None:
 
     lines = lines_of(tmp_path / "out", [scored("a", 1.0)], starts=[{**START, "usage": usage}])
 
-    assert "dropped 4 items that repeat examples of the prompts: extract_facts 3, extract_claims 1" in lines
+    assert "items dropped as repeats of the prompts' examples: extract_facts 3, extract_claims 1" in lines
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
