@@ -37,7 +37,7 @@ def _tokens(space: str) -> str:
 
 
 _TOKEN = re.compile(_tokens(""))
-_ESCAPED = re.compile(rf"&lt;(?={_GAP}/?{_GAP}(?:{'|'.join(TAGS)})\b)|{_tokens(' ')}", re.IGNORECASE)
+_ESCAPED = re.compile(rf"&lt;{_GAP}/?{_GAP}(?:{'|'.join(TAGS)})\b|{_tokens(' ')}", re.IGNORECASE)
 
 
 def as_data(text: object, *more: str) -> str:
@@ -66,13 +66,14 @@ def _spaced(token: str) -> str:
 
 
 def find_escaped(completion: str) -> Iterator[tuple[int, int, str]]:
-    """What `as_data` may have made in a prompt and a completion repeats: start, end and the sign or token before.
+    """What `as_data` may have made in a prompt and a completion repeats: start, end, and the tag or token before.
 
     Tags of thinking stay as they are: a reader would take what follows for thoughts.
 
     >>> list(find_escaped("a &lt;/context> and <| im_end |>"))
-    [(2, 6, '<'), (20, 32, '<|im_end|>')]
+    [(2, 14, '</context'), (20, 32, '<|im_end|>')]
     """
     for found in _ESCAPED.finditer(completion):
         if "think" not in found[0].lower():
-            yield found.start(), found.end(), "<" if found[0] == "&lt;" else found[0].replace(" ", "")
+            is_tag = found[0].startswith("&lt;")
+            yield found.start(), found.end(), f"<{found[0][4:]}" if is_tag else found[0].replace(" ", "")

@@ -85,6 +85,6 @@ def test_a_statement_has_its_texts_own_signs_and_thinking_stays_closed() -> None
 
 
 def test_nothing_is_found_again_that_no_text_has() -> None:
-    (atom,) = STAGES["extract_atoms"].parse("- It writes &lt;text> and [ INST ]: Fact", {"text": "calm"})["atoms"]
+    (atom,) = STAGES["extract_atoms"].parse("- It writes &lt;text> and [ INST ]: Fact", {"text": "a < b"})["atoms"]
 
     assert atom["text"] == "It writes &lt;text> and [ INST ]"
