@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.study.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
+from untold.jobs.summary.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError
 from untold.udfs.hints import did_you_mean, near_misses
@@ -58,7 +58,7 @@ def compare(
     `cluster`, all rows of one query are resampled together and flip together; `notify` says where that is not so.
 
     Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
-    multiples of 1 / `untold.jobs.study.aggregate.GRID`. Raises CompareError for outputs that cannot be compared,
+    multiples of 1 / `untold.jobs.summary.aggregate.GRID`. Raises CompareError for outputs that cannot be compared,
     UnreadableRunError for what is no output. Methods, sections 7 and 8.
     """
     runs = [_open(output) for output in _distinct(outputs)]

@@ -55,9 +55,9 @@ from untold.jobs.run.session import SMALL_BYTES, spark_schema
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
-from untold.jobs.study import aggregate
-from untold.jobs.study.failures import dead_stages, explain_dead_stages
-from untold.jobs.study.run_summary import end_of_run
+from untold.jobs.summary import aggregate
+from untold.jobs.summary.failed_requests import dead_stages, explain_dead_stages
+from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import FAILURES, ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog

@@ -29,12 +29,12 @@ from untold.graph.drawing import (
     raw_graph,
     sources_graph,
 )
+from untold.jobs.metrics.candidate_lines import CandidateLines
+from untold.jobs.metrics.claim_lines import ClaimLines, Line
+from untold.jobs.metrics.fact_lines import FactLines, are_ranked, wanted
+from untold.jobs.metrics.source_lines import stating_lines, texts_of_contexts
 from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.study.candidates import Candidates
-from untold.jobs.study.claims import Claims, Line
-from untold.jobs.study.facts import Facts, are_ranked, wanted
-from untold.jobs.study.failures import describe_failures
-from untold.jobs.study.stating import stating_lines, texts_of_contexts
+from untold.jobs.summary.failed_requests import describe_failures
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place
 
@@ -76,8 +76,8 @@ class Shown:
     atoms: Sequence[Row]
     relations: Sequence[Row]
     failures: Sequence[Row]
-    claims: Claims = field(default_factory=Claims)
-    candidates: Candidates | None = None
+    claims: ClaimLines = field(default_factory=ClaimLines)
+    candidates: CandidateLines | None = None
 
 
 def show(request: ShowRequest) -> list[str]:
@@ -148,7 +148,7 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Sh
     claims = _read_claims(run, sample_id, of_metric)
     candidates = None
     if score["metric"] == RECALL:
-        candidates = Candidates(_rows(run, "candidates", sample_id, of_metric), claims.claims)
+        candidates = CandidateLines(_rows(run, "candidates", sample_id, of_metric), claims.claims)
     return Shown(
         score=score,
         sample=sample,
@@ -162,9 +162,9 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Sh
     )
 
 
-def _read_claims(run: Run, sample_id: str, of_metric: pc.Expression) -> Claims:
+def _read_claims(run: Run, sample_id: str, of_metric: pc.Expression) -> ClaimLines:
     """The sample's claims, and of the chunks, which are of all samples, those that are shown."""
-    found = Claims(_rows(run, "claims", sample_id, of_metric), _rows(run, "evidence", sample_id, of_metric))
+    found = ClaimLines(_rows(run, "claims", sample_id, of_metric), _rows(run, "evidence", sample_id, of_metric))
     wanted = found.chunks_of_interest()
     if not wanted or "chunks" not in run.tables:
         return found
@@ -233,7 +233,7 @@ def describe(shown: Shown) -> list[str]:
     missing = [row for row in shown.statements if not row["covered"]]
     # Of a blank response there is no claim, and yet aspects that claims would cover
     if are_ranked(shown.statements):
-        facts = Facts(shown.statements, shown.claims, texts_of_contexts(shown.sample))
+        facts = FactLines(shown.statements, shown.claims, texts_of_contexts(shown.sample))
         return [*_head(shown, "verdict"), *_wrapped(facts.lines()), ""]
     has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
     word, judged = _words(shown, has_claims)

@@ -261,7 +261,7 @@ RECALL_CURVE = pa.schema(
 META_EVALUATION = pa.schema(
     [
         ("dataset", pa.string()),
-        ("metric", pa.string()),  # null, as model, for the floors
+        ("metric", pa.string()),  # null, as model, for the baselines
         ("model", pa.string()),
         ("undefined", pa.string()),  # the convention: mismatch, zero or published
         ("measure", pa.string()),  # lmr, kappa, ...
@@ -275,17 +275,17 @@ META_EVALUATION = pa.schema(
         ("p_value", pa.float64()),  # of a correlation, two-sided
     ]
 )
-# A labelled sample under a metric of a model, or under a floor (docs/methods.md, section 6)
+# A labelled sample under a metric of a model, or under a baseline (docs/methods.md, section 6)
 COVERAGE = pa.schema(
     [
         ("sample_id", pa.string()),
         ("query_id", pa.string()),  # the query itself, or the sample, where none was given
-        ("metric", pa.string()),  # or the floor, whose model is null
+        ("metric", pa.string()),  # or the baseline, whose model is null
         ("model", pa.string()),
         ("human", pa.float64()),  # share of the labelled items that people found covered; null without any
         ("labelled", pa.int64()),  # items with a majority
         ("ties", pa.int64()),  # items whose annotators are split evenly: left out
-        ("value", pa.float64()),  # share of its items that the metric found covered, or what the floor is
+        ("value", pa.float64()),  # share of its items that the metric found covered, or what the baseline is
         ("true_positives", pa.int64()),  # labelled items that both found covered; null where the metric judged none
         ("false_positives", pa.int64()),  # that the metric alone did
         ("false_negatives", pa.int64()),  # that people alone did

@@ -15,17 +15,18 @@ FOLDERS = ("jobs", "udfs", "graph", "conf")
 RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
-    "untold.jobs.run": 2,
-    "untold.jobs.asking": 2,
-    "untold.jobs.metrics": 2,
     "untold.jobs.study": 2,
-    "untold.jobs.inputs": 2,
-    "untold.jobs.retrieval": 2,
-    "untold.jobs.settings": 3,
-    "untold.jobs.tables": 3,
-    "untold.jobs.results": 3,
+    "untold.jobs.run": 3,
+    "untold.jobs.asking": 3,
+    "untold.jobs.metrics": 3,
+    "untold.jobs.summary": 3,
+    "untold.jobs.inputs": 3,
+    "untold.jobs.retrieval": 3,
+    "untold.jobs.settings": 4,
+    "untold.jobs.tables": 4,
+    "untold.jobs.results": 4,
     "untold.jobs.notebook": 1,
-    "untold.jobs.plots": 3,
+    "untold.jobs.plots": 4,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
 # The command line imports the jobs within functions, when a command needs them

@@ -13,8 +13,8 @@ from untold.jobs.asking.calling import Section, section_of
 from untold.jobs.asking.endpoint import key_remedy
 from untold.jobs.asking.lookups import RELATION, bind_embedding, bind_search
 from untold.jobs.run.terminal import Page, wrapped
-from untold.jobs.settings.lookups import BRAVE_URL
 from untold.jobs.settings.model import Settings, SettingsError
+from untold.jobs.settings.retrieval import BRAVE_URL
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage

@@ -35,7 +35,7 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
+from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 from untold.jobs.cli.values import bars, one_of, with_hint
 

@@ -43,7 +43,7 @@ from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
-    from untold.jobs.meta_evaluate import Endpoint, Sheet
+    from untold.jobs.meta_evaluate import Sheet, StudyEndpoint
 
 # Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
 META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
@@ -367,8 +367,8 @@ def _run_meta_evaluate(options: Options) -> int:
 def _check_labelled(options: Options) -> ReadOptions:
     """How the input of a study is read. Raises what `check_samples` raises."""
     from untold.jobs.inputs.checking import adapter_of
-    from untold.jobs.study.covering import NEEDS
-    from untold.jobs.study.verifying import layout_of
+    from untold.jobs.study.claims_study import layout_of
+    from untold.jobs.study.coverage_study import NEEDS
 
     if options.dataset == "claims":
         return check_samples(options, (), layout_of(options.format))
@@ -377,7 +377,7 @@ def _check_labelled(options: Options) -> ReadOptions:
     return check_samples(options, NEEDS, adapter_of(name))
 
 
-def _sheet_of(options: Options, endpoints: Sequence[Endpoint]) -> Sheet | None:
+def _sheet_of(options: Options, endpoints: Sequence[StudyEndpoint]) -> Sheet | None:
     """The annotation sheet of `--annotation-sheet`, or None; the first endpoint restates the answers of qa on it.
 
     Scores that exist need no endpoint, but a sheet of qa does: one that the settings name, if any, is taken for it.

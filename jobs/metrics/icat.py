@@ -13,7 +13,9 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.claims import (
+from untold.jobs.metrics.contexts import MARK
+from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
+from untold.jobs.metrics.grounded_claims import (
     Grounded,
     chunk_rows,
     claim_failures,
@@ -22,17 +24,15 @@ from untold.jobs.metrics.claims import (
     evidence_rows,
     ground_claims,
 )
-from untold.jobs.metrics.contexts import MARK
-from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
 from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claims import CLAIMS, SUPPORTED, number_claims
-from untold.udfs.facts.coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
-from untold.udfs.facts.coverage import CLAIMS as COUNT
+from untold.udfs.facts.aspect_coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
+from untold.udfs.facts.aspect_coverage import CLAIMS as COUNT
+from untold.udfs.facts.claim_verdicts import CLAIMS, SUPPORTED, number_claims
 from untold.udfs.facts.qrels import ANNOTATIONS, QrelsError, annotated_documents, digest_of_qrels
 
 NAME = "icat"

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.lost import failure_rows
 from untold.jobs.metrics.base import Bounds, Tables
-from untold.jobs.metrics.claims import claim_id
+from untold.jobs.metrics.grounded_claims import claim_id
 from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
 from untold.jobs.settings.model import Settings
 from untold.udfs.recall.concluding import BASELINES, GENERATED, RECALL, REFERENCES
@@ -21,11 +21,11 @@ TABLES = ("statements", "scores", "measures", "claims", "candidates", "failures"
 
 
 @dataclass(frozen=True)
-class Found:
+class RecallFindings:
     """What the metric has found out about its samples, before tables are made of it.
 
-    incomplete: what `incomplete_samples` gives; prepared: the columns of `udfs.recall.showing.PREPARED`; concluded:
-    those of `CONCLUDED`; asked: by stage its results, each with the column sample_id.
+    incomplete: what `incomplete_samples` gives; prepared: the columns of `udfs.recall.candidate_pairs.PREPARED`;
+    concluded: those of `CONCLUDED`; asked: by stage its results, each with the column sample_id.
     """
 
     incomplete: DataFrame
@@ -40,7 +40,7 @@ def unknown_bounds(settings: Settings) -> Bounds:
     return {**shares, **dict.fromkeys((REFERENCES, GENERATED), (None, None))}
 
 
-def make_tables(samples: DataFrame, found: Found, settings: Settings) -> Tables:
+def make_tables(samples: DataFrame, found: RecallFindings, settings: Settings) -> Tables:
     """The tables of `TABLES`, from samples (columns of the table `samples`)."""
     judged = _with_status(samples, found)
     known = judged.where(F.col("status").isin(*JUDGED))
@@ -58,7 +58,7 @@ def make_tables(samples: DataFrame, found: Found, settings: Settings) -> Tables:
     }
 
 
-def _with_status(samples: DataFrame, found: Found) -> DataFrame:
+def _with_status(samples: DataFrame, found: RecallFindings) -> DataFrame:
     """sample_id, system, status, dropped, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores").
 
     Left joins: a sample that lacks nothing is not in `incomplete`, and one that does was not concluded.

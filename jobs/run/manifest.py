@@ -29,7 +29,7 @@ PARTS = {
     "metrics": "other metrics",
     "statistics": "another statistics.seed or --cluster",
     "covered": "another --covered",
-    "floors": "another embeddings.model",
+    "baselines": "another embeddings.model",
 }
 
 Identity = Mapping[str, Any]

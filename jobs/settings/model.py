@@ -33,7 +33,7 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.lookups import (
+from untold.jobs.settings.retrieval import (
     EmbeddingSettings,
     GroundingSettings,
     IndexSettings,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from untold.jobs.study.agreement import unit_counts
-from untold.jobs.study.points import LMR
+from untold.jobs.study.label_points import LMR
 from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
 from untold.udfs.statistics.intervals import joint_bca_interval
 

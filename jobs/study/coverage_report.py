@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from untold.jobs.study.coverage import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, Labels
 from untold.jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
 from untold.jobs.study.coverage_published import published
+from untold.jobs.study.coverage_rows import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, ItemLabels
 from untold.jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table, prompts_table
 from untold.udfs.retrieval.token_states import BERTSCORE
 from untold.udfs.statistics.correlation import COEFFICIENTS
-from untold.udfs.statistics.coverage import AVERAGES, MEASURES
+from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
 from untold.udfs.statistics.surface import SURFACE
 from untold.udfs.statistics.tiers import Subset
 
 Row = Mapping[str, Any]
-FLOORS = (*SURFACE, *BERTSCORE)
+SIMILARITY_BASELINES = (*SURFACE, *BERTSCORE)
 MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
 
 
 @dataclass(frozen=True)
-class Found:
+class CoverageFindings:
     """What a study of coverage found: rows of its tables, the labels, and those of them that mean covered.
 
     rows: of `meta_evaluation`; tiers, misses: of `tiers` and `false_negatives`; means: by model, of the measures of
@@ -30,7 +30,7 @@ class Found:
     """
 
     rows: Sequence[Row]
-    labels: Labels
+    labels: ItemLabels
     covered: Sequence[str]
     tiers: Sequence[Row] = ()
     misses: Sequence[Row] = ()
@@ -39,7 +39,9 @@ class Found:
     comparisons: Sequence[Row] = ()
 
 
-def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]) -> str:
+def render(
+    found: CoverageFindings, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]
+) -> str:
     """The report as Markdown.
 
     costs: of a sample, by model and metric; none for scores that were given. notes: lines on what is left out. The same
@@ -67,7 +69,7 @@ def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: 
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _labels(found: Found) -> str:
+def _labels(found: CoverageFindings) -> str:
     """What people said; what the study is of, where that is not all."""
     labels, kappa = found.labels, next(row for row in found.rows if row["measure"] == KAPPA)
     taken = "" if found.subset is None else f"Of the subset {found.subset} alone. "
@@ -97,7 +99,7 @@ def _agreements(rows: Sequence[Row]) -> str:
 
 
 def _single_items(rows: Sequence[Row]) -> str:
-    """The floors and ceilings of single items, and how weights tell must-have from nice-to-have references."""
+    """The baselines and ceilings of single items, and how weights tell must-have from nice-to-have references."""
     measures = ("auc", "auc_weight", "accuracy")
     own = [
         row for row in rows if row["measure"] in measures and (row["model"] is None or row["measure"] == "auc_weight")
@@ -109,7 +111,9 @@ def _single_items(rows: Sequence[Row]) -> str:
         "must-have against those of nice-to-have references."
     )
     heads = ["who", "model", "measure", "value", "n"]
-    return "\n\n".join(["## Floors and ceilings of single items", note, markdown_table(heads, lines)]) if lines else ""
+    return (
+        "\n\n".join(["## Baselines and ceilings of single items", note, markdown_table(heads, lines)]) if lines else ""
+    )
 
 
 def _models(rows: Sequence[Row]) -> str:
@@ -124,7 +128,7 @@ def _models(rows: Sequence[Row]) -> str:
     return f"## Agreement of models\n\n{markdown_table(heads, lines)}" if lines else ""
 
 
-def _tiers(found: Found) -> str:
+def _tiers(found: CoverageFindings) -> str:
     """How many methods call a reference covered, of all references."""
     if not found.tiers:
         return ""
@@ -149,7 +153,7 @@ def _count(value: int | None) -> str:
 
 
 def _correlations(rows: Sequence[Row], level: str) -> str:
-    """A line a metric of a model, then a line a floor; empty for a level that the study does not have."""
+    """A line a metric of a model, then a line a baseline; empty for a level that the study does not have."""
     by_owner: dict[tuple[str, str | None], dict[str, Row]] = {}
     for row in rows:
         if row["measure"] in COEFFICIENTS and row["level"] == level:
@@ -160,7 +164,7 @@ def _correlations(rows: Sequence[Row], level: str) -> str:
     for (metric, model), found in by_owner.items():
         first = found["pearson"]
         cells = [cell for name in COEFFICIENTS for cell in (_interval(found[name]), _p_value(found[name]["p_value"]))]
-        lines.append([metric, model or "(floor)", f"{first['n']:,}", f"{first['left_out']:,}", *cells])
+        lines.append([metric, model or "(baseline)", f"{first['n']:,}", f"{first['left_out']:,}", *cells])
     heads = ["metric", "model", "n", "left out", *[head for name in COEFFICIENTS for head in (name, "p")]]
     return f"## Correlation with human coverage, by {level}\n\n" + markdown_table(heads, lines)
 

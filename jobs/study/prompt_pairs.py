@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame
 from untold.jobs.metrics import stages_of
 from untold.jobs.settings.templates import stages_that_differ, template_of
 from untold.jobs.study.agreement import compare_metrics, count_differences, read_rows
-from untold.jobs.study.inputs import MetaEvaluationError
-from untold.jobs.study.requests import Endpoint
+from untold.jobs.study.meta_evaluation import StudyEndpoint
+from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
-Pairs = Sequence[tuple[Endpoint, Endpoint]]
+Pairs = Sequence[tuple[StudyEndpoint, StudyEndpoint]]
 
 
 def compare_labels(
@@ -71,7 +71,7 @@ def compare_items(
     return [test | {"p_adjusted": value} for test, value in zip(tests, adjusted, strict=True)]
 
 
-def _names(metric: str, one: Endpoint, other: Endpoint) -> dict[str, Any]:
+def _names(metric: str, one: StudyEndpoint, other: StudyEndpoint) -> dict[str, Any]:
     return {"metric": metric, "model": one.name, "first": one.prompts, "second": other.prompts}
 
 

@@ -24,7 +24,7 @@ Values = dict[str, Row]
 
 # Okabe and Ito's colours, which colour-blind people tell apart
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-FLOOR_STYLES = {"floor_constant": ("dashed", "constant label"), "floor_overlap": ("dotted", "token overlap")}
+BASELINE_STYLES = {"baseline_constant": ("dashed", "constant label"), "baseline_overlap": ("dotted", "token overlap")}
 # Of the distance between metrics: what is left keeps their bars apart
 GROUP_WIDTH = 0.8
 MEASURE_HEADS = {
@@ -34,12 +34,12 @@ MEASURE_HEADS = {
     "kappa": "kappa",
     "macro_f1": "macro-F1",
     "balanced_accuracy": "balanced accuracy",
-    "floor_constant": "constant label",
-    "floor_overlap": "token overlap",
+    "baseline_constant": "constant label",
+    "baseline_overlap": "token overlap",
 }
 # How a cell of a number, an interval or nothing begins
 _NUMBER = re.compile(r"[-+<]?(\d|$)")
-# Floors are drawn as lines and told as bare numbers
+# Baselines are drawn as lines and told as bare numbers
 WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
 PUBLISHED_NOTE = (
     "Published (Dejl et al. 2025), means of the LMR of WikiContradict and ConflictBank: 0.85 for E2E with Llama 4 "
@@ -306,8 +306,8 @@ def markdown_cell(cell: str) -> str:
 def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
     """LMR with its intervals by metric and model as the bytes of an SVG or a PNG, the same for the same rows.
 
-    One panel for each convention of undefined scores. Lines are the floors, diamonds published figures: on the bar of
-    the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
+    One panel for each convention of undefined scores. Lines are the baselines, diamonds published figures: on the bar
+    of the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
     another form.
     """
     if form not in FORMATS:
@@ -356,7 +356,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
         for place, row in zip(places, shown, strict=True):
             if row["ci_low"] is not None:
                 axes.plot([place, place], [row["ci_low"], row["ci_high"]], color="black", linewidth=1.2)
-    _draw_floors(axes, rows)
+    _draw_baselines(axes, rows)
     if any(row["measure"] == "lmr" and _as_published(row) for row in rows):
         _draw_published(axes, rows, metrics, models, at)
     axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
@@ -365,12 +365,12 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
     axes.set_xlim(-0.6, max(len(metrics), 1) - 0.4)
 
 
-def _draw_floors(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line at what each floor reaches; a panel without one has none."""
-    for measure, (line, name) in FLOOR_STYLES.items():
+def _draw_baselines(axes: Axes, rows: Sequence[Row]) -> None:
+    """A line at what each baseline reaches; a panel without one has none."""
+    for measure, (line, name) in BASELINE_STYLES.items():
         value = next((row["value"] for row in rows if row["measure"] == measure), None)
         if value is not None:
-            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"floor: {name}")
+            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"baseline: {name}")
 
 
 def _draw_published(

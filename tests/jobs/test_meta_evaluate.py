@@ -63,7 +63,7 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
         row = rows["nli", model, "zero", "lmr"]
         assert (row["value"], row["ci_low"], row["ci_high"]) == (expected.mean, expected.low, expected.high)
     most = max([label_of(row["sample_id"]) for row in GIVEN["org/large"]].count(label) for label in LABELS) / 2
-    assert {row["value"] for key, row in rows.items() if key[3] == "floor_constant"} == {most / 20}
+    assert {row["value"] for key, row in rows.items() if key[3] == "baseline_constant"} == {most / 20}
 
 
 def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest) -> None:
@@ -218,7 +218,7 @@ def test_recorded_judges_have_the_published_agreement(
     published = rows["gpt-oss-120b", "zero", "lmr"]
     assert [published["ci_low"], published["ci_high"]] == pytest.approx([0.731, 0.779], abs=0.002)
     assert rows["gpt-oss-120b", "mismatch", "lmr"]["value"] == pytest.approx((104 + 758 + 14) / 1200)
-    assert {row["value"] for key, row in rows.items() if key[2] == "floor_constant"} == {0.77}
+    assert {row["value"] for key, row in rows.items() if key[2] == "baseline_constant"} == {0.77}
     assert {row["n"] for row in rows.values()} == {1200}
     assert capsys.readouterr().out == (output / "meta_evaluation.md").read_text(encoding="utf-8")
 

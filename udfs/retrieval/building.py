@@ -12,10 +12,10 @@ import pyarrow as pa
 from untold.udfs.retrieval import dense
 from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
 from untold.udfs.retrieval.cutting import CHUNKS
-from untold.udfs.retrieval.places import coarse_of, open_shard, place_to_write, shard_folder
+from untold.udfs.retrieval.shard_files import coarse_of, open_shard, place_to_write, shard_folder
 from untold.udfs.retrieval.shards import (
     DamagedShardError,
-    Facts,
+    ShardFacts,
     ShardName,
     ShardWriter,
     groups_by,
@@ -78,7 +78,7 @@ def describe_shard(index: str, name: str) -> dict[str, Any] | None:
     return _described(name, read_facts(folder))
 
 
-def _described(name: str, facts: Facts) -> dict[str, Any]:
+def _described(name: str, facts: ShardFacts) -> dict[str, Any]:
     """A row of `BUILT`."""
     counts = {"chunks": facts.chunks, "texts": facts.texts, "tokens": facts.tokens}
     return {"name": name, **counts, "size": facts.size}

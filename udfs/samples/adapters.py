@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from untold.udfs.samples import expertqa, k_qa, lists, ragchecker, realsumm, trec_web
-from untold.udfs.samples.records import READERS, Record, Unit
+from untold.udfs.samples import expertqa, k_qa, list_questions, ragchecker, realsumm, trec_web
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit
 
 LINES = "*.jsonl"
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
@@ -34,14 +34,14 @@ class Adapter:
     """
 
     required: tuple[str, ...]
-    expand: Callable[[Record, int], list[Record]]
+    expand: Callable[[FileRecord, int], list[FileRecord]]
     files: str = "*"
-    read: Callable[[Unit], Iterator[Record]] | None = None
+    read: Callable[[Unit], Iterator[FileRecord]] | None = None
     by_row: bool = True
     optional: tuple[str, ...] = ()
 
 
-def _wikicontradict(record: Record, row: int) -> list[Record]:
+def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
     """The five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
     if record.problem:
         return [record]
@@ -53,7 +53,7 @@ def _wikicontradict(record: Record, row: int) -> list[Record]:
         "row": row,
     }
     return [
-        Record(
+        FileRecord(
             {
                 **shared,
                 "sample_id": f"{row}-answer{answer}",
@@ -73,14 +73,14 @@ def _wikicontradict_label(label: Any, answer: int) -> Any:
     return "Partially correct" if saw_one_context and label == "Correct" else label
 
 
-def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Record]:
+def _conflictbank(sets: tuple[str, ...], record: FileRecord, row: int) -> list[FileRecord]:
     """An instance's two claims as responses, to all four contexts or to each alone (methods, section 6)."""
     if record.problem:
         return [record]
     values = record.values
     contexts = {name: {"id": name, "text": values.get(column)} for name, column in CONFLICTBANK_CONTEXTS.items()}
     return [
-        Record(
+        FileRecord(
             {
                 "sample_id": f"{row}-{claim}-{context_set}",
                 "query": values.get("question"),
@@ -96,17 +96,17 @@ def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Recor
     ]
 
 
-def _longfact(record: Record, _: int) -> list[Record]:
+def _longfact(record: FileRecord, _: int) -> list[FileRecord]:
     """A prompt of LongFact (Wei et al. 2024) as a question; the canary that stands in every row is no part of it."""
-    return [record] if record.problem else [Record({"query": record.values.get("prompt"), "contexts": []})]
+    return [record] if record.problem else [FileRecord({"query": record.values.get("prompt"), "contexts": []})]
 
 
-def read_lines(unit: Unit) -> Iterator[Record]:
+def read_lines(unit: Unit) -> Iterator[FileRecord]:
     """The rows of a file of JSON Lines, whatever it is called."""
     return READERS["lines"](replace(unit, kind="lines"))
 
 
-def _as_read(record: Record, _: int) -> list[Record]:
+def _as_read(record: FileRecord, _: int) -> list[FileRecord]:
     """The record itself."""
     return [record]
 
@@ -130,8 +130,8 @@ FORMATS: dict[str, Adapter] = {
     "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines),
     # Queries with their aspects or references; responses are whoever's answers them
     "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics),
-    "qampari": Adapter(lists.QAMPARI, lists.qampari),
-    "romqa": Adapter(lists.ROMQA, lists.romqa),
+    "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari),
+    "romqa": Adapter(list_questions.ROMQA, list_questions.romqa),
     "longfact": Adapter(("prompt",), _longfact),
     "ragchecker": Adapter((), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False),
 }

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
@@ -31,6 +30,7 @@ from untold.udfs.stages.records import (
 from untold.udfs.stages.relations import RELATIONS as RELATIONS
 from untold.udfs.stages.relations import VARIABLES as RELATION_VARIABLES
 from untold.udfs.stages.relations import parse_relation
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
 from untold.udfs.stages.units import parse_atoms, parse_revised
 

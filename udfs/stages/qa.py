@@ -16,7 +16,6 @@ from untold.udfs.ratings import Digit
 from untold.udfs.stages.comparison import RELATIONS as RELATIONS
 from untold.udfs.stages.comparison import parse_comparison
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import whole
@@ -48,6 +47,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 
 QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
 REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))

@@ -1,4 +1,4 @@
-"""What scores earn against labels and instances, and the floors beside them, counted by Spark."""
+"""What scores earn against labels and instances, and the baselines beside them, counted by Spark."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.study import agreement, points
-from untold.jobs.study.labelled import add_overlap
+from untold.jobs.study import agreement
+from untold.jobs.study import label_points as points
+from untold.jobs.study.response_labels import add_overlap
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
 from untold.udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
 from untold.udfs.statistics.intervals import Interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
-from untold.udfs.statistics.questions import resample_questions
+from untold.udfs.statistics.question_resampling import resample_questions
 
 Rows = list[dict[str, Any]]
 Scores = Mapping[str, float | None]
@@ -260,7 +261,7 @@ def test_metrics_are_compared_by_whole_questions(spark: SparkSession) -> None:
     assert got["difference"] == expected.difference
 
 
-def test_floors_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
+def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
     contexts = [{"id": "1", "text": "alpha beta"}, {"id": "2", "text": "gamma delta"}]
     rows = [
         ("a", "q", "alpha gamma", contexts, "Correct"),
@@ -272,28 +273,31 @@ def test_floors_are_of_the_constant_label_and_of_the_words(spark: SparkSession) 
     contexts_type = "array<struct<id: string, text: string>>"
     schema = f"sample_id string, query string, response string, contexts {contexts_type}, label string"
     samples = add_overlap(spark.createDataFrame(rows, schema))
-    floors = points.floor_points(samples, "Partially correct")
-    earned = {(row["measure"], row["undefined"]): "" for row in collected(floors)}
-    for row in sorted(collected(floors), key=lambda row: row["unit"]):
+    baselines = points.baseline_points(samples, "Partially correct")
+    earned = {(row["measure"], row["undefined"]): "" for row in collected(baselines)}
+    for row in sorted(collected(baselines), key=lambda row: row["unit"]):
         earned[row["measure"], row["undefined"]] += str(row["points"])
     assert earned == {
-        **{("floor_constant", convention): "01100" for convention in ("mismatch", "zero", "published")},
-        ("floor_overlap", "mismatch"): "11000",  # nothing is known of d and e
-        ("floor_overlap", "zero"): "11011",
-        ("floor_overlap", "published"): "11011",
+        **{("baseline_constant", convention): "01100" for convention in ("mismatch", "zero", "published")},
+        ("baseline_overlap", "mismatch"): "11000",  # nothing is known of d and e
+        ("baseline_overlap", "zero"): "11011",
+        ("baseline_overlap", "published"): "11011",
     }
 
 
-def test_floors_stand_beside_every_metric_that_a_model_has() -> None:
-    one, floor = agreement.Found(Interval(0.5, 0.4, 0.6), 20), agreement.Found(Interval(0.75, None, None), 20)
-    found: dict[agreement.Key, agreement.Found] = {(None, None, "zero", "floor_constant"): floor}
+def test_baselines_stand_beside_every_metric_that_a_model_has() -> None:
+    one, baseline = (
+        agreement.AgreementRows(Interval(0.5, 0.4, 0.6), 20),
+        agreement.AgreementRows(Interval(0.75, None, None), 20),
+    )
+    found: dict[agreement.Key, agreement.AgreementRows] = {(None, None, "zero", "baseline_constant"): baseline}
     judged = (("a", "e2e", "zero", "lmr"), ("b", "qa", "zero", "lmr"), ("b", "qa", "zero", "kappa"))
     found |= dict.fromkeys(judged, one)
     rows = agreement.agreement_rows("wikicontradict", ("qa", "e2e"), ("a", "b"), found)
     assert [(row["metric"], row["model"], row["measure"], row["value"]) for row in rows] == [
         ("qa", "b", "lmr", 0.5),
         ("qa", "b", "kappa", 0.5),
-        ("qa", "b", "floor_constant", 0.75),
+        ("qa", "b", "baseline_constant", 0.75),
         ("e2e", "a", "lmr", 0.5),
-        ("e2e", "a", "floor_constant", 0.75),
+        ("e2e", "a", "baseline_constant", 0.75),
     ]

@@ -8,16 +8,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from untold.jobs.settings.model import LlmSettings, Prompts, Settings
-from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.study.meta_evaluation import MetaEvaluationRequest, StudyEndpoint, endpoint_of
 from untold.jobs.study.prompt_pairs import check_prompts, compare_items, compare_labels
 from untold.jobs.study.report import find_published, prompts_table
-from untold.jobs.study.requests import Endpoint, MetaEvaluationRequest, endpoint_of
+from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
 POINTS = "model string, metric string, undefined string, measure string, unit string, cluster string, points long"
 
 
-def judge(prompts: Prompts | None, model: str = "org/m", **settings: Any) -> Endpoint:
+def judge(prompts: Prompts | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:
     llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model=model)
     return endpoint_of(Settings(llm=llm, **settings), embedded=False, prompts=prompts)
 
@@ -84,7 +84,7 @@ def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spa
     assert [row["p_adjusted"] for row in found] == adjust_p_values([test.p_value for test in tests])
 
 
-def counted(judge: Endpoint, sample: str, query: str, agreeing: int, judged: int | None) -> dict[str, Any]:
+def counted(judge: StudyEndpoint, sample: str, query: str, agreeing: int, judged: int | None) -> dict[str, Any]:
     counts = {"true_positives": agreeing, "true_negatives": 0, "judged": judged}
     return {"metric": "importance", "model": judge.model, "sample_id": sample, "query_id": query, **counts}
 

@@ -46,7 +46,7 @@ def test_published_figures_are_found_however_a_provider_writes_the_model(model: 
 def test_every_cell_of_the_report_stands_under_its_heading() -> None:
     shared = {"left_out": 3, "published": None}
     rows = [lmr_row("e2e", "m", "zero", 0.5) | shared, lmr_row("e2e", "m", "zero", 0.25) | shared]
-    rows[1]["measure"] = "floor_constant"
+    rows[1]["measure"] = "baseline_constant"
 
     lines = [line for line in render(rows, [], {}, {}, clustered=True).split("\n") if line.startswith("| ")]
     heads, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], lines[2]))
