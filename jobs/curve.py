@@ -96,9 +96,7 @@ def curve_rows(values: Values, seed: int) -> Iterator[dict[str, Any]]:
         interval = bca_interval(list(values[line]), list(values[line].values()), seed=seed)
         yield {
             **dict(zip(("system", "ranking", "k"), line, strict=True)),
-            "mean": interval.mean,
-            "ci_low": interval.low,
-            "ci_high": interval.high,
+            **interval.columns("mean"),
             "n": values[line].total(),
         }
 

@@ -22,8 +22,8 @@ from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import SampleError, Samples, read_samples, show_invalid
-from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of, tell_profile
-from untold.jobs.metrics.base import Assumptions, Metric
+from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
+from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
 from untold.jobs.metrics.contexts import condense_contexts
 from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.retrieval.vectors import STAGE
@@ -34,12 +34,13 @@ from untold.jobs.settings.model import LlmSettings, Settings, prices_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limits
 from untold.udfs.stages import LOOKUPS
+from untold.udfs.stages.definitions import MAX_TOKENS
 from untold.udfs.stages.figures import Figures
 
 # Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
-# A model's own limit is not known; where a stage sends none, the default of llm.max_tokens stands for it.
-UNLIMITED_COMPLETION_TOKENS = int(LlmSettings.model_fields["max_tokens"].default)
+# A model's own limit is not known; this one stands for it where a stage sends none.
+UNLIMITED_COMPLETION_TOKENS = MAX_TOKENS
 MINUTES_PER_HOUR = 60
 # The columns of `untold.graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
@@ -87,7 +88,7 @@ def plan(
     display = display or Display()
     paths = [path for path in (request.input, request.store) if path]
     spark = spark or open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
-    tell_profile(settings, request.metrics, display.note)
+    tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)
@@ -406,7 +407,7 @@ class PlanningTools:
 def completion_limit(stage: Stage) -> int:
     """The most tokens that a completion of the stage may have, as it is asked for.
 
-    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number. Vectors and
+    A stage that sends no limit is taken to have `UNLIMITED_COMPLETION_TOKENS`, so that a plan has a number. Vectors and
     hits are no tokens.
     """
     if stage.name in LOOKUPS:

@@ -38,9 +38,8 @@ from untold.jobs.metrics import (
     optional_of,
     retrieves,
     stages_of,
-    tell_profile,
 )
-from untold.jobs.metrics.base import Metric, Tables
+from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import Condenser, check_graphframes
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import condense_contexts
@@ -134,7 +133,7 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
-        tell_profile(settings, request.metrics, display.note)
+        tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
         retry = request.retry_failed
         # The store counts as well: its completions are read by the same session
         small = count_bytes(request.input, request.store) < SMALL_BYTES
@@ -215,6 +214,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         workspace,
         request.store,
         answered_before=output.has_answered,
+        earlier=output.spooled_runs,
     )
     tables = _score_metrics(run, runner, written.samples, found.invalid, catalog)
     run.engines.process.leave()
@@ -399,7 +399,8 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     summary = aggregate.summarise(written["scores"], seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     measures = written.get("measures")
-    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    zeroed = {metric.name: metric.zeroed for metric in run.metrics}
+    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], zeroed, seed=seed)
     if measures is not None:
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, written["scores"])]

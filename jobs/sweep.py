@@ -91,9 +91,7 @@ def sweep_rows(system: str | None, pairs: Pairs, betas: Iterable[float], seed: i
         yield {
             "system": system,
             "beta": beta,
-            "mean": interval.mean,
-            "ci_low": interval.low,
-            "ci_high": interval.high,
+            **interval.columns("mean"),
             "n": pairs.total(),
         }
 

@@ -76,22 +76,7 @@ STATEMENTS = pa.schema(
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {
-    "statements": (
-        "reference_id",
-        "claims",
-        "anchor",
-        "found_by",
-        "relevance",
-        "salience",
-        "weight",
-        "rank",
-        "kept",
-        "arecall",
-        "erecall",
-        "holistic",
-    )
-}
+ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :]}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -216,6 +201,10 @@ SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, over scored and failed
         ("mean_high", pa.float64()),
+        ("answer_rate", pa.float64()),  # of samples with something to state, those with a score
+        ("answer_ci_low", pa.float64()),  # 95 % Wilson
+        ("answer_ci_high", pa.float64()),
+        ("mean_zero", pa.float64()),  # mean where the others of these count as 0
     ]
 )
 # A measure over all samples of a metric, or over those of one system
@@ -232,6 +221,13 @@ MEASURES_SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, where there are any
         ("mean_high", pa.float64()),
+        ("answer_rate", pa.float64()),  # of samples with something to state, those with a value
+        ("answer_ci_low", pa.float64()),  # 95 % Wilson
+        ("answer_ci_high", pa.float64()),
+        (
+            "mean_zero",
+            pa.float64(),
+        ),  # mean where the others of these count as 0; null where 0 is not the worst
     ]
 )
 # ICAT of a system, or of all samples, under one beta
@@ -263,7 +259,7 @@ META_EVALUATION = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),  # null, as model, for the baselines
         ("model", pa.string()),
-        ("undefined", pa.string()),  # the convention: mismatch, zero or published
+        ("convention", pa.string()),  # of undefined scores: mismatch, zero or published
         ("measure", pa.string()),  # lmr, kappa, ...
         ("value", pa.float64()),  # null where the measure is undefined
         ("ci_low", pa.float64()),
@@ -324,7 +320,7 @@ MATCH_COUNTS = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),
         ("model", pa.string()),
-        ("undefined", pa.string()),
+        ("convention", pa.string()),
         ("measure", pa.string()),
         ("scale", pa.int64()),  # points of a unit that matches in full
         ("points", pa.int64()),  # whole, so that equal ones meet
@@ -344,7 +340,7 @@ COMPARISONS = pa.schema(
         ("p_value", pa.float64()),
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, of metrics and of prompts apart
         ("n", pa.int64()),  # units, or items, that both have judged
-        ("undefined", pa.string()),  # the convention that points are under; null for coverage
+        ("convention", pa.string()),  # that points are under; null for coverage
         ("metric", pa.string()),  # of two prompts; null of two metrics
     ]
 )

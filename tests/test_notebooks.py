@@ -200,10 +200,10 @@ def label_rows(metrics: Sequence[str]) -> list[dict[str, Any]]:
     """Agreement with labels of whole responses."""
     names = {"dataset": "wikicontradict", "model": "<m>", "n": 40}
     return [
-        {**names, "metric": metric, "undefined": undefined, "measure": measure, "value": value, "ci_low": low}
+        {**names, "metric": metric, "convention": convention, "measure": measure, "value": value, "ci_low": low}
         | {"ci_high": None if low is None or value is None else value + 0.1}
         for metric in metrics
-        for undefined in ("mismatch", "zero", "published")
+        for convention in ("mismatch", "zero", "published")
         for measure, value, low in LMR
     ]
 

@@ -30,12 +30,18 @@ from untold.jobs.cli.arguments import (
     tell_outcome,
 )
 from untold.jobs.cli.values import (
+    CONTEXTS_APART,
+    claim_formats,
     count,
+    known_formats,
     known_metrics,
     metric_names,
     names,
     one_of,
     prompt_names,
+    question_formats,
+    studied,
+    study_formats,
     weights,
     whole_number,
 )
@@ -44,16 +50,6 @@ from untold.udfs.statistics.tiers import read_subset
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
     from untold.jobs.meta_evaluate import Sheet, StudyEndpoint
-
-# Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
-META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
-# Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions", "expertqa")
-# Layouts of labelled claims; without one they are rows of claim, evidence and label
-CLAIM_FORMATS = ("expertqa", "factscore")
-# Questions whose contexts lie in a second file, and questions that bring theirs, or have none
-CONTEXTS_APART = "eli5_category"
-QUESTION_FORMATS = (CONTEXTS_APART, "trec_web", "expertqa", "qampari", "romqa", "longfact")
 
 
 def _generate(options: Options) -> int:
@@ -122,11 +118,20 @@ def _compare(options: Options) -> int:
             seed=settings.statistics.seed,
             notify=display.note,
             cluster=options.cluster,
+            undefined=options.undefined,
         )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_lines(comparison_lines(found, page_of(sys.stdout), every=options.all, clustered=options.cluster))
+        print_lines(
+            comparison_lines(
+                found,
+                page_of(sys.stdout),
+                every=options.all,
+                clustered=options.cluster,
+                undefined=options.undefined,
+            )
+        )
     return 0
 
 
@@ -266,7 +271,7 @@ def _check_coverage(options: Options) -> None:
         given += ["--format"] if options.format is not None and options.dataset != "claims" else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
-    elif options.format not in (None, *COVERAGE_FORMATS):
+    elif options.format not in (None, *known_formats("items")):
         raise click.UsageError(f"--format {options.format} is of --dataset claims")
     elif options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which coverage has not")
@@ -280,7 +285,7 @@ def _check_claims(options: Options) -> None:
         raise click.UsageError("--metric goes with --scores: claims are judged by the stage verify_claim")
     if options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which claims have not")
-    if options.format not in (None, *CLAIM_FORMATS):
+    if options.format not in (None, *claim_formats()):
         raise click.UsageError(f"--format {options.format} is of --dataset coverage")
 
 
@@ -395,7 +400,7 @@ _QUESTIONS = [
     Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
     Option("--output", "DIR", "where the tables go", required=True),
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
-    Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
+    Option("--format", "NAME", "a known data set", names=question_formats, read=one_of(question_formats)),
     Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
     *READ_OPTIONS,
     RANDOM_OPTION,
@@ -405,6 +410,13 @@ _COMPARED = [
     Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
+    Option(
+        "--undefined",
+        "HOW",
+        "rank by the mean of the scores (mean, the default), or with 0 for samples that state nothing (zero)",
+        read=one_of(("mean", "zero")),
+        default="mean",
+    ),
     flag("--all", "print all pairs, and not only those that differ by more than chance"),
     flag("--json", "print JSON"),
 ]
@@ -418,7 +430,7 @@ _SCORES = (
     "METRIC:JUDGE=DIR where each metric has a judge of its own"
 )
 _LABELLED = [
-    Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
+    Option("--dataset", "NAME", "what people have labelled", names=studied, read=one_of(studied)),
     Option("--input", "PATH", "the data set's file"),
     Option("--output", "DIR", "where runs, tables and report go", required=True),
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
@@ -427,12 +439,7 @@ _LABELLED = [
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
-    Option(
-        "--format",
-        "NAME",
-        f"a known data set: of coverage {', '.join(COVERAGE_FORMATS)}, of claims {', '.join(CLAIM_FORMATS)}",
-        read=one_of(tuple(dict.fromkeys((*COVERAGE_FORMATS, *CLAIM_FORMATS)))),
-    ),
+    Option("--format", "NAME", "a data set of coverage or claims", names=study_formats, read=one_of(study_formats)),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     *READ_OPTIONS,
@@ -457,12 +464,16 @@ COMMANDS: dict[str, click.Command] = {
     ),
     "compare": Command("rank systems by their scores", _compare, [*_COMPARED, *settings_options()]),
     "combine-studies": Command(
-        "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
+        "average meta-evaluations over data sets",
+        _combine_studies,
+        [*_COMBINED, *settings_options()],
+        needs=("matplotlib", "networkx"),
     ),
     "meta-evaluate": Command(
         "evaluate metrics against human labels",
         _meta_evaluate,
         [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
+        needs=("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu"),
     ),
     "sweep": Command(
         "weigh coverage against factuality over a range: ICAT by beta",
@@ -472,6 +483,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
     "curve": Command(
         "draw recall of the most important facts against their number",
@@ -480,5 +492,6 @@ COMMANDS: dict[str, click.Command] = {
             Argument("run", "RUN", "an output of untold score with the metric importance"),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
 }

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from untold.jobs.metrics import e2e, icat, importance, longrecall, nli, qa
-from untold.jobs.metrics.base import Metric
-from untold.jobs.settings.model import Settings
-from untold.jobs.settings.profiles import explain_profile
+from untold.jobs.metrics.settings import GROUP
 from untold.udfs.errors import UserError
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.registry import Registry
 
-GROUP = "untold.metrics"
-"""The entry points by which other packages add metrics."""
+if TYPE_CHECKING:
+    from untold.jobs.metrics.base import Metric
+    from untold.jobs.settings.model import Settings
 
+# Loaded when they are looked up: settings need the package's names, and metrics import Spark
 METRICS: Registry[Metric] = Registry(
-    (e2e.METRIC, nli.METRIC, qa.METRIC, icat.METRIC, importance.METRIC, longrecall.METRIC), GROUP
+    (),
+    GROUP,
+    places={
+        name: f"untold.jobs.metrics.{name}:METRIC" for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall")
+    },
 )
 
 
@@ -33,15 +37,6 @@ def check_metrics(names: str | Sequence[str]) -> tuple[str, ...]:
         what = f"no metric {', '.join(unknown)}" if unknown else "no metric is named"
         raise UnknownMetricError("; ".join(part for part in (what, f"there are {', '.join(METRICS)}", near) if part))
     return given
-
-
-def tell_profile(settings: Settings, metrics: Sequence[str], notify: Callable[[str], None]) -> None:
-    """Says what of a run of these metrics is not as its profile has it, where it has one."""
-    line = explain_profile(
-        settings, stages_of(metrics, settings), lambda key: any(METRICS[name].depends_on(key) for name in metrics)
-    )
-    if line is not None:
-        notify(line)
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:

@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.grounding import ground
 from untold.jobs.retrieval.sources import query_key
@@ -93,6 +93,27 @@ def claim_id(metric: str, position: str | Column = "position") -> Column:
     """`<sample_id>:<metric>:<position>`."""
     place = F.col(position) if isinstance(position, str) else position
     return F.concat_ws(":", "sample_id", F.lit(metric), place.cast("string"))
+
+
+def covered_statements(known: DataFrame, metric: str, *more: str) -> DataFrame:
+    """The table `statements` of aspects or references, each with the claims that cover it; `more` of its columns.
+
+    known: sample_id, statements array<struct<number, text, covered, reference_id, claims array<position>, ...>>.
+    """
+    texts = F.lit(None).cast("array<string>")
+    return known.select("sample_id", F.inline("statements")).select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        claim_id(metric, "number").alias("statement_id"),
+        "text",
+        "covered",
+        F.lit(None).cast("boolean").alias("in_basis"),
+        texts.alias("sources"),
+        texts.alias("members"),
+        "reference_id",
+        F.transform("claims", lambda position: claim_id(metric, position)).alias("claims"),
+        *more,
+    )
 
 
 def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:

@@ -9,11 +9,11 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows, has_failed
+from untold.jobs.asking.results import failure_rows, has_failed
 from untold.jobs.metrics.base import Tables
 from untold.jobs.metrics.grounded_claims import CLAIM, chunk_name, claim_id, claim_rows
 from untold.jobs.metrics.reference_facts import ReferenceFacts
-from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.shared_evidence import Evidence, Owners, owners_failures
 from untold.jobs.metrics.verified_claims import CHUNK, Verified, evidence_rows
 from untold.jobs.retrieval.vectors import OUTCOME
@@ -50,12 +50,12 @@ def unknown_bounds(settings: Settings) -> dict[str, tuple[float | None, float | 
 def make_tables(samples: DataFrame, found: ImportanceFindings, settings: Settings) -> Tables:
     """The tables, from samples (columns of the table `samples`)."""
     judged = _with_status(samples, found)
-    unknown = judged.where(~F.col("status").isin(*JUDGED))
     source = settings.knowledge.source
     return {
         "statements": _statement_rows(judged),
-        "scores": _score_rows(judged),
-        "measures": _measure_rows(judged).unionByName(unknown_measures(unknown, NAME, unknown_bounds(settings))),
+        # Dropped are the facts beyond `importance.max_facts`
+        "scores": measured_scores(judged, NAME, WEIGHTED, F.col("left_out")),
+        "measures": measure_rows(judged, NAME, unknown_bounds(settings)),
         "claims": _claim_rows(found),
         "evidence": evidence_rows(NAME, found.verified),
         "chunks": _chunk_rows(found, source),
@@ -74,26 +74,6 @@ def _with_status(samples: DataFrame, found: ImportanceFindings) -> DataFrame:
     waiting = F.col("waiting") | F.coalesce("unchecked", F.lit(False))
     status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
-
-
-def _score_rows(judged: DataFrame) -> DataFrame:
-    """The table `scores`: the score is weighted recall; dropped are the facts beyond `importance.max_facts`."""
-    weighted = F.filter("measures", lambda one: one["measure"] == WEIGHTED)[0]
-    return judged.select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        "system",
-        *bounded(weighted["value"], weighted["value_low"], weighted["value_high"]),
-        *map(counted, ("covered", "uncovered", "unjudged")),
-        F.when(F.col("status").isin(*JUDGED), F.coalesce("left_out", F.lit(0))).cast("long").alias("dropped"),
-        "status",
-    )
-
-
-def _measure_rows(judged: DataFrame) -> DataFrame:
-    """The table `measures`, of samples of which something is known."""
-    known = judged.where(F.col("status").isin(*JUDGED))
-    return known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("measures"))
 
 
 def _statement_rows(judged: DataFrame) -> DataFrame:

@@ -13,11 +13,13 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, incomplete_samples, is_unasked
 from untold.jobs.asking.requests import Rows
+from untold.jobs.asking.results import has_failed, incomplete_samples, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
+from untold.jobs.metrics.candidate_lines import ReferenceView
 from untold.jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
 from untold.jobs.metrics.longrecall_tables import NAME, TABLES, RecallFindings, make_tables, unknown_bounds
+from untold.jobs.metrics.settings import LongrecallSettings
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -208,10 +210,12 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: LongrecallSettings},
     settings=(NAME, "embeddings"),
     tables=TABLES,
     needs=("query", "response", "references"),
     reads=("references",),
     unknown=unknown_bounds,
     dropped="facts beyond longrecall.max_facts, which were left out",
+    view=ReferenceView,
 )

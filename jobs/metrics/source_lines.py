@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from untold.graph.views import one_line
-from untold.jobs.metrics.claim_lines import Line
 from untold.udfs.facts.words import words_of
 from untold.udfs.hints import shorten
 from untold.udfs.recall.forms import match_form, shown_form
 from untold.udfs.recall.segmentation import sentences
 
+# A line's text, what stands before it, and what stands before the lines that it is wrapped to
+Line = tuple[str, str, str]
 LONGEST_SENTENCE = 500
 _INDENT = "       "
-
-
-def texts_of_contexts(sample: Mapping[str, Any] | None) -> dict[str, str]:
-    """By id the texts of a sample's contexts, in their order."""
-    contexts = (sample or {}).get("contexts") or ()
-    return {row["id"]: row["text"] or "" for row in contexts}
 
 
 def stating_lines(

@@ -36,6 +36,7 @@ class EmbeddingSettings(Section):
     """
 
     NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"batch", "tokens_per_minute", "price_per_million_tokens"}
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"batch", "pooling", "max_tokens"})
 
     base_url: Address | None = Field(
         default=None,
@@ -90,6 +91,7 @@ class SearchSettings(Section):
     """The web search. `model` and `edition` are part of a search's id; all else may differ from start to start."""
 
     NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"price_per_thousand_requests"}
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"edition"})
 
     base_url: Address = Field(
         default=BRAVE_URL,
@@ -117,6 +119,8 @@ class SearchSettings(Section):
 class GroundingSettings(Section):
     """What says whether a text entails a claim: methods, section 10."""
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"threshold"})
+
     verifier: Text = Field(
         default="relation",
         description="relation asks the stage classify_relation; else a folder with model.onnx, tokenizer.json and "
@@ -135,6 +139,7 @@ class IndexSettings(Section):
     """
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "exact_chunks", "codec", "nprobe", "cache"})
 
     chunk_words: Count = Field(default=128, description="Most words of a chunk")
     chunk_overlap: Annotated[int, Field(ge=0)] = Field(

@@ -40,7 +40,7 @@ __all__ = ["DATASETS", "LMR"]
 
 # The order of rows in the table `meta_evaluation`
 ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *LABEL_BASELINES)
-GROUP = ("model", "metric", "undefined", "measure")
+GROUP = ("model", "metric", "convention", "measure")
 COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
 # Distinct tables of a question that the driver resamples itself; five answers to a question have at most 4,368
 MAX_TABLES = 20_000
@@ -60,7 +60,7 @@ class AgreementRows:
 def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
     """How often units, or with `clustered` questions, earn the same: the columns of the table `match_counts`.
 
-    model, metric, undefined, measure strings, points (their sum), size (units with points), count, left_out long.
+    model, metric, convention, measure strings, points (their sum), size (units with points), count, left_out long.
     Points are whole numbers, so that sums are exact and equal ones meet; `points` as `jobs.study.label_points`
     describes them.
     """
@@ -88,7 +88,7 @@ def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: b
     number.
     """
     place = F.array_position(F.array(*map(F.lit, metrics)), F.col("metric"))
-    lmr = (F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER)
+    lmr = (F.col("measure") == LMR) & (F.col("convention") == COMPARED_UNDER)
     earned = points.where(lmr & F.col("points").isNotNull())
     side = earned.select("model", "unit", "cluster", "metric", "points", place.alias("place"))
     first = side.select("model", "unit", "cluster", *_renamed("first"))
@@ -180,13 +180,13 @@ def confusion_table(resampled: Resampled) -> IntArray:
 def point_intervals(
     counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int], *, seed: int
 ) -> dict[Key, AgreementRows]:
-    """By model, metric, undefined and measure: the mean and its BCa interval, from rows of `count_units`.
+    """By model, metric, convention and measure: the mean and its BCa interval, from rows of `count_units`.
 
     scales: by measure the points of a unit that earns all. Methods, section 7.
     """
     found: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in counted:
-        found[row["model"], row["metric"], row["undefined"], row["measure"]].append(row)
+        found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
     return {key: _interval(rows, scales[key[3]], seed) for key, rows in found.items()}
 
 
@@ -214,22 +214,22 @@ def unit_counts(rows: Sequence[Mapping[str, Any]], scale: int) -> tuple[list[flo
 def match_counts(dataset: str, counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int]) -> list[dict[str, Any]]:
     """The rows of the table `match_counts`, from which averages over data sets are made: `count_units`, in order."""
     rows = [{"dataset": dataset, **row, "scale": scales[row["measure"]]} for row in counted]
-    names = ("metric", "model", "undefined", "measure", "points", "size")
+    names = ("metric", "model", "convention", "measure", "points", "size")
     # None sorts before names, which it cannot be compared with: baselines are of no model and no metric
     return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
 
 
 def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, AgreementRows]:
-    """By model, metric, undefined and measure of a confusion table: the measure and its BCa interval, and the rows.
+    """By model, metric, convention and measure of a confusion table: the measure and its BCa interval, and the rows.
 
     left_out: rows that the convention leaves out; only `zero` does, the failed ones.
     """
     found: dict[Key, AgreementRows] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
-        for undefined, name in product(CONVENTIONS, MEASURES):
-            n = int(under_convention(resampled.table, undefined).sum())
-            found[model, metric, undefined, name] = AgreementRows(resampled.interval(undefined, name), n, rows - n)
+        for convention, name in product(CONVENTIONS, MEASURES):
+            n = int(under_convention(resampled.table, convention).sum())
+            found[model, metric, convention, name] = AgreementRows(resampled.interval(convention, name), n, rows - n)
     return found
 
 
@@ -241,19 +241,17 @@ def agreement_rows(
     What a model has no scores of has no row. value and limits are None where the measure is undefined.
     """
     rows = []
-    for metric, model, undefined, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
+    for metric, model, convention, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
         owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
-        if (model, metric, undefined, LMR) in found and (*owner, undefined, measure) in found:
-            names = {"dataset": dataset, "metric": metric, "model": model, "undefined": undefined, "measure": measure}
-            rows.append(names | _values(found[*owner, undefined, measure]))
+        if (model, metric, convention, LMR) in found and (*owner, convention, measure) in found:
+            names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": measure}
+            rows.append(names | _values(found[*owner, convention, measure]))
     return rows
 
 
 def _values(found: AgreementRows) -> dict[str, Any]:
     """The columns value, ci_low, ci_high, n and left_out of a row."""
-    interval = found.interval
-    limits = {"ci_low": interval.low, "ci_high": interval.high}
-    return {"value": interval.mean, **limits, "n": found.n, "left_out": found.left_out}
+    return {**found.interval.columns(), "n": found.n, "left_out": found.left_out}
 
 
 def compare_metrics(
@@ -283,7 +281,7 @@ def compare_metrics(
             "p_value": test.p_value,
             "p_adjusted": p_adjusted,
             "n": test.n,
-            "undefined": COMPARED_UNDER,
+            "convention": COMPARED_UNDER,
             "metric": None,
         }
         for (key, test), p_adjusted in zip(tests.items(), adjusted, strict=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from untold.jobs.study.claims_study import CONSTANT, PEOPLE, SHARE
-from untold.jobs.study.report import markdown_table
+from untold.jobs.study.markdown import Row, by_owner, interval, number, section
 from untold.udfs.statistics.verdict_agreement import MEASURES
 
-Row = Mapping[str, Any]
 # Min et al. 2023, of the human labels that are public; ours have to be the same where those are the input
 PUBLISHED_SHARES = {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.8642}
 
@@ -30,16 +28,12 @@ def render(rows: Sequence[Row], *, clustered: bool, notes: Sequence[str]) -> str
 
 def _measures(rows: Sequence[Row]) -> str:
     """A line a metric of a model, and one for the constant label."""
-    by_owner: dict[tuple[str, str | None], dict[str, Row]] = {}
-    for row in rows:
-        if row["measure"] in MEASURES:
-            by_owner.setdefault((row["metric"], row["model"]), {})[row["measure"]] = row
     lines = [
         [metric, model or "(baseline)", f"{own['accuracy']['n']:,}", f"{own['accuracy']['left_out']:,}"]
-        + [_interval(own[name]) for name in MEASURES]
-        for (metric, model), own in by_owner.items()
+        + [interval(own[name], 4) for name in MEASURES]
+        for (metric, model), own in by_owner(rows, MEASURES).items()
     ]
-    return "## Verdicts\n\n" + markdown_table(["metric", "model", "n", "left out", *MEASURES], lines)
+    return section("Verdicts", "", ["metric", "model", "n", "left out", *MEASURES], lines)
 
 
 def _shares(rows: Sequence[Row]) -> str:
@@ -52,16 +46,8 @@ def _shares(rows: Sequence[Row]) -> str:
     for measure in measures:
         system = measure.partition(":")[2]
         found = [by_key.get((measure, *owner)) for owner in owners]
-        shown = ["-" if row is None else _interval(row) for row in found]
-        published = PUBLISHED_SHARES.get(system)
-        lines.append([system or "all", *shown, "-" if published is None else f"{published:.4f}"])
+        shown = ["-" if row is None else interval(row, 4) for row in found]
+        lines.append([system or "all", *shown, number(PUBLISHED_SHARES.get(system), 4)])
     names = [PEOPLE if metric == PEOPLE else f"{metric} of {model}" for metric, model in owners]
     note = "Of all claims, pooled. Published: FActScore's human labels (Min et al. 2023), S / (S + NS)."
-    return "\n\n".join(["## Supported", note, markdown_table(["system", *names, "published"], lines)])
-
-
-def _interval(row: Row) -> str:
-    if row["value"] is None:
-        return "-"
-    limits = "" if row["ci_low"] is None else f" [{row['ci_low']:.4f}, {row['ci_high']:.4f}]"
-    return f"{row['value']:.4f}{limits}"
+    return section("Supported", note, ["system", *names, "published"], lines)

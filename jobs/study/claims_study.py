@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed
+from untold.jobs.asking.results import has_failed
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.samples import Samples, read_rows
@@ -22,7 +22,7 @@ from untold.jobs.tables import META_EVALUATION
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS
+from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS, PLAIN
 from untold.udfs.statistics.verdict_agreement import (
     VERDICTS,
     constant_label,
@@ -33,7 +33,7 @@ from untold.udfs.statistics.verdict_agreement import (
 
 DATASET = "claims"
 STAGE = "verify_claim"
-LAYOUT = "claims"  # of rows of claim, evidence and label
+
 CONSTANT, PEOPLE = "constant", "people"
 SHARE = "supported_share"
 KEYS = ["model", "metric", "claim_id"]
@@ -81,7 +81,7 @@ def read_claims(
 
 def layout_of(format: str | None) -> Adapter:
     """The layout of claims of that name, the plain one for None. Raises SampleError for another name."""
-    name = format or LAYOUT
+    name = format or PLAIN
     if name not in CLAIM_FORMATS:
         raise SampleError(f"unknown format `{name}`{aside(near_misses(name, CLAIM_FORMATS))} of claims")
     return CLAIM_FORMATS[name]
@@ -229,19 +229,15 @@ def evaluation_rows(
             sizes = {"n": sum(row["count"] for row in known)}
             sizes["left_out"] = size - sizes["n"]
             for name, one in verdict_intervals(known, labels, seed=seed).items():
-                found.append({"metric": metric, "model": model, "measure": name} | _limits(one) | sizes)
+                found.append({"metric": metric, "model": model, "measure": name} | one.columns() | sizes)
             found += [{"metric": metric, "model": model} | row for row in _shares(known, people, "verdict", seed)]
     constant = constant_label(people)
     always = [{**row, "verdict": constant} for row in people]
     for name, one in verdict_intervals(always, labels, seed=seed).items():
-        found.append({"metric": CONSTANT, "measure": name, "n": size, "left_out": 0} | _limits(one))
+        found.append({"metric": CONSTANT, "measure": name, "n": size, "left_out": 0} | one.columns())
     found += [{"metric": PEOPLE} | row for row in _shares(people, people, "label", seed)]
     ours = {"dataset": DATASET, "level": "item"}
     return [{name: (ours | row).get(name) for name in META_EVALUATION.names} for row in found]
-
-
-def _limits(one: Any) -> dict[str, float | None]:
-    return {"value": one.mean, "ci_low": one.low, "ci_high": one.high}
 
 
 def _shares(rows: Sequence[Any], people: Sequence[Any], column: str, seed: int) -> list[dict[str, Any]]:
@@ -253,5 +249,5 @@ def _shares(rows: Sequence[Any], people: Sequence[Any], column: str, seed: int) 
         size = sum(row["count"] for row in people if system is None or row["system"] == system)
         one, n = supported_share(own, column, seed=seed)
         measure = SHARE if system is None else f"{SHARE}:{system}"
-        found.append({"measure": measure, "n": n, "left_out": size - n} | _limits(one))
+        found.append({"measure": measure, "n": n, "left_out": size - n} | one.columns())
     return found

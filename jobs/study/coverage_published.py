@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from untold.jobs.study.coverage_rows import BY_QUERY, KAPPA
-from untold.jobs.study.report import markdown_table
+from untold.jobs.study.markdown import Row, number, section
 from untold.udfs.statistics.correlation import COEFFICIENTS
 
-Row = Mapping[str, Any]
 Key = tuple[str | None, str]
 # Samarinas et al. 2025; what is not printed for a row is None. Correlations are of ICAT-S with a 70B aligner
 ICAT, IMPORTANCE, LONGRECALL = "icat", "importance", "longrecall"
@@ -85,7 +83,7 @@ def _icat(by_key: Mapping[Key, Mapping[str | None, Row]]) -> str:
     lines.append(["Fleiss' kappa of annotators", _ours(by_key, None, KAPPA), f"{ICAT_KAPPA:.3f}"])
     for name, value in ICAT_BASELINES.items():
         lines.append([f"correlation of {name} (ours: pearson)", _ours(by_key, name, "pearson"), f"{value:.3f}"])
-    return "\n\n".join(["## Published", ICAT_NOTE, markdown_table(["figure", "here", "published"], lines)])
+    return section("Published", ICAT_NOTE, ["figure", "here", "published"], lines)
 
 
 def _importance(means: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -93,7 +91,7 @@ def _importance(means: Mapping[str, Mapping[str, float | None]]) -> str:
     for (data, system), figures in IMPORTANCE_MEANS.items():
         lines.append([f"{data}, {system}", *(f"{value:.1f}" for value in figures)])
     heads = ["answers", "precision %", "recall %", "F1 %"]
-    return "\n\n".join(["## Published: importance", IMPORTANCE_NOTE, markdown_table(heads, lines)])
+    return section("Published: importance", IMPORTANCE_NOTE, heads, lines)
 
 
 def _percent(means: Mapping[str, float | None]) -> list[str]:
@@ -111,10 +109,10 @@ def _longrecall(by_key: Mapping[Key, Mapping[str | None, Row]]) -> str:
         shown = ", ".join(f"{value:.2f}" for value in values)
         lines.append([f"Fleiss' kappa {name}", _ours(by_key, owner, measure), shown])
     heads = ["figure", "here, pooled", "published"]
-    return "\n\n".join(["## Published: LongRecall", LONGRECALL_NOTE, markdown_table(heads, lines)])
+    return section("Published: LongRecall", LONGRECALL_NOTE, heads, lines)
 
 
 def _ours(by_key: Mapping[Key, Mapping[str | None, Row]], metric: str | None, measure: str) -> str:
     """Our figure, or those of all models, in their order; `-` without one."""
     values = [row["value"] for row in by_key.get((metric, measure), {}).values()]
-    return ", ".join("-" if value is None else f"{value:.3f}" for value in values) or "-"
+    return ", ".join(map(number, values)) or "-"

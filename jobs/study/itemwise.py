@@ -86,7 +86,7 @@ def _auc(rows: Sequence[Row], score: str, positive: str, everything: int, seed: 
     )
     found = total_interval(auc, counts, seed=seed)
     sizes = {"n": len(each), "left_out": everything - len(each)}
-    return {"value": found.mean, "ci_low": found.low, "ci_high": found.high, **sizes}
+    return {**found.columns(), **sizes}
 
 
 def annotator_rows(judged: DataFrame) -> list[Row]:

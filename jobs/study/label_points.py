@@ -1,6 +1,6 @@
 """What scores earn against labels and instances, as Spark counts it; methods, section 6.
 
-Tables of *points* have the columns model, metric, undefined, measure, unit, cluster strings, points and left_out long:
+Tables of *points* have the columns model, metric, convention, measure, unit, cluster strings, points and left_out long:
 a row is what a unit (a sample; for ConflictBank a claim of an instance) earns of a measure's full scale, null where
 nothing of it counts; `left_out` is how many of its comparisons do not count; its cluster is its question.
 """
@@ -196,16 +196,16 @@ def _points(frame: DataFrame, unit: Column, cluster: Column, found: Mapping[tupl
     """
     earned = [
         F.struct(
-            F.lit(undefined).alias("undefined"),
+            F.lit(convention).alias("convention"),
             F.lit(measure).alias("measure"),
             points.alias("points"),
             left_out.alias("left_out"),
         )
-        for (measure, undefined), (points, left_out) in found.items()
+        for (measure, convention), (points, left_out) in found.items()
     ]
     names = [unit.alias("unit"), cluster.alias("cluster")]
     exploded = frame.select("model", "metric", *names, F.explode(F.array(*earned)).alias("earned"))
-    columns = ["earned.undefined", "earned.measure", "unit", "cluster", "earned.points", "earned.left_out"]
+    columns = ["earned.convention", "earned.measure", "unit", "cluster", "earned.points", "earned.left_out"]
     return exploded.select("model", "metric", *columns)
 
 

@@ -56,29 +56,25 @@ class Sheet:
 
 @dataclass(frozen=True)
 class MetaEvaluationRequest:
-    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder).
-
-    `metrics` None: all that the scores have. `cluster`: intervals and tests take all answers to a question together
-    (methods, section 7). Of coverage alone: `format`, how its samples lie, `covered`, labels that mean covered,
-    and `subset`, of which references it is.
-    `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
-    """
+    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models."""
 
     dataset: str
     input: str
     output: str
     settings: Settings
-    metrics: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] | None = None  # None: all that the scores have
     endpoints: tuple[StudyEndpoint, ...] = ()
-    scores: Mapping[str, str] | None = None
+    scores: Mapping[str, str] | None = None  # by model, a folder
     judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
+    # `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints
     limit: int | None = None
     draw: Draw | None = None
     read: ReadOptions = AS_THEY_ARE
     sheet: Sheet | None = None
-    cluster: bool = False
-    format: str | None = None
-    covered: tuple[str, ...] | None = None
+    cluster: bool = False  # intervals and tests take all answers to a question together (methods, section 7)
+    # Of a study of coverage alone
+    format: str | None = None  # how its samples lie
+    covered: tuple[str, ...] | None = None  # labels that mean covered
     subset: Subset | None = None
     overwrite: bool = False
     retry_failed: bool = False

@@ -66,7 +66,7 @@ def compare_items(
             sums, sizes = _differences(given[metric, one.model], given[metric, other.model], clustered)
             test = clustered_permutation_test(sums, sizes, seed=seed)
             found = {"dataset": "coverage", "difference": test.difference, "p_value": test.p_value, "n": test.n}
-            tests.append(found | {"undefined": None} | _names(metric, one, other))
+            tests.append(found | {"convention": None} | _names(metric, one, other))
     adjusted = adjust_p_values([test["p_value"] for test in tests])
     return [test | {"p_adjusted": value} for test, value in zip(tests, adjusted, strict=True)]
 

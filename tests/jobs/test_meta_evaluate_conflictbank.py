@@ -33,7 +33,7 @@ from untold.jobs.tables import ATOMS, STATEMENTS
 
 def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]) -> None:
     """The means of the strict and the lax parts of groups."""
-    found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["undefined"] == "mismatch"}
+    found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["convention"] == "mismatch"}
     assert found.keys() == {"lmr", "lmr_strict", "lmr_lax"}
     strict, lax = (sum(part) / len(groups) for part in zip(*groups, strict=True))
     assert [found[name]["value"] for name in ("lmr_strict", "lmr_lax", "lmr")] == pytest.approx(

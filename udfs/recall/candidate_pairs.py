@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from untold.udfs.recall.candidates import (
     Candidate,
     Form,
+    form_of,
     form_of_texts,
     lexical_candidates,
     semantic_candidates,
@@ -27,7 +28,7 @@ from untold.udfs.recall.segmentation import distinct_facts
 from untold.udfs.recall.substrings import contained, share_common
 from untold.udfs.samples.batches import in_batches
 
-LEXICAL, SEMANTIC = STEPS = ("lexical", "semantic")
+LEXICAL, SEMANTIC = "lexical", "semantic"
 # Vectors are single-precision: beyond these, cosines that are equal differ by the order of their sums alone
 _DECIMALS = 6
 # Kinds of texts, in the words of `embed_text`
@@ -110,8 +111,8 @@ def _prepare(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
     references = _distinct(sides[REFERENCES] or [])
     response = sides[RESPONSE]
     generated = None if response is None else _distinct_generated([one.fact for one in response], options)
-    forms = [form_of_texts(one.fact.text, one.fact.anchor) for one in references]
-    stated = [form_of_texts(fact.text, fact.anchor) for fact in generated or ()]
+    forms = [form_of(one.fact) for one in references]
+    stated = [form_of(fact) for fact in generated or ()]
     candidates = lexical_candidates(forms, stated, options.thresholds)
     found = [
         _pair(number, LEXICAL, rank, one)

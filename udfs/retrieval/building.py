@@ -160,8 +160,8 @@ def bury(batches: Iterable[pa.RecordBatch], index: str, cache: str) -> Iterator[
 class Spread:
     """How chunks are spread over shards of nearly one size, in whatever order they are ranked.
 
-    >>> [Spread(10, 4).shard_of(rank) for rank in (0, 3, 4, 9)]
-    [0, 0, 1, 2]
+    >>> Spread(10, 4).shards, Spread(10, 4).size
+    (3, 4)
     """
 
     chunks: int
@@ -176,10 +176,6 @@ class Spread:
     def size(self) -> int:
         """The chunks of each shard but the last."""
         return -(-self.chunks // max(self.shards, 1))
-
-    def shard_of(self, rank: int) -> int:
-        """The shard of the chunk of this rank, from 0."""
-        return rank // self.size
 
 
 def starts_of(counts: Mapping[int, int]) -> Sequence[tuple[int, int]]:

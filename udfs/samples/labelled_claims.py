@@ -49,9 +49,10 @@ def _each(expand: Callable[[FileRecord, int], list[FileRecord]], record: FileRec
     return [sample for claim in expand(record, row) for sample in _as_sample(claim)]
 
 
+PLAIN = "claims"
 CLAIM_FORMATS: dict[str, Adapter] = {
-    "claims": Adapter(COLUMNS, _as_sample, by_row=False, optional=("sample_id", "query_id", "query", "system")),
+    PLAIN: Adapter(COLUMNS, _as_sample, by_row=False, optional=("sample_id", "query_id", "query", "system")),
     "expertqa": Adapter(expertqa.REQUIRED, partial(_each, expertqa.claims), LINES, read_lines),
     "factscore": Adapter((), _as_sample, factscore.FILES, factscore.read_claims),
 }
-"""Layouts of labelled claims; `claims` is the plain one."""
+"""Layouts of labelled claims."""

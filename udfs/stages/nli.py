@@ -204,6 +204,7 @@ EXTRACT_ATOMS = StageDefinition(
     ATOMS_SCHEMA,
     figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
     things=atoms_in,
+    max_tokens=8_192,
     items=("atoms",),
 )
 REVISE_ATOMS = StageDefinition(
@@ -214,6 +215,7 @@ REVISE_ATOMS = StageDefinition(
     # The same facts as if revised: as many, beside the text and themselves
     figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
     things=revised_in,
+    max_tokens=8_192,
     items=("atoms",),
 )
 RATE_RELEVANCE = StageDefinition(
@@ -226,6 +228,7 @@ RATE_RELEVANCE = StageDefinition(
         WRITTEN, completion=Line(slope=1.21), things=Line(slope=0.09), ratings=(0.34, 0.08, 0.03, 0.11, 0.44)
     ),
     things=relevances_in,
+    max_tokens=8_192,
 )
 CLASSIFY_RELATION = StageDefinition(
     "classify_relation",

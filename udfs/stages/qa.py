@@ -346,6 +346,7 @@ MINE_QUESTIONS = StageDefinition(
     QUESTIONS_SCHEMA,
     figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
     things=questions_in,
+    max_tokens=8_192,
     items=("questions",),
 )
 REFINE_QUESTIONS = StageDefinition(
@@ -358,6 +359,7 @@ REFINE_QUESTIONS = StageDefinition(
         WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
     ),
     things=refined_in,
+    max_tokens=8_192,
     items=("questions", "ratings"),
 )
 ANSWER_QUESTIONS = StageDefinition(
@@ -370,6 +372,7 @@ ANSWER_QUESTIONS = StageDefinition(
         WRITTEN, completion=Line(slope=0.94), things=Line(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)
     ),
     things=answers_in,
+    max_tokens=8_192,
 )
 COMPARE_ANSWERS = StageDefinition(
     "compare_answers",
@@ -378,4 +381,5 @@ COMPARE_ANSWERS = StageDefinition(
     RELATION_SCHEMA,
     tools=(COMPARE_QUANTITIES,),
     figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
+    max_tokens=8_192,
 )

@@ -8,19 +8,23 @@ from typing import Any
 import pytest
 
 from tests.jobs.settings.cases import SERVER, load, problems, write
-from untold.jobs.metrics import METRICS, stages_of
+from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.base import tell_profile
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, result_settings
-from untold.jobs.settings.profiles import explain_profile, profile_layer, profile_names, value_of
+from untold.jobs.settings.profiles import profile_layer, profile_names, value_of
 
 PROFILE = "profile=published"
 
 
+def told(settings: Settings, *metrics: str) -> list[str]:
+    lines: list[str] = []
+    tell_profile(settings, [METRICS[name] for name in metrics], lines.append)
+    return lines
+
+
 def explained(settings: Settings, *metrics: str) -> str:
-    line = explain_profile(
-        settings, stages_of(metrics, settings), lambda key: any(METRICS[name].depends_on(key) for name in metrics)
-    )
-    assert line is not None
+    (line,) = told(settings, *metrics)
     return line.removeprefix("profile published: you changed ").partition("; beyond settings")[0]
 
 
@@ -90,7 +94,7 @@ def test_prompts_chosen_anew_are_told_once() -> None:
 
 
 def test_without_a_profile_nothing_is_said() -> None:
-    assert explain_profile(load(*SERVER).settings, ["evaluate_coverage"], lambda _: True) is None
+    assert told(load(*SERVER).settings, *METRICS) == []
 
 
 def test_a_profile_is_no_setting_of_its_own_to_an_output() -> None:

@@ -40,7 +40,9 @@ def test_every_label_and_score_earns_what_it_matches(spark: SparkSession) -> Non
         [(name, "q", label) for name, label, _ in cases], "sample_id string, query string, label string"
     )
     scores = spark.createDataFrame([("m", "e2e", name, score, False) for name, _, score in cases], SCORES)
-    earned = {(row["unit"], row["undefined"]): row["points"] for row in collected(points.label_points(scores, samples))}
+    earned = {
+        (row["unit"], row["convention"]): row["points"] for row in collected(points.label_points(scores, samples))
+    }
     for name, label, score in cases:
         assert earned.pop((name, "mismatch")) == match_label(score, label)
         for convention in ("zero", "published"):
@@ -52,7 +54,7 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published(spar
     samples = spark.createDataFrame([("s", "q", LABELS[0])], "sample_id string, query string, label string")
     scores = spark.createDataFrame([("m", "e2e", "s", None, True)], SCORES)
     earned = {
-        row["undefined"]: (row["points"], row["left_out"]) for row in collected(points.label_points(scores, samples))
+        row["convention"]: (row["points"], row["left_out"]) for row in collected(points.label_points(scores, samples))
     }
     assert earned == {"mismatch": (0, 0), "zero": (None, 1), "published": (1, 0)}
     counted = agreement.read_rows(agreement.count_units(points.label_points(scores, samples), clustered=False))
@@ -65,9 +67,9 @@ Earned = dict[tuple[str, str, str], tuple[int | None, int]]
 
 
 def of_points(frame: DataFrame) -> Earned:
-    """By unit, undefined and measure: points and what is left out."""
+    """By unit, convention and measure: points and what is left out."""
     return {
-        (row["unit"], row["undefined"], row["measure"]): (row["points"], row["left_out"]) for row in collected(frame)
+        (row["unit"], row["convention"], row["measure"]): (row["points"], row["left_out"]) for row in collected(frame)
     }
 
 
@@ -113,9 +115,9 @@ def parts(strict: tuple[int, int], lax: tuple[int, int]) -> dict[str, tuple[int 
     return {"lmr_strict": (of_strict, missing[0]), "lmr_lax": (of_lax, missing[1]), "lmr": (both, sum(missing))}
 
 
-def check(earned: Earned, claim: str, undefined: str, strict: tuple[int, int], lax: tuple[int, int]) -> None:
+def check(earned: Earned, claim: str, convention: str, strict: tuple[int, int], lax: tuple[int, int]) -> None:
     for measure, expected in parts(strict, lax).items():
-        assert earned[f"7-{claim}", undefined, measure] == expected
+        assert earned[f"7-{claim}", convention, measure] == expected
 
 
 @pytest.mark.parametrize(
@@ -252,12 +254,12 @@ def test_metrics_are_compared_by_whole_questions(spark: SparkSession) -> None:
     scores, samples = wiki_scores(spark)
     earned = points.label_points(scores, samples)
     by_question: dict[str, int] = Counter()
-    for row in collected(earned.where("undefined = 'mismatch'")):
+    for row in collected(earned.where("convention = 'mismatch'")):
         by_question[row["cluster"]] += row["points"] * (1 if row["metric"] == "a" else -1)
     counted = agreement.read_rows(agreement.count_differences(earned, ("a", "b"), clustered=True))
     (got,) = agreement.compare_metrics(counted, "wikicontradict", 1, seed=2)
     expected = clustered_permutation_test(list(by_question.values()), [4] * 9, seed=2)
-    assert (got["p_value"], got["n"], got["undefined"]) == (expected.p_value, 36, "mismatch")
+    assert (got["p_value"], got["n"], got["convention"]) == (expected.p_value, 36, "mismatch")
     assert got["difference"] == expected.difference
 
 
@@ -274,9 +276,9 @@ def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSessio
     schema = f"sample_id string, query string, response string, contexts {contexts_type}, label string"
     samples = add_overlap(spark.createDataFrame(rows, schema))
     baselines = points.baseline_points(samples, "Partially correct")
-    earned = {(row["measure"], row["undefined"]): "" for row in collected(baselines)}
+    earned = {(row["measure"], row["convention"]): "" for row in collected(baselines)}
     for row in sorted(collected(baselines), key=lambda row: row["unit"]):
-        earned[row["measure"], row["undefined"]] += str(row["points"])
+        earned[row["measure"], row["convention"]] += str(row["points"])
     assert earned == {
         **{("baseline_constant", convention): "01100" for convention in ("mismatch", "zero", "published")},
         ("baseline_overlap", "mismatch"): "11000",  # nothing is known of d and e

@@ -14,7 +14,7 @@ from untold.jobs.study.report import find_published, prompts_table
 from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
-POINTS = "model string, metric string, undefined string, measure string, unit string, cluster string, points long"
+POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
 
 
 def judge(prompts: Prompts | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:

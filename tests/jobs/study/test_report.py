@@ -10,14 +10,14 @@ from untold.jobs.run.terminal import Page
 from untold.jobs.study.report import draw, find_published, markdown_table, render, report_lines
 
 
-def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:
-    names = {"dataset": "wikicontradict", "metric": metric, "model": model, "undefined": undefined, "measure": "lmr"}
+def lmr_row(metric: str, model: str, convention: str, value: float | None) -> dict[str, Any]:
+    names = {"dataset": "wikicontradict", "metric": metric, "model": model, "convention": convention, "measure": "lmr"}
     return names | {"value": value, "ci_low": None, "ci_high": None, "n": 20}
 
 
 @pytest.mark.parametrize(("form", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
-    rows = [lmr_row("qa", "m", undefined, value) for undefined, value in (("mismatch", None), ("zero", 0.5))]
+    rows = [lmr_row("qa", "m", convention, value) for convention, value in (("mismatch", None), ("zero", 0.5))]
     assert draw(rows, form=form).startswith(head)
     assert draw(rows, form=form) == draw(rows, form=form)
     assert draw([], form=form).startswith(head)

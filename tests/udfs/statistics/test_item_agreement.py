@@ -1,4 +1,4 @@
-"""Majorities, kappa and covered items, against statsmodels, SciPy and counting by hand."""
+"""Votes, kappa and covered items, against statsmodels, SciPy and counting by hand."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from scipy import stats
 from statsmodels.stats.inter_rater import fleiss_kappa as reference_kappa
 
 from untold.udfs.statistics.intervals import FloatArray
-from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, majority, votes
+from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
 
 RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["yes", "no", "partly", None]), max_size=7))
-def test_a_majority_is_more_than_half_of_those_who_said_anything(labels: list[str | None]) -> None:
-    covered = sum(label in ("yes", "partly") for label in labels)
-    said = sum(label is not None for label in labels)
-    found = majority(*votes(labels, {"yes", "partly"}))
-    assert found is (True if 2 * covered > said else False if 2 * covered < said else None)
-
-
-def test_an_item_without_labels_has_no_majority() -> None:
-    assert majority(*votes(None, {"1"})) is None
+@given(st.none() | st.lists(st.sampled_from(["yes", "no", "partly", None]), max_size=7))
+def test_votes_are_of_those_who_said_anything(labels: list[str | None] | None) -> None:
+    covered = sum(label in ("yes", "partly") for label in labels or ())
+    said = sum(label is not None for label in labels or ())
+    assert votes(labels, {"yes", "partly"}) == (covered, said - covered)
 
 
 @settings(deadline=None)
@@ -51,6 +46,30 @@ def test_items_of_one_annotator_say_nothing_of_agreement() -> None:
 def test_annotators_may_differ_in_number() -> None:
     # Two of two agree, one pair of three agrees; three of five labels are yes
     assert fleiss_kappa([[2, 0], [1, 2]]) == pytest.approx(((1 + 1 / 3) / 2 - 13 / 25) / (1 - 13 / 25))
+
+
+TABLES = st.integers(2, 3).flatmap(
+    lambda kinds: st.lists(st.lists(st.integers(0, 4), min_size=kinds, max_size=kinds), min_size=1, max_size=20)
+)
+
+
+@settings(deadline=None)
+@given(TABLES)
+def test_alpha_is_that_of_the_package_krippendorff(table: list[list[int]]) -> None:
+    reference = pytest.importorskip("krippendorff")
+    counts = np.array(table)
+    paired = counts[counts.sum(axis=1) >= 2]
+    if (paired.sum(axis=0) > 0).sum() < 2:
+        assert krippendorff_alpha(table) is None
+    else:
+        expected = reference.alpha(value_counts=counts, level_of_measurement="nominal")
+        assert krippendorff_alpha(table) == pytest.approx(expected)
+
+
+def test_alpha_of_annotators_that_differ_in_number_by_hand() -> None:
+    # One pair of unequal labels among three of an item: 2 * 2 / (3 - 1), of 2 * 2 * 3 among five labels
+    assert krippendorff_alpha([[2, 0], [0, 2], [1, 0]]) == 1.0
+    assert krippendorff_alpha([[2, 0], [1, 2]]) == pytest.approx(1 - 4 * (2 * 1 * 2 / 2) / (2 * 3 * 2))
 
 
 HITS, WRONG, MISSED = [2, 0, 0, 3, 1], [1, 0, 2, 0, 1], [0, 0, 1, 1, 3]

@@ -1,12 +1,22 @@
-"""Settings of metrics that hold the claims of a response against a source of knowledge."""
+"""The settings of each metric: those of our own, and those that metrics of other packages bring (`Metric.sections`).
+
+Loaded with the settings, so nothing here imports Spark or a metric of ours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from untold.jobs.settings.fields import Count, Probability, Section, Text
+
+GROUP = "untold.metrics"
+"""The entry points by which other packages add metrics."""
+
+UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
 
 Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
@@ -14,10 +24,36 @@ Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
+class NliSettings(Section):
+    """Options of the metric nli: methods, section 2."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types"})
+
+    # Not strict: YAML has lists and no tuples
+    unit_types: tuple[UnitType, ...] = Field(
+        default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
+    )
+    skip_implied: bool = Field(default=False, description="Whether pairs that earlier relations imply are not asked")
+    max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
+
+
+class QaSettings(Section):
+    """Options of the metric qa: methods, section 3."""
+
+    quantity_tool: Literal["tool", "resolve", "none"] = Field(
+        default="tool",
+        description="Quantities are compared by the model's tool, resolved without the model, or left to it",
+    )
+    questions: Literal["all", "contexts"] = Field(
+        default="all", description="Questions are mined from response and contexts, or from contexts alone"
+    )
+
+
 class IcatSettings(Section):
     """Options of the metric icat: methods, section 11. Of qrels the annotations count, and not the path."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"qrels"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"early_stop"})
 
     variant: Literal["auto", "m", "s", "a"] = Field(
         default="auto",
@@ -36,6 +72,10 @@ class IcatSettings(Section):
 
 class ImportanceSettings(Section):
     """Options of the metric importance."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"passage_words", "max_facts", "duplicate_distance", "batch", "relevance_weight", "evidence_chunks"}
+    )
 
     documents: Count = Field(
         default=10,
@@ -70,6 +110,10 @@ class ImportanceSettings(Section):
 class LongrecallSettings(Section):
     """Options of the metric longrecall."""
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"anchor_words", "max_facts", "duplicate_similarity", "token_similarity", "jaccard", "lcs", "cosine", "top_k"}
+    )
+
     segmentation: Literal["auto", "list", "sentences", "atomic"] = Field(
         default="auto",
         description="How texts are cut into facts: as lists, as sentences, or by the stage extract_claims; auto, by "
@@ -98,3 +142,17 @@ class LongrecallSettings(Section):
     baselines: list[Literal["arecall", "erecall", "holistic"]] = Field(
         default=["arecall", "erecall"], description="Published baselines beside the metric; holistic asks a stage"
     )
+
+
+def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
+    """Metric, name and class of each section of settings that a metric of another package brings.
+
+    Imports these packages. One that cannot be imported has no settings here; `METRICS` raises its error where the
+    metric is named.
+    """
+    for point in entry_points(group=GROUP):
+        try:
+            metric = point.load()
+        except Exception:
+            continue
+        yield from ((point.name, name, section) for name, section in metric.sections.items())
