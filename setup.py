@@ -35,7 +35,16 @@ setup(
     package_dir={"untold": "untold", **{f"untold.{folder}": folder for folder in ("jobs", "udfs", "graph", "conf")}},
     package_data={
         "untold": ["py.typed"],
-        "untold.conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"],
+        "untold.conf": [
+            "*.yaml",
+            "*.conf",
+            "endpoints/*.yaml",
+            "prompts/*.jinja",
+            "prompts/published/*.jinja",
+            "profiles/*.yaml",
+            "demo/*",
+            "minilm/*",
+        ],
     },
     # The lowest versions are those that tests/test_distribution.py installs and runs
     install_requires=[

@@ -31,6 +31,7 @@ from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines, table
 from untold.jobs.settings.loading import Resolved
 from untold.jobs.settings.model import Settings
+from untold.jobs.settings.profiles import explain_profile
 from untold.jobs.settings.systems import SystemsError
 from untold.jobs.tables import USAGE
 from untold.udfs.llm.keys import Stage
@@ -131,6 +132,9 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
     ):
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
+        for line in dict.fromkeys(explain_profile(one.settings, [STAGE], lambda _: False) for one in systems):
+            if line is not None:
+                display.note(line)
         wait, retry = request.wait, request.retry_failed
         with open_engines(request.settings, display, output.run, wait=wait, retry_failed=retry) as engines:
             return _generate(_Generating(request, output, engines, systems))

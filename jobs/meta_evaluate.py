@@ -42,6 +42,7 @@ from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvalu
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
+from untold.jobs.study.prompt_pairs import check_prompts, compare_labels
 from untold.jobs.study.report import draw, render, with_published
 from untold.jobs.study.response_labels import add_overlap, find_points, resample_labels
 from untold.jobs.study.study_endpoints import all_costs, asker, verify_endpoints
@@ -96,6 +97,8 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     resumed by itself. Dejl et al. 2025; methods, section 6.
     """
     _check_models(request.endpoints)
+    # Endpoints of one model are told apart by their prompts
+    check_prompts(request.prompt_pairs, request.metrics or ())
     with Output(
         request.output,
         tuple(TABLES),
@@ -196,7 +199,7 @@ def _write_coverage(
     output: Output, request: MetaEvaluationRequest, items: CoverageItems, verdicts: ItemVerdicts
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
-    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster)
+    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster, request.prompt_pairs)
     return write_study(output, items, verdicts, plan, all_costs(request))
 
 
@@ -290,11 +293,15 @@ def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEv
 def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> ScoreRequest:
     """The run of one endpoint, as `untold score` would be asked for it."""
     assert request.metrics is not None
+    settings = endpoint.settings
+    if endpoint.prompts is not None:
+        # Stages whose templates are the same under all prompts are asked once
+        settings = settings.model_copy(update={"store": store_of(settings, request.output)})
     return ScoreRequest(
         input=request.input,
         output=request.runs[endpoint.model],
         metrics=request.metrics,
-        settings=endpoint.settings,
+        settings=settings,
         embedded=endpoint.embedded,
         format=request.layout,
         limit=request.limit,
@@ -340,6 +347,9 @@ def _write_report(
         )
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
+    comparisons += compare_labels(
+        points, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
+    )
     costs = all_costs(request)
     note = None if request.cluster else describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)

@@ -23,7 +23,7 @@ from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import SampleError, Samples, read_samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
-from untold.jobs.metrics.base import Assumptions, Metric
+from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
 from untold.jobs.metrics.contexts import condense_contexts
 from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.retrieval.vectors import STAGE
@@ -88,6 +88,7 @@ def plan(
     display = display or Display()
     paths = [path for path in (request.input, request.store) if path]
     spark = spark or open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
+    tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)

@@ -30,8 +30,16 @@ from untold.jobs.inputs.samples import (
     show_untested,
     write_samples,
 )
-from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
-from untold.jobs.metrics.base import Metric, Tables
+from untold.jobs.metrics import (
+    METRICS,
+    digests_of,
+    joined,
+    needs_of,
+    optional_of,
+    retrieves,
+    stages_of,
+)
+from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import Condenser, check_graphframes
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import condense_contexts
@@ -125,6 +133,7 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
+        tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
         retry = request.retry_failed
         # The store counts as well: its completions are read by the same session
         small = count_bytes(request.input, request.store) < SMALL_BYTES

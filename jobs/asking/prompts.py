@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.settings.model import Settings, decoding_for
-from untold.jobs.settings.templates import Template
-from untold.jobs.settings.templates import find_template as find_template
+from untold.jobs.settings.templates import Template, template_of
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
 from untold.udfs.stages import LOOKUPS, STAGES
@@ -43,7 +42,7 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
 def checked_template(name: str, settings: Settings) -> Template:
     """The template of a stage, compiled and filled in once. Raises SettingsError or PromptError where that fails."""
     definition = STAGES[name]
-    template = find_template(name, decoding_for(settings, name).api, settings.prompts_dir)
+    template = template_of(name, settings)
     prompt = compile_prompt(template.source, api=template.api, name=template.origin)
     check_variables(template.source, definition.variables, api=template.api, name=template.origin)
     if definition.examples is not None:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
-from untold.udfs.stages.arrow import UNASKED
+from untold.udfs.stages.arrow import LEAKED, UNASKED
 
 ANSWERED, FAILED = "answered", "failed"
 
@@ -67,9 +67,10 @@ class Account:
 
 @dataclass
 class _Outcomes:
-    """The distinct requests of a stage by their best outcome, and of each asking how many were answered."""
+    """The distinct requests of a stage by their best outcome, the items dropped of them, and by asking the answered."""
 
     best: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    leaked: int = 0
     answered: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -82,18 +83,26 @@ def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
     state = F.when(F.col("error_type").isNull(), ANSWERED).when(F.col("error_type") == UNASKED, UNASKED)
     outcome = state.otherwise(FAILED).alias("outcome")
     frames = [
-        one.results.select(F.lit(one.stage.name).alias("stage"), F.lit(number).alias("asking"), "request_id", outcome)
+        one.results.select(
+            F.lit(one.stage.name).alias("stage"),
+            F.lit(number).alias("asking"),
+            "request_id",
+            outcome,
+            (F.col(LEAKED) if LEAKED in one.results.columns else F.lit(None).cast("long")).alias(LEAKED),
+        )
         for number, one in enumerate(asked)
     ]
     answered = F.collect_set(F.when(F.col("outcome") == ANSWERED, F.col("asking")))
     requests = (
         reduce(DataFrame.unionByName, frames)
         .groupBy("stage", "request_id")
-        .agg(F.min("outcome").alias("outcome"), F.array_sort(answered).alias("askings"))
+        .agg(F.min("outcome").alias("outcome"), F.array_sort(answered).alias("askings"), F.max(LEAKED).alias(LEAKED))
     )
     found: dict[str, _Outcomes] = defaultdict(_Outcomes)
-    for row in requests.groupBy("stage", "outcome", "askings").count().collect():
+    counted = [F.count("*").alias("count"), F.coalesce(F.sum(LEAKED), F.lit(0)).alias(LEAKED)]
+    for row in requests.groupBy("stage", "outcome", "askings").agg(*counted).collect():
         found[row["stage"]].best[row["outcome"]] += row["count"]
+        found[row["stage"]].leaked += row[LEAKED]
         for asking in row["askings"]:
             found[row["stage"]].answered[asking] += row["count"]
     return found
@@ -124,4 +133,5 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
         "tokens_estimated": used.estimated,
         "cost": used.cost,
         "seconds": used.seconds,
+        LEAKED: outcomes.leaked,
     }

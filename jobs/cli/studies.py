@@ -39,6 +39,7 @@ from untold.jobs.cli.values import (
     metric_names,
     names,
     one_of,
+    prompt_names,
     question_formats,
     studied,
     study_formats,
@@ -244,14 +245,17 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
+    if options.prompts and not asks_metrics:
+        raise click.UsageError("--prompts runs metrics under several prompts; leave --scores and --dataset claims out")
     given = [name for name, _ in options.scores]
     if len(set(given)) < len(given):
         raise click.UsageError("--scores names one model twice")
     scores, judges = _judges_of(options)
     if judges and len(judges) < len(given):
         raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
-    if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
-        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
+    several = max(len(scores), len(options.endpoint or ()), len(options.prompts or ()))
+    if options.annotation_sheet and not judges and several > 1:
+        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint, --prompts or --scores")
     if asks_metrics:
         _metrics_or_error(options)
     _check_coverage(options)
@@ -328,7 +332,11 @@ def _run_meta_evaluate(options: Options) -> int:
     resolved = [] if options.scores else [load(one) for one in each]
     # Spark, statistics and store are of the first endpoint; each run has its own `llm.*`
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
-    endpoints = tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved)
+    endpoints = tuple(
+        endpoint_of(one.settings, embedded=one.embedded, prompts=prompts)
+        for one in resolved
+        for prompts in options.prompts or (None,)
+    )
     scores, judges = _judges_of(options)
     read = _check_labelled(options)
     request = MetaEvaluationRequest(
@@ -425,6 +433,7 @@ _LABELLED = [
     Option("--output", "DIR", "where runs, tables and report go", required=True),
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
+    Option("--prompts", "LIST", "run under each of these prompts, compared: published,ours", read=prompt_names),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),

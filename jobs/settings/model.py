@@ -56,9 +56,12 @@ from untold.udfs.stages import LOOKUPS, STAGES
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
-NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error"})
-
+# `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
+NO_RESULT = frozenset(
+    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error", "prompts", "profile"}
+)
 Api = Literal["chat", "completions"]
+Prompts = Literal["ours", "published"]
 # What a stage declares (`StageDefinition.max_tokens`)
 AUTO: Literal["auto"] = "auto"
 Own = TypeVar("Own", bound=Section)
@@ -162,11 +165,12 @@ class StageSettings(Section):
     extra_body: ExtraBody | None = Field(
         default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
     )
+    prompts: Prompts | None = Field(default=None, description="Whose duty the shipped template of this stage has")
 
-    @field_validator("model", "api")
+    @field_validator("model", "api", "prompts")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
-        """Raises ValueError for null where nothing could be left out: every request has a model and an API."""
+        """Raises ValueError for null where nothing could be left out: every request has a model, API and template."""
         if value is None:
             raise ValueError("a value; leave the key out to follow llm.*")
         return value
@@ -253,6 +257,13 @@ class Settings(Section):
 
     llm: LlmSettings = LlmSettings()
     stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
+    profile: Literal["published"] | None = Field(
+        default=None, description="Settings beneath all that you set: published are those of the papers"
+    )
+    prompts: Prompts = Field(
+        default="ours",
+        description="Whose duty the shipped templates have, where ours and that of a metric's paper differ",
+    )
     prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: Text | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"

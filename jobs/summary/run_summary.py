@@ -40,7 +40,7 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
         ["failures", *failures_table(failures, page)] if failures else [],
         ["lowest scores", *_worst(worst, page)] if worst else [],
-        [*wrapped(_took(run.manifest), page), *_places(run, worst, page)],
+        [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
 
@@ -85,6 +85,14 @@ def _took(manifest: Mapping[str, Any]) -> str:
     over = f", over {len(starts):,} starts" if len(starts) > 1 else ""
     used = f"cost: {cost}, {amount(calls, 'call')}, {amount(sum(tokens), 'token')}"
     return f"{used}; time: {clock(seconds)}{over}"
+
+
+def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What was dropped of the answers, because it came from the examples of prompts."""
+    found = {row["stage"]: row.get("leaked_example") or 0 for row in manifest["starts"][-1].get("usage", [])}
+    stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
+    if stages:
+        yield f"items dropped as repeats of the prompts' examples: {stages}"
 
 
 def _seconds(began: str, ended: str) -> float:

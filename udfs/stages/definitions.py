@@ -48,6 +48,8 @@ class StageDefinition:
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
     `example` has values of variables that `EXAMPLES` lacks, or has in another form. `max_tokens`, of a completion under
     `llm.max_tokens=auto`: a list, or reasoning before an answer, takes more than a label.
+    `items` are the lists of the output that hold what the model found, the texts first: of these, items of the
+    template's own examples are dropped.
     """
 
     name: str
@@ -59,6 +61,7 @@ class StageDefinition:
     figures: Figures | None = None
     things: Reader | None = None
     max_tokens: int = MAX_TOKENS
+    items: tuple[str, ...] = ()
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

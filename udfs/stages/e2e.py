@@ -145,4 +145,5 @@ EVALUATE_COVERAGE = StageDefinition(
     # Lists of 0.64 tokens a token were recorded; the reasoning, which was not, names each statement once before
     figures=Figures(RECORDED, completion=Line(slope=1.28)),
     max_tokens=16_384,
+    items=("statements",),
 )

@@ -34,6 +34,7 @@ EXTRACT_CLAIMS = StageDefinition(
     figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
     things=claims_in,
     max_tokens=8_192,
+    items=("claims",),
 )
 GENERATE_ASPECTS = StageDefinition(
     "generate_aspects",
@@ -43,6 +44,7 @@ GENERATE_ASPECTS = StageDefinition(
     # A long query has no more aspects than a short one
     figures=Figures(WRITTEN, completion=Line(64.0), things=Line(5.7)),
     things=aspects_in,
+    items=("aspects",),
 )
 ALIGN_CLAIMS = StageDefinition(
     "align_claims",

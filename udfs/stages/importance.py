@@ -49,6 +49,7 @@ EXTRACT_FACTS = StageDefinition(
     figures=Figures(FACTSCORE, completion=Line(slope=1.81), things=Line(slope=0.158)),
     things=facts_in,
     max_tokens=8_192,
+    items=("facts",),
 )
 RATE_IMPORTANCE = StageDefinition(
     "rate_importance",

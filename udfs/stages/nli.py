@@ -205,6 +205,7 @@ EXTRACT_ATOMS = StageDefinition(
     figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
     things=atoms_in,
     max_tokens=8_192,
+    items=("atoms",),
 )
 REVISE_ATOMS = StageDefinition(
     "revise_atoms",
@@ -215,6 +216,7 @@ REVISE_ATOMS = StageDefinition(
     figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
     things=revised_in,
     max_tokens=8_192,
+    items=("atoms",),
 )
 RATE_RELEVANCE = StageDefinition(
     "rate_relevance",

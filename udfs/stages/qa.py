@@ -347,6 +347,7 @@ MINE_QUESTIONS = StageDefinition(
     figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
     things=questions_in,
     max_tokens=8_192,
+    items=("questions",),
 )
 REFINE_QUESTIONS = StageDefinition(
     "refine_questions",
@@ -359,6 +360,7 @@ REFINE_QUESTIONS = StageDefinition(
     ),
     things=refined_in,
     max_tokens=8_192,
+    items=("questions", "ratings"),
 )
 ANSWER_QUESTIONS = StageDefinition(
     "answer_questions",
