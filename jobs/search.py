@@ -107,7 +107,7 @@ def _search_one(
         ) as asking,
     ):
         # Where the settings leave the master to the launcher it is known only now
-        _check_local(asking.engines.spark.sparkContext.master)
+        _check_local(asking.engines.spark.conf.get("spark.master"))
         steps = Workspace(asking.engines.spark, folder)
         runner = asking.runner(steps, store_of(settings, folder))
         queries = asking.engines.spark.createDataFrame([("1", request.query)], "query_id string, query string")

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import spark_schema, task_slots
 from untold.udfs.llm.calls import Tally
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.tasks import COUNTS, answer_in_task
@@ -60,7 +60,7 @@ class TaskRun:
             thread.join(LOOK_SECONDS)
             if stopped() and not cancelled:
                 cancelled = True
-                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+                self._spark.interruptTag(self._tag)
             if monotonic() - told >= COUNT_SECONDS:
                 show(self._progress(total, began))
                 told = monotonic()
@@ -74,11 +74,10 @@ class TaskRun:
     def _work(self, total: int) -> None:
         """The Spark job, in a thread of its own, so that signals are heard meanwhile."""
         try:
-            context = self._spark.sparkContext
-            context.addJobTag(self._tag)
+            self._spark.addTag(self._tag)
             frame = self._spark.read.parquet(self._requests)
             # Files of requests are small and would all be one task's; each core should have one
-            tasks = max(-(-total // TASK_ROWS), min(context.defaultParallelism, total))
+            tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
             answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)
             counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
             self._done = sum(row["done"] for row in counts), sum(row["failed"] for row in counts)
