@@ -53,7 +53,7 @@ class TaskRun:
         Place(self._folder).make_folder()
         self._earlier = self._rows_written()
         began = told = monotonic()
-        thread = InheritableThread(target=self._work, args=(total,))
+        thread = InheritableThread(target=self._work, args=(total,), session=self._spark)
         thread.start()
         cancelled = False
         while thread.is_alive():

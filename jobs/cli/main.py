@@ -8,13 +8,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from untold.jobs.cli.arguments import DEBUG, flags_of
+from untold.jobs.cli.arguments import DEBUG
 from untold.jobs.cli.commands import COMMANDS
-from untold.jobs.cli.values import with_hint
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact, redact_words
 
@@ -60,26 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(ended.exit_code) from None
     except click.UsageError as error:
         program = error.ctx.command_path if error.ctx else "untold"
-        print(f"{program}: {redact(_describe_usage(error))}\ntry '{program} --help'", file=sys.stderr)
+        print(f"{program}: {redact(error.format_message())}\ntry '{program} --help'", file=sys.stderr)
         raise SystemExit(WRONG_USE) from None
-
-
-def _describe_usage(error: click.UsageError) -> str:
-    """What is wrong with a command line, with the nearest known word; in one form whatever click calls it."""
-    command: Any = error.ctx.command if error.ctx else UNTOLD
-    match error:
-        case click.NoSuchOption(option_name=name):
-            return with_hint(f"unrecognized arguments: {name}", name, flags_of(command))
-        case click.NoSuchCommand(command_name=name):
-            there = ", ".join(COMMANDS)
-            return with_hint(f"argument COMMAND: invalid choice: {name!r} (choose from {there})", name, COMMANDS)
-        case click.BadParameter(param=click.Parameter(opts=[option, *_])):
-            return f"argument {option}: {error.message}"
-        case click.BadOptionUsage(option_name=name):
-            return f"argument {name}: expected one argument"
-    if command is UNTOLD:
-        return "the following arguments are required: COMMAND"
-    return error.message
 
 
 def _guarded(context: click.Context) -> int:

@@ -21,10 +21,10 @@ from untold.jobs.cli.arguments import (
     Options,
     check_samples,
     data_set,
-    draw_of,
     flag,
     load,
     load_or_none,
+    run_fields,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -57,22 +57,13 @@ def _generate(options: Options) -> int:
     systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     read = _check_questions(options)
     from untold.jobs.generate import GenerateRequest, generate, show_systems
-    from untold.jobs.run.output import absolute
     from untold.jobs.run.progress import Display
 
     request = GenerateRequest(
-        input=options.input,
-        output=absolute(options.output),
+        **run_fields(options, next(iter(systems.values())).settings, read),
         systems=systems,
         contexts=options.contexts,
         format=None if options.format == CONTEXTS_APART else options.format,
-        limit=options.limit,
-        draw=draw_of(options, next(iter(systems.values())).settings),
-        read=read,
-        overwrite=options.overwrite,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
     )
     with Display() as display:
         outcome = generate(request, display)
@@ -296,7 +287,7 @@ def _metrics_or_error(options: Options) -> None:
     try:
         metric_names(",".join(options.metric))
     except ValueError as error:
-        raise click.UsageError(f"argument --metric: {error}") from None
+        raise click.BadParameter(str(error), param_hint="'--metric'") from None
 
 
 def _by_endpoint(options: Options) -> list[Options]:
@@ -321,26 +312,17 @@ def _run_meta_evaluate(options: Options) -> int:
     scores, judges = _judges_of(options)
     read = _check_labelled(options)
     request = MetaEvaluationRequest(
+        **run_fields(options, settings, read),
         dataset=str(data_set(options.dataset, options.conflictbank)),
-        input=options.input,
-        output=absolute(options.output),
-        settings=settings,
         metrics=options.metric or (tuple(judges) or None),
         endpoints=endpoints,
         scores={model: absolute(folder) for model, folder in scores.items()} or None,
         judges=judges or None,
-        limit=options.limit,
-        draw=draw_of(options, settings),
-        read=read,
         sheet=_sheet_of(each[0], endpoints),
         cluster=options.cluster,
         format=options.format,
         covered=options.covered,
         subset=options.subset,
-        overwrite=options.overwrite,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
     )
     with Display() as display:
         outcome = meta_evaluate(request, display)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
-from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.inputs.request import RunRequest
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.coverage import DATASET as COVERAGE
 from untold.jobs.study.verifying import DATASET as CLAIMS
@@ -46,36 +45,24 @@ class Sheet:
     endpoint: Endpoint | None
 
 
-@dataclass(frozen=True)
-class MetaEvaluationRequest:
+@dataclass(frozen=True, kw_only=True)
+class MetaEvaluationRequest(RunRequest):
     """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models (name -> folder).
 
     `metrics` None: all that the scores have. `cluster`: intervals and tests take all answers to a question together
-    (methods, section 7). Of coverage alone: `format`, how its samples lie, `covered`, labels that mean covered,
-    and `subset`, of which references it is.
-    `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
+    (methods, section 7). Of coverage alone: `covered`, labels that mean covered, and `subset`, of which references it
+    is. `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
     """
 
     dataset: str
-    input: str
-    output: str
-    settings: Settings
     metrics: tuple[str, ...] | None = None
     endpoints: tuple[Endpoint, ...] = ()
     scores: Mapping[str, str] | None = None
     judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
-    limit: int | None = None
-    draw: Draw | None = None
-    read: ReadOptions = AS_THEY_ARE
     sheet: Sheet | None = None
     cluster: bool = False
-    format: str | None = None
     covered: tuple[str, ...] | None = None
     subset: Subset | None = None
-    overwrite: bool = False
-    retry_failed: bool = False
-    wait: bool = True
-    command: str = ""
 
     @property
     def runs(self) -> dict[str, str]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
 from untold.jobs.run.outcome import Ending, below_bars
 from untold.jobs.run.progress import Display
-from untold.jobs.score import ScoreRequest, score
+from untold.jobs.score import score
 from untold.jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
 from untold.udfs.llm.keys import Stage
 
@@ -132,7 +133,9 @@ def test_no_table_is_written_over_the_samples_that_it_is_made_of(tmp_path: Path)
     given = tmp_path / "samples" / "part-0.parquet"
     given.parent.mkdir()
     given.write_bytes(b"answers")
-    request = ScoreRequest(str(given), str(tmp_path), ("e2e",), Settings(), embedded=False, overwrite=True)
+    request = ScoreRequest(
+        input=str(given), output=str(tmp_path), metrics=("e2e",), settings=Settings(), embedded=False, overwrite=True
+    )
     with pytest.raises(OutputError, match="give another --output"):
         score(request, Display())
     assert given.read_bytes() == b"answers"

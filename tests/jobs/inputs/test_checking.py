@@ -191,10 +191,10 @@ def test_every_command_checks_its_input_first(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("command", "columns", "message"),
     [
-        ("score", "qurey=a", "argument --columns: no column qurey; there are sample_id, query, "),
+        ("score", "qurey=a", "Invalid value for '--columns': no column qurey; there are sample_id, query, "),
         ("score", "qurey=a", "did you mean query?"),
-        ("score", "query", "argument --columns: 'query' is not of the form OURS=THEIRS"),
-        ("plan", "query=a,query=b", "argument --columns: query is named twice"),
+        ("score", "query", "Invalid value for '--columns': 'query' is not of the form OURS=THEIRS"),
+        ("plan", "query=a,query=b", "Invalid value for '--columns': query is named twice"),
         ("index", "txt=a", "no column txt; there are document_id, text, title, url; did you mean text?"),
         ("search", "qury=a", "did you mean query?"),
         ("condense", "relatoin=a", "did you mean relation?"),
