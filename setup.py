@@ -57,6 +57,7 @@ setup(
     extras_require={
         "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL],
         "notebook": ["duckdb>=1.4,<2"],  # SQL over the tables of a run; 2.0 fetches its extensions at run time
+        "connect": ["pyspark[connect]>=4.3,<4.4"],  # a session of Spark Connect for the Python API
         "docs": DOCS,
         "test": [
             "duckdb>=1.4,<2",

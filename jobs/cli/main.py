@@ -13,6 +13,7 @@ import click
 
 from untold.jobs.cli.arguments import DEBUG
 from untold.jobs.cli.commands import COMMANDS
+from untold.jobs.cli.values import with_hint
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact, redact_words
 
@@ -58,8 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(ended.exit_code) from None
     except click.UsageError as error:
         program = error.ctx.command_path if error.ctx else "untold"
-        print(f"{program}: {redact(error.format_message())}\ntry '{program} --help'", file=sys.stderr)
+        print(f"{program}: {redact(_describe_usage(error))}\ntry '{program} --help'", file=sys.stderr)
         raise SystemExit(WRONG_USE) from None
+
+
+def _describe_usage(error: click.UsageError) -> str:
+    """click's words; of a word that nobody knows with the nearest one, where click names all that are near."""
+    match error:
+        case click.NoSuchOption(option_name=word) | click.NoSuchCommand(command_name=word):
+            return with_hint(error.message.rstrip("."), word, error.possibilities or ())
+    return error.format_message()
 
 
 def _guarded(context: click.Context) -> int:

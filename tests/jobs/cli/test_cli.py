@@ -68,22 +68,22 @@ def test_how_to_go_on_is_said_without_secrets(
 )
 def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str], unknown: str, near: str) -> None:
     shown = usage_error(capsys, *SCORE, unknown)
-    assert f"No such option '{unknown}'. Did you mean '{near}'?" in shown
+    assert f"No such option '{unknown}'; did you mean {near}?" in shown
 
 
 def test_an_unknown_flag_with_a_value_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Did you mean '--limit'?" in usage_error(capsys, *SCORE, "--limt=5")
+    assert "did you mean --limit?" in usage_error(capsys, *SCORE, "--limt=5")
 
 
 def test_a_misspelt_required_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     shown = usage_error(capsys, "score", "--inputt", "in.jsonl", "--output", "out", "--metric", "e2e")
-    assert "Did you mean '--input'?" in shown
+    assert "did you mean --input?" in shown
 
 
 def test_a_flag_unlike_any_other_is_refused_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
     shown = usage_error(capsys, "schema", "--zzzzzzzz")
     assert "--zzzzzzzz" in shown
-    assert "Did you mean" not in shown
+    assert "did you mean" not in shown
 
 
 def test_flags_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +352,7 @@ def test_compare_takes_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["score", "--metric", "e2e", "--input"], "untold score: Option '--input' requires an argument.\n"),
         (["compare"], "untold compare: Missing argument 'RUN...'.\n"),
         (["score", "--input", "a"], "untold score: Missing option '--output'.\n"),
-        (["scor"], "Did you mean 'score'?"),
+        (["scor"], "did you mean score?"),
         (["schema", "score"], "did you mean scores?"),
         (["prompts", "extract_atom"], "did you mean extract_atoms?"),
         ([*SCORE, "--limit", "0"], "Invalid value for '--limit': must be a positive integer, got 0\n"),
