@@ -217,9 +217,15 @@ class Session:
         """
         # One call at a time: they share the answering process
         with self._called(), self._input(samples) as path, display_for(progress) as display:
-            request = self._request(path, metrics, output, how)
-            run = {"overwrite": overwrite, "retry_failed": retry_failed, "wait": wait, "command": "the same call"}
-            request = replace(request, output=request.output or self._next_output(), **run)
+            asked = self._request(path, metrics, output, how)
+            request = replace(
+                asked,
+                output=asked.output or self._next_output(),
+                overwrite=overwrite,
+                retry_failed=retry_failed,
+                wait=wait,
+                command="the same call",
+            )
             outcome = score(request, display, Held(self._spark, self._process))
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt

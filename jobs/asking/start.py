@@ -66,7 +66,7 @@ class Start:
 
     def runner(self, stages: Mapping[str, Stage], endpoint: RunEndpoint, **other: Any) -> StageRunner:
         """What asks these stages, by the request's settings and workspace; `other` fields replace these."""
-        own = {
+        own: dict[str, Any] = {
             "settings": self.request.settings,
             "workspace": self.workspace,
             "store": self.request.store,

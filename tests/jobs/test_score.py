@@ -43,7 +43,7 @@ def test_exit_codes(ended: str, failed: int, fail_on_error: str | dict[str, floa
 
 
 def test_a_partial_sample_counts_as_an_error() -> None:
-    assert Ending().exit_code({"ok": 1, "partial": 1}, True) == 4
+    assert Ending().exit_code({"ok": 1, "partial": 1}, "any") == 4
 
 
 def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:

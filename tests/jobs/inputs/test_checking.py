@@ -220,7 +220,7 @@ def test_a_wrong_encoding_or_delimiter_is_wrong_use(
         main(words("score", tmp_path, option, value))
 
     assert ended.value.code == 2
-    assert f"argument {option}: " in capsys.readouterr().err
+    assert f"Invalid value for '{option}': " in capsys.readouterr().err
 
 
 def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:
