@@ -268,14 +268,14 @@ def _count(answers: _Answers, counts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def show_systems(outcome: Outcome, output: str) -> None:
+def show_systems(outcome: Outcome, request: RunRequest) -> None:
     """Prints what became of the questions, and how to go on."""
     if outcome.unchanged:
         print("Nothing to do; results unchanged")
     systems, counts = outcome.manifest["systems"], ("questions", "answered", "failed", "unasked")
     rows = [[row["system"], row["model"], *(f"{row[name]:,}" for name in counts)] for row in systems]
     heads = ["system", "model", *counts[:-1], "not asked"]
-    print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {output}")])
+    print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {request.output}")])
     if any(row["answered"] for row in systems):
-        samples = shlex.quote(f"{output}/samples")
+        samples = shlex.quote(f"{request.output}/samples")
         print_lines([redact(f"next: untold score --input {samples} --output DIR --metric LIST")])

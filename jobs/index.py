@@ -127,7 +127,7 @@ def _finish(start: Start, corpus: Texts, made: Made, runner: StageRunner) -> Out
     counts: dict[str, Any] = start.write_failures(made.failures.unionByName(failures_of(corpus.invalid)))
     statuses = {"ok": corpus.row_count - made.failed, "failed": made.failed + corpus.invalid_count}
     counts |= {"statuses": statuses, "new_chunks": made.new, "shards_built": made.built}
-    named = {} if made.catalog is None else {COMMAND: made.catalog.plain()}
+    named: dict[str, Any] = {} if made.catalog is None else {COMMAND: made.catalog.plain()}
     outcome = start.end([runner], counts, **named)
     if made.catalog is not None:
         remove_unnamed(start.output.place, made.catalog)
@@ -157,7 +157,7 @@ def remove_unnamed(place: str, catalog: Catalog) -> None:
                 entry.place.remove()
 
 
-def show_index(outcome: Outcome, output: str) -> None:
+def show_index(outcome: Outcome, request: RunRequest) -> None:
     """Prints what is in the index, and how to search it."""
     catalog, counts = catalog_in(outcome.manifest), outcome.manifest["counts"]
     if outcome.unchanged:
@@ -172,5 +172,6 @@ def show_index(outcome: Outcome, output: str) -> None:
             amount(len(catalog.shards), "shard"),
             *(kind, f"{size:,.1f} MB"),
         ]
+        output = request.output
         places = f"results: {output}", f"next: untold search --index {shlex.quote(output)} --query TEXT"
         print_lines([", ".join(sizes), *map(redact, places)])

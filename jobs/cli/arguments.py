@@ -97,7 +97,7 @@ class Argument(click.Argument):
         super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1)
         self._help = help
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """The argument's line of the help."""
         return self.make_metavar(ctx), self._help
 
@@ -330,6 +330,16 @@ def settings_without_endpoint(options: Options) -> Settings:
         overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
         resolved = load(Options(**{**vars(options), "overrides": overrides}), asks=False)
     return resolved.settings
+
+
+def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:
+    """Runs a job and tells how it ended; gives its exit code. `show` takes the outcome and the request."""
+    from untold.jobs.run.progress import Display
+
+    with Display() as display:
+        outcome = job(request, display)
+    tell_outcome(lambda: show(outcome, request), outcome.message)
+    return int(outcome.exit_code)
 
 
 def tell_outcome(show: Callable[[], None], message: str | None) -> None:

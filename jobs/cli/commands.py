@@ -31,6 +31,7 @@ from untold.jobs.cli.arguments import (
     load,
     read_options,
     run_fields,
+    run_job,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -150,19 +151,14 @@ def _demo(options: Options) -> int:
     return code
 
 
-def _index_documents(options: Options, settings: Settings, folder: Path, index: str) -> int:
+def _index_documents(options: Options, settings: Settings, folder: Path, place: str) -> int:
     """Makes the index of the demo's documents and gives the exit code; it says why where that is not 0."""
-    from untold.jobs.index import index as make_index
+    from untold.jobs.index import index
     from untold.jobs.inputs.files import AS_THEY_ARE
     from untold.jobs.inputs.request import RunRequest
-    from untold.jobs.run.progress import Display
 
-    given = Options(**{**vars(options), "input": str(folder / "corpus.jsonl"), "output": index})
-    with Display() as display:
-        made = make_index(RunRequest(**run_fields(given, settings, AS_THEY_ARE)), display)
-    if made.exit_code:
-        tell_outcome(lambda: None, made.message)
-    return made.exit_code
+    given = Options(**{**vars(options), "input": str(folder / "corpus.jsonl"), "output": place})
+    return run_job(index, RunRequest(**run_fields(given, settings, AS_THEY_ARE)), lambda *_: None)
 
 
 def _show(options: Options) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from untold.jobs.cli.arguments import (
@@ -12,9 +14,9 @@ from untold.jobs.cli.arguments import (
     flag,
     read_options,
     run_fields,
+    run_job,
     settings_options,
     settings_without_endpoint,
-    tell_outcome,
 )
 from untold.jobs.cli.values import count, one_of
 
@@ -31,13 +33,8 @@ def _index(options: Options) -> int:
     check_input(options.input, read, DOCUMENT_NEEDS, names=DOCUMENT)
     from untold.jobs.index import index, show_index
     from untold.jobs.inputs.request import RunRequest
-    from untold.jobs.run.progress import Display
 
-    request = RunRequest(**run_fields(options, settings, read))
-    with Display() as display:
-        outcome = index(request, display)
-    tell_outcome(lambda: show_index(outcome, request.output), outcome.message)
-    return outcome.exit_code
+    return run_job(index, RunRequest(**run_fields(options, settings, read)), show_index)
 
 
 def _search(options: Options) -> int:
@@ -57,7 +54,6 @@ def _search(options: Options) -> int:
     read = read_options(options, tuple(QUERY))
     if options.input is not None:
         check_input(options.input, read, QUERY_NEEDS, names=QUERY)
-    from untold.jobs.run.progress import Display
     from untold.jobs.search import SearchRequest, search, show_hits
 
     request = SearchRequest(
@@ -68,10 +64,7 @@ def _search(options: Options) -> int:
         retriever=options.retriever,
         exact=options.exact,
     )
-    with Display() as display:
-        outcome = search(request, display)
-    tell_outcome(lambda: show_hits(outcome, request, as_json=options.json), outcome.message)
-    return outcome.exit_code
+    return run_job(search, request, partial(show_hits, as_json=options.json))
 
 
 COMMANDS: dict[str, click.Command] = {

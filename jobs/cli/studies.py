@@ -25,9 +25,9 @@ from untold.jobs.cli.arguments import (
     load,
     load_or_none,
     run_fields,
+    run_job,
     settings_options,
     settings_without_endpoint,
-    tell_outcome,
 )
 from untold.jobs.cli.values import count, known_metrics, metric_names, names, one_of, weights, whole_number
 from untold.udfs.statistics.tiers import read_subset
@@ -57,7 +57,6 @@ def _generate(options: Options) -> int:
     systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     read = _check_questions(options)
     from untold.jobs.generate import GenerateRequest, generate, show_systems
-    from untold.jobs.run.progress import Display
 
     request = GenerateRequest(
         **run_fields(options, next(iter(systems.values())).settings, read),
@@ -65,10 +64,7 @@ def _generate(options: Options) -> int:
         contexts=options.contexts,
         format=None if options.format == CONTEXTS_APART else options.format,
     )
-    with Display() as display:
-        outcome = generate(request, display)
-    tell_outcome(lambda: show_systems(outcome, request.output), outcome.message)
-    return outcome.exit_code
+    return run_job(generate, request, show_systems)
 
 
 def _check_questions(options: Options) -> ReadOptions:
@@ -302,7 +298,6 @@ def _run_meta_evaluate(options: Options) -> int:
     """
     from untold.jobs.meta_evaluate import MetaEvaluationRequest, endpoint_of, meta_evaluate
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
 
     each = _by_endpoint(options)
     resolved = [] if options.scores else [load(one) for one in each]
@@ -324,10 +319,7 @@ def _run_meta_evaluate(options: Options) -> int:
         covered=options.covered,
         subset=options.subset,
     )
-    with Display() as display:
-        outcome = meta_evaluate(request, display)
-    tell_outcome(lambda: _print_report(outcome.report), outcome.message)
-    return outcome.exit_code
+    return run_job(meta_evaluate, request, lambda outcome, _: _print_report(outcome.report))
 
 
 def _check_labelled(options: Options) -> ReadOptions:
