@@ -131,7 +131,7 @@ def _finish(start: Start, corpus: Texts, made: Made, runner: StageRunner) -> Out
     outcome = start.end([runner], counts, **named)
     if made.catalog is not None:
         remove_unnamed(start.output.place, made.catalog)
-    return replace(outcome, message=outcome.message or made.nothing)
+    return replace(outcome, message="\n".join(filter(None, [outcome.message, made.nothing])) or None)
 
 
 def failures_of(invalid: DataFrame) -> DataFrame:

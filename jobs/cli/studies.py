@@ -215,9 +215,9 @@ def _check_meta_evaluate(options: Options) -> None:
     # Claims are judged by a stage, and by no metric
     asks_metrics = not options.scores and options.dataset != "claims"
     needed = ("dataset", "input", "metric") if asks_metrics else ("dataset", "input")
-    missing = [f"--{name}" for name in needed if not getattr(options, name)]
+    missing = [f"'--{name}'" for name in needed if not getattr(options, name)]
     if missing:
-        raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
+        raise click.UsageError(f"Missing option {', '.join(missing)}.")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
     given = [name for name, _ in options.scores]

@@ -137,7 +137,7 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--input", "a"], "Missing option '--dataset'."),
+        (["--input", "a"], "Missing option '--dataset', '--metric'."),
         (["--dataset", "wikicontradict", "--scores", "m=d"], "Missing option '--input'."),
         (["--dataset", "wikicontradicts", "--input", "a", "--metric", "e2e"], "invalid choice: 'wikicontradicts'"),
         (["--dataset", "conflictbank", "--input", "a", "--metric", "e3e"], "no metric e3e; there are e2e"),
