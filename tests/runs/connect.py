@@ -34,7 +34,7 @@ def serve(port: str) -> None:
 
 
 def score(given: dict[str, Any]) -> dict[str, Any]:
-    """Plans and scores a file, then a frame of the same rows, by the session of `remote`; says what came of it."""
+    """Scores a frame by the session of `remote` and says what came of it; where `whole`, plans and scores its file too."""
     from pyspark.sql import SparkSession
 
     import untold
@@ -42,10 +42,11 @@ def score(given: dict[str, Any]) -> dict[str, Any]:
     spark = SparkSession.builder.remote(given["remote"]).getOrCreate()
     before, metrics = dict(spark.conf.getAll), given["metrics"]
     with untold.Session(spark, settings=given["settings"]) as session:
-        planned = session.plan(given["input"], metrics).totals["requests"]
-        run = session.score(given["input"], metrics, given["output"], progress=lambda _: None)
         rows = pq.read_table(given["input"]).to_pandas()
-        framed = session.score(spark.createDataFrame(rows), metrics, given["framed"], progress=lambda _: None)
+        planned = session.plan(given["input"], metrics).totals["requests"] if given["whole"] else None
+        runs = [session.score(spark.createDataFrame(rows), metrics, given["framed"], progress=lambda _: None)]
+        if given["whole"]:
+            runs.append(session.score(given["input"], metrics, given["output"], progress=lambda _: None))
     refused = None
     try:
         with untold.Session(spark, settings={**given["settings"], "graph.method": "graphframes"}) as session:
@@ -53,7 +54,7 @@ def score(given: dict[str, Any]) -> dict[str, Any]:
     except untold.UntoldError as error:
         refused = str(error)
     kept = dict(spark.conf.getAll) == before and spark.range(3).count() == 3
-    return {"planned": planned, "status": [run.status, framed.status], "refused": refused, "kept": kept}
+    return {"planned": planned, "status": [run.status for run in runs], "refused": refused, "kept": kept}
 
 
 if __name__ == "__main__":

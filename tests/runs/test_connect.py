@@ -66,9 +66,11 @@ def tables_of(output: str) -> dict[str, list[dict[str, Any]]]:
     return {name: run.table(name).to_pylist() for name in TABLES}
 
 
-@pytest.mark.parametrize("metrics", ["e2e", pytest.param("nli,icat", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("metrics", "whole"), [("e2e", False), pytest.param("e2e,nli,icat", True, marks=pytest.mark.slow)]
+)
 def test_scores_over_connect_are_those_of_the_command(
-    remote: str, run_here: RunHere, shared_cluster: SharedCluster, tmp_path: Path, metrics: str
+    remote: str, run_here: RunHere, shared_cluster: SharedCluster, tmp_path: Path, metrics: str, whole: bool
 ) -> None:
     path = tmp_path / "samples.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), path)
@@ -84,8 +86,9 @@ def test_scores_over_connect_are_those_of_the_command(
             "settings": settings,
             "metrics": metrics.split(","),
             "input": str(path),
-            "output": str(tmp_path / "over-connect"),
             "framed": str(tmp_path / "framed"),
+            "output": str(tmp_path / "output"),
+            "whole": whole,
         }
         ended = subprocess.run(
             [sys.executable, SCRIPT, "score", json.dumps(given)],
@@ -102,12 +105,14 @@ def test_scores_over_connect_are_those_of_the_command(
         calls = server.count()
         plain = run_here(server, path, tmp_path / "plain", "--metric", metrics)
         assert plain.code == 0, plain.err
-        # The frame of the same rows was answered by the store, and what cannot be scored asked nothing
-        assert server.count() == 2 * calls
-    assert told["status"] == ["finished", "finished"]
-    assert told["planned"] >= calls > 0
+        # The file of the same rows was answered by the store, and what is refused asked nothing
+        assert server.count() == 2 * calls > 0
+    assert told["status"] == ["finished"] * (1 + whole)
+    assert not whole or told["planned"] >= calls
     assert told["kept"]
     assert "GraphFrames" in told["refused"]
     assert "Spark Connect" in told["refused"]
     assert len(told["refused"].splitlines()) == 1
-    assert tables_of(given["output"]) == tables_of(given["framed"]) == tables_of(str(tmp_path / "plain"))
+    plain_tables = tables_of(str(tmp_path / "plain"))
+    for name in ("framed", "output") if whole else ("framed",):
+        assert tables_of(str(tmp_path / name)) == plain_tables
