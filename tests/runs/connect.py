@@ -34,7 +34,7 @@ def serve(port: str) -> None:
 
 
 def score(given: dict[str, Any]) -> dict[str, Any]:
-    """Scores a frame by the session of `remote` and says what came of it; where `whole`, plans and scores its file too."""
+    """Scores a frame over `remote`, where `whole` plans and scores its file too, and says what came of it."""
     from pyspark.sql import SparkSession
 
     import untold
