@@ -22,8 +22,8 @@ from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claims import SUPPORTED
-from untold.udfs.facts.coverage import FACT, ICAT
+from untold.udfs.facts.aspect_coverage import FACT, ICAT
+from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.stages import STAGES

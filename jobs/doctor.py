@@ -22,13 +22,13 @@ from uuid import uuid4
 import pyarrow as pa
 
 from untold.jobs.asking import local_model
+from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.asking.endpoint import clear_text_warning
 from untold.jobs.asking.prompts import checked_template
-from untold.jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.run.session import JavaError, check_java, open_session
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
-from untold.jobs.settings.model import Settings, SettingsError
+from untold.jobs.settings.model import AUTO, Settings, SettingsError
 from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import Endpoint, request_body
@@ -319,7 +319,7 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
         api=llm.api,
         temperature=llm.temperature,
         top_p=llm.top_p,
-        max_tokens=min(TINY_TOKENS, llm.max_tokens) if llm.max_tokens else None,
+        max_tokens=TINY_TOKENS if llm.max_tokens == AUTO else llm.max_tokens and min(TINY_TOKENS, llm.max_tokens),
         extra_body=llm.extra_body,
         rated=rated,
     )

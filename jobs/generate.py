@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.lost import has_failed, is_unasked
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.questions import read_questions
@@ -136,7 +136,7 @@ def _generate(run: _Generating) -> Outcome:
         return unchanged
     _begin(run, found, content)
     # It takes as long to start as Spark takes to prepare what it will be asked
-    start.engines.process.open()
+    start.engines.prepare()
     questions = start.workspace.keep(found.samples, "questions")
     invalid = start.workspace.keep(found.invalid, "invalid")
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
@@ -193,7 +193,7 @@ def _runner(run: _Generating, system: _System, before: StageRunner | None) -> St
     )
     if before is not None:
         # A budget holds for all systems together, and a run that ended asks no further system
-        runner.ended, runner.error, runner.spent = before.ended, before.error, before.spent
+        runner.follow(before)
     return runner
 
 

@@ -37,8 +37,8 @@ from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
-from untold.jobs.study import aggregate
-from untold.jobs.study.run_summary import end_of_run
+from untold.jobs.summary import aggregate
+from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
@@ -201,7 +201,8 @@ def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> list[dict[str
     scores, measures = written["scores"], written.get("measures")
     summary = aggregate.summarise(scores, seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
-    found = [] if measures is None else aggregate.summarise_measures(measures, scores, seed=seed)
+    zeroed = {metric.name: metric.zeroed for metric in run.metrics}
+    found = [] if measures is None else aggregate.summarise_measures(measures, scores, zeroed, seed=seed)
     if measures is not None:
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]

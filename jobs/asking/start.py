@@ -23,8 +23,8 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import Settings
-from untold.jobs.study.aggregate import most_frequent_errors
-from untold.jobs.study.failures import dead_stages, explain_dead_stages
+from untold.jobs.summary.aggregate import most_frequent_errors
+from untold.jobs.summary.failed_requests import dead_stages, explain_dead_stages
 from untold.jobs.tables import FAILURES, ORDER, USAGE
 from untold.udfs.llm.keys import Stage
 
@@ -71,6 +71,7 @@ class Start:
             "workspace": self.workspace,
             "store": self.request.store,
             "answered_before": self.output.has_answered,
+            "earlier": self.output.spooled_runs,
         }
         return StageRunner(engines=self.engines, stages=stages, endpoint=endpoint, **{**own, **other})
 

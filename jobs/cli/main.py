@@ -28,6 +28,14 @@ class _Group(click.Group):
         """In the order in which somebody needs them, where click would sort them."""
         return list(self.commands)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of the first word. Raises UsageError for an unknown one, with the nearest known."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            ctx.fail(with_hint(f"No such command {args[0]!r}", args[0], self.commands))
+        return super().resolve_command(ctx, args)
+
 
 UNTOLD = click.version_option(package_name="untold", message="%(prog)s %(version)s")(
     _Group(
@@ -66,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe_usage(error: click.UsageError) -> str:
     """click's words; of a word that nobody knows with the nearest one, where click names all that are near."""
     match error:
-        case click.NoSuchOption(option_name=word) | click.NoSuchCommand(command_name=word):
+        case click.NoSuchOption(option_name=word):
             return with_hint(error.message.rstrip("."), word, error.possibilities or ())
     return error.format_message()
 

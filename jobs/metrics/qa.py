@@ -11,8 +11,8 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import incomplete_samples, leave_complete
 from untold.jobs.asking.requests import Rows
+from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
@@ -28,6 +28,7 @@ from untold.jobs.metrics.likely import (
     value_of,
     whole,
 )
+from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
@@ -246,6 +247,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: QaSettings},
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
 )

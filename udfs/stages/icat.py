@@ -33,6 +33,7 @@ EXTRACT_CLAIMS = StageDefinition(
     # The same facts as those of `extract_atoms`, without a bullet and a type
     figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
     things=claims_in,
+    max_tokens=8_192,
 )
 GENERATE_ASPECTS = StageDefinition(
     "generate_aspects",
@@ -49,4 +50,5 @@ ALIGN_CLAIMS = StageDefinition(
     parse_alignment,
     ALIGNMENT_SCHEMA,
     figures=Figures(WRITTEN, completion=Line(slope=0.3)),
+    max_tokens=8_192,
 )

@@ -29,6 +29,7 @@ RESOLVE_COREFERENCE = StageDefinition(
     parse_resolved,
     RESOLVED_SCHEMA,
     figures=Figures(WRITTEN, completion=Line(slope=0.82)),
+    max_tokens=8_192,
 )
 MATCH_ONE = StageDefinition(
     "match_one",
@@ -50,4 +51,5 @@ MATCH_HOLISTIC = StageDefinition(
     parse_holistic,
     HOLISTIC_SCHEMA,
     figures=Figures(WRITTEN, completion=Line(slope=0.29)),
+    max_tokens=8_192,
 )

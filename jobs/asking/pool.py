@@ -1,0 +1,252 @@
+"""The actors that answer a job: started, watched, replaced when they die, and stopped.
+
+`untold.jobs.asking.answering` says what they work on; here they are only alive, dead or idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+
+from untold.jobs.asking.job import Job
+from untold.udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
+from untold.udfs.llm.calls import Progress, Work
+from untold.udfs.llm.segments import check_probe
+from untold.udfs.llm.usage import Usage
+
+# An actor says how far it is in milliseconds, unless its node is gone or starved
+ANSWER_SECONDS = 60.0
+# An actor starts in seconds; on a machine that is short of memory or processors in minutes.
+START_SECONDS = 300.0
+# The limiter frees places in milliseconds; one that is lost too must not hold up what the living ask
+LEAVE_SECONDS = 5.0
+# Waits before an actor that could not write its first file tries again, doubled each time
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
+# Of what tells askings of one stage of one start apart: there are a few of them
+ASKING_CHARACTERS = 8
+# Memory and nodes fail by chance; so many deaths within an hour, but for those that one request caused, have a reason
+# that stays
+DEATHS_IN_AN_HOUR = 50
+HOUR_SECONDS = 3600.0
+# Ray tells of a death over many lines, the reason last
+CAUSE_CHARACTERS = 600
+# What a call of an actor raises whose process or node is gone, or which does not answer in time
+GONE = (RayActorError, ActorUnavailableError, GetTimeoutError)
+
+
+class Deaths:
+    """The deaths of the last hour; a long run may see many in all."""
+
+    def __init__(self) -> None:
+        self._died_at: deque[float] = deque()
+
+    def count(self, cause: Exception) -> None:
+        """Counts a death. Raises RuntimeError, with the cause of the last, where too many came within an hour."""
+        now = monotonic()
+        self._died_at.append(now)
+        while self._died_at[0] <= now - HOUR_SECONDS:
+            self._died_at.popleft()
+        if (deaths := len(self._died_at)) > DEATHS_IN_AN_HOUR:
+            reason = " ".join(str(cause).split())[-CAUSE_CHARACTERS:]
+            raise RuntimeError(f"{deaths} answering actors died within an hour, the last because: {reason}")
+
+    def discount(self, count: int) -> None:
+        """Takes back the last few, which one request caused."""
+        for _ in range(min(count, len(self._died_at))):
+            self._died_at.pop()
+
+
+@dataclass
+class Worker:
+    """An actor at work: what it was told, the units that it has not finished, and what it said last of itself.
+
+    `probe` is the file that it wrote at its start; `feeds` are calls that hand it units and go on.
+    """
+
+    assignment: Assignment
+    handle: Any
+    probe: str = ""
+    units: list[str] = field(default_factory=list)
+    feeds: list[Any] = field(default_factory=list)
+    progress: Progress | None = None
+
+    @property
+    def name(self) -> str:
+        """The name under which it asks and writes; no two workers ever have one."""
+        return self.assignment.work.name
+
+
+class ActorPool:
+    """The workers of a job.
+
+    `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
+    `wait_on` says, while one cannot write, whether to wait on.
+    """
+
+    def __init__(self, job: Job, idle: list[Any], wait_on: Callable[[], bool]) -> None:
+        self.workers: list[Worker] = []
+        self.models: set[str] = set()
+        self.deaths = Deaths()
+        self._job, self._idle, self._wait_on = job, idle, wait_on
+        # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
+        # would take its reports for old ones
+        self._asking = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
+        self._used_by_dead = Usage()
+        self._spent_by_dead: dict[str, Usage] = {}
+        self._started = 0
+
+    @property
+    def states(self) -> list[Progress]:
+        """What the workers said last of themselves; one that has not spoken yet has none."""
+        return [worker.progress for worker in self.workers if worker.progress]
+
+    @property
+    def usage(self) -> Usage:
+        """What all of them used so far, the dead included, with its cost."""
+        total = sum((state.usage for state in self.states), self._used_by_dead)
+        return self._job.settings.prices.priced(total)
+
+    def start(self, count: int) -> list[Worker]:
+        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
+        workers = [Worker(self._assign(), self._idle.pop() if self._idle else new_actor()) for _ in range(count)]
+        self.workers += workers
+        starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
+        for worker, probe in zip(workers, starting, strict=True):
+            self._await_start(worker, probe)
+        return workers
+
+    def _assign(self) -> Assignment:
+        """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
+        job = self._job
+        self._started += 1
+        work = Work(
+            name=f"{self._asking}-{self._started}",
+            asking=self._asking,
+            run=job.run,
+            stage=job.stage,
+            settings=job.settings,
+            spent_before=job.spent,
+            answered_before=job.answered_before,
+            gone=dict(self._spent_by_dead),
+        )
+        return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
+
+    def _await_start(self, worker: Worker, probe: Any) -> None:
+        """Waits until the worker is ready: with another actor where its own dies or does not start.
+
+        Where it cannot write, it tries again for as long as an endpoint may be away.
+        """
+        began, wait = monotonic(), FIRST_WAIT
+        while True:
+            try:
+                worker.probe = ray.get(probe, timeout=START_SECONDS)
+                return
+            except GONE as error:
+                self.deaths.count(error)
+                ray.kill(worker.handle, no_restart=True)
+                worker.handle = new_actor()
+            except OSError:
+                if not self._wait_on() or monotonic() - began >= self._job.settings.outage:
+                    raise
+                sleep(wait)
+                wait = min(LONGEST_WAIT, 2 * wait)
+            probe = worker.handle.start.remote(worker.assignment)
+
+    def check(self) -> list[Worker]:
+        """Asks every worker how far it is. Returns those that died or do not answer, to be replaced.
+
+        Raises what went wrong in a call that handed out a unit, and RuntimeError where too many died.
+        """
+        asked = {worker.handle.progress.remote(): worker for worker in self.workers}
+        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+        dead = []
+        for reference, worker in asked.items():
+            try:
+                worker.progress = ray.get(reference, timeout=0)
+                worker.feeds = _unfinished(worker.feeds)
+            except GONE as error:
+                self._record_death(worker, error)
+                dead.append(worker)
+                continue
+            worker.units = [unit for unit in worker.units if unit not in worker.progress.finished_units]
+            self.models.update(worker.progress.models)
+        return dead
+
+    def _record_death(self, worker: Worker, cause: Exception) -> None:
+        """Counts a death, and ends what may be left of the actor before anything that it had is handed out anew."""
+        self.deaths.count(cause)
+        if worker.progress is not None:
+            self._used_by_dead += worker.progress.usage
+        ray.kill(worker.handle, no_restart=True)
+        self._note_spending(worker)
+        # From here on it counts among the dead alone
+        worker.progress = None
+
+    def _note_spending(self, worker: Worker) -> None:
+        """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
+        try:
+            # By its leases, so never too little
+            limiter = open_limiter(worker.assignment.limiter)
+            spent = ray.get(limiter.leave.remote(worker.name), timeout=LEAVE_SECONDS)
+        except (RayError, GetTimeoutError):
+            spent = Usage()
+        seen = self._job.settings.prices.priced(worker.progress.usage if worker.progress else Usage())
+        self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
+        for other in self.workers:
+            if other is not worker:
+                # Before a new actor is started: until that takes its first lease, only these can tell
+                other.handle.remember.remote(self._spent_by_dead)
+
+    def replace(self, worker: Worker) -> None:
+        """Starts another in the place of a dead worker."""
+        place = self.workers.index(worker)
+        self.workers.remove(worker)
+        (new,) = self.start(1)
+        check_probe(new.probe)
+        self.workers.remove(new)
+        self.workers.insert(place, new)
+
+    def record_crash(self, deaths: int) -> None:
+        """Takes back the deaths that one request caused; it is recorded as one that failed."""
+        self.deaths.discount(deaths)
+        self._used_by_dead += Usage(done=1, failed=1)
+
+    def stop(self, grace: float) -> None:
+        """Stops every worker; its actor is kept for the next stage, or ended where it does not answer.
+
+        grace: seconds that what is in flight gets to arrive.
+        """
+        stopping = {worker.handle.stop.remote(grace): worker for worker in self.workers}
+        if stopping:
+            ray.wait(list(stopping), num_returns=len(stopping), timeout=grace + ANSWER_SECONDS)
+        for reference, worker in stopping.items():
+            try:
+                worker.progress = ray.get(reference, timeout=0)
+                self.models.update(worker.progress.models)
+            except (RayError, RuntimeError, OSError, GetTimeoutError):
+                ray.kill(worker.handle, no_restart=True)
+            else:
+                self._idle.append(worker.handle)
+
+
+def new_actor() -> Any:
+    """An actor that takes no core from anybody. It is never restarted by Ray, which would ask its unit again unseen."""
+    options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+    return ray.remote(AnsweringActor).options(**options).remote()
+
+
+def _unfinished(feeds: list[Any]) -> list[Any]:
+    """The calls that go on; raises what went wrong in one that ended."""
+    if not feeds:
+        return feeds
+    ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
+    ray.get(ended)
+    return list(going_on)

@@ -1,0 +1,233 @@
+"""The driver of the answering actors, on a small Ray of its own: deaths, disks, and that it ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from time import sleep
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from tests.fakes.disks import SmallDisk
+from tests.fakes.model_server import ModelServer
+from tests.fakes.object_store import BUCKET, ObjectStore
+from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
+from untold.jobs.asking import pool
+from untold.jobs.asking.answering import Answering
+from untold.jobs.asking.job import Job, Outcome
+from untold.jobs.asking.local_ray import start_ray
+from untold.udfs.llm import actors
+from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
+from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
+from untold.udfs.storage import environment_of
+
+Event = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ObjectStore]:
+    """A Ray whose processes know an object store."""
+    # A Ray of one's own sets variables that tell drivers and clusters of later tests another story
+    with ObjectStore() as store, patch.dict(os.environ, {**environment_of(store.options), **store.keys}):
+        start_ray(None)
+        yield store
+        ray.shutdown()
+
+
+def job_of(server: ModelServer, folder: Path, count: int, store: Path | None = None, **settings: Any) -> Job:
+    """A job of so many requests in one unit."""
+    (folder / "requests").mkdir()
+    rows = [{"request_id": request_id, **variables} for request_id, variables in requests(count)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "requests" / "unit.parquet")
+    store = store or folder / "store"
+    store.mkdir(exist_ok=True)
+    chosen = replace(SETTINGS, base_url=server.base_url, **settings)
+    return Job(str(folder / "requests"), str(store), f"run{abs(hash(folder))}", STAGE, chosen)
+
+
+def answered(job: Job, tell: Any = lambda event: None, idle: list[Any] | None = None) -> Outcome:
+    return Answering(job, lambda: None, tell, idle=idle).run()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_job_is_answered_once_and_its_actor_is_kept(server: ModelServer, tmp_path: Path) -> None:
+    events: list[Event] = []
+    idle: list[Any] = []
+    outcome = answered(job_of(server, tmp_path, 50), events.append, idle)
+    assert (outcome.reason, outcome.usage.done, outcome.usage.calls) == (None, 50, 50)
+    assert len(rows_in(tmp_path / "store")) == server.count() == 50
+    assert len(idle) == 1
+    assert (events[-1]["paused"], events[-1]["unwritten"], events[-1]["trouble"]) == (0.0, 0, None)
+
+
+def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
+    cluster: ObjectStore, server: ModelServer, tmp_path: Path
+) -> None:
+    job = replace(job_of(server, tmp_path, 20), directory=f"s3://{BUCKET}/store")
+    assert answered(job).usage.done == 20
+    # Arrow marks a folder by an empty object whose name ends in a slash
+    files = [BytesIO(content) for key, content in cluster.objects.items() if not key.endswith("/")]
+    assert sum(pq.read_metadata(file).num_rows for file in files) == 20
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: ModelServer, tmp_path: Path) -> None:
+    idle: list[Any] = []
+    job = job_of(server, tmp_path, 40)
+    assert answered(job, idle=idle).usage.done == 40
+    more = [{"request_id": f"more{number}", "query": "Who?", "text": f"More {number}."} for number in range(5)]
+    pq.write_table(pa.Table.from_pylist(more), tmp_path / "requests" / "unit.parquet")
+    assert answered(job, idle=idle).usage.done == 5
+    assert len(rows_in(tmp_path / "store")) == server.count() == 45
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_exception_in_the_driver_still_stops_its_actors(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(latency=0.05)
+    idle: list[Any] = []
+
+    def break_off(event: Event) -> None:
+        if event["usage"]["done"] >= 20:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        answered(job_of(server, tmp_path, 2000, flush=1000.0), break_off, idle)
+    assert len(rows_in(tmp_path / "store")) == server.count() >= 20
+    assert len(idle) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_disk_that_is_full_at_first_loses_nothing(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
+    disk.fill()
+    job = job_of(server, tmp_path, 100, disk.folder, outage=60.0)
+    outcome = answered(job, lambda event: disk.empty())
+    assert (outcome.reason, outcome.usage.done) == (None, 100)
+    assert len(rows_in(disk.folder)) == server.count() == 100
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
+    server: ModelServer, tmp_path: Path, disk: SmallDisk
+) -> None:
+    job = job_of(server, tmp_path, 100, disk.folder, outage=2.0, flush=1.0)
+    # The actor's first file finds room; what it answers then does not
+    job = replace(job, confirm_probes=True)
+    outcome = Answering(job, lambda: None, lambda event: None, confirmed=lambda: disk.fill() is None).run()
+    assert (outcome.reason, outcome.lost) == ("broken", 100)
+    assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_does_not_start_is_replaced(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sleeper:
+        def start(self, _: Any) -> None:
+            sleep(600)
+
+    def actors_of() -> Iterator[Any]:
+        monkeypatch.setattr(pool, "START_SECONDS", 0.5)
+        yield ray.remote(Sleeper).options(num_cpus=0).remote()
+        monkeypatch.setattr(pool, "START_SECONDS", 300.0)
+        yield make()
+
+    make, found = pool.new_actor, actors_of()
+    monkeypatch.setattr(pool, "new_actor", lambda: next(found))
+    assert answered(job_of(server, tmp_path, 5)).usage.done == 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_does_not_answer_is_replaced(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.configure(latency=0.2)
+    stopped: list[int] = []
+    idle: list[Any] = []
+    job = job_of(server, tmp_path, 60)
+
+    def stop_the_first(event: Event) -> None:
+        if not stopped and event["usage"]["done"] >= 10:
+            monkeypatch.setattr(pool, "ANSWER_SECONDS", 3.0)
+            stopped.append(driver.pool.workers[0].handle._ray_actor_id)
+            os.kill(pid_of(driver.pool.workers[0].handle), signal.SIGSTOP)
+        elif stopped and driver.pool.workers and driver.pool.workers[0].handle._ray_actor_id != stopped[0]:
+            monkeypatch.setattr(pool, "ANSWER_SECONDS", 60.0)
+
+    driver = Answering(job, lambda: None, stop_the_first, idle=idle)
+    outcome = driver.run()
+    assert outcome.reason == "finished"
+    assert len(set(rows_in(tmp_path / "store"))) == 60
+    assert server.count() <= 60 + SETTINGS.limits.max_concurrency + 10
+
+
+def pid_of(actor: Any) -> int:
+    found: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    return found
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: ModelServer, tmp_path: Path) -> None:
+    # Slots a quarter of a second at a time: without a rate the actor that dies has leased the whole budget
+    limits = Limits(requests_per_minute=2400, max_concurrency=8)
+    job = job_of(server, tmp_path, 200, budget=Budget(max_calls=100), limits=limits)
+    killed: list[int] = []
+
+    def kill(event: Event) -> None:
+        limiter = ray.get_actor(limiter_name(server.base_url, STAGE.model), namespace=NAMESPACE)
+        due = [driver.pool.workers[0].handle, limiter][len(killed) :]
+        if due and event["usage"]["done"] >= 30 * (len(killed) + 1):
+            killed.append(pid_of(due[0]))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    driver = Answering(job, lambda: None, kill)
+    outcome = driver.run()
+    assert len(killed) == 2
+    assert outcome.reason == "budget"
+    assert 60 <= server.count() <= 100
+
+
+def driver_of(folder: Path) -> Answering:
+    return Answering(Job(str(folder), str(folder), "run", STAGE, SETTINGS), lambda: None, lambda event: None)
+
+
+def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    for number in range(40):
+        for _ in range(5):
+            driver.pool.deaths.count(RuntimeError("out of memory"))
+        driver._record_crash(f"r{number}")
+    assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"crashed"}
+
+
+class _Handle:
+    """The limiter's handle as Ray gives it: `lease.remote(report)` is awaited."""
+
+    def __init__(self, limiter: Limiter | None) -> None:
+        self._limiter = limiter
+        self.lease = self
+
+    async def remote(self, report: Report) -> Any:
+        if self._limiter is None:
+            await asyncio.Event().wait()
+        assert self._limiter is not None
+        return self._limiter.lease(report)
+
+
+def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(actors, "open_limiter", lambda name: _Handle(Limiter()))
+    actor = AnsweringActor()
+    actor._limiter = _Handle(None)
+    report = Report("a", "run", (0,), 0, number=1, limits=Limits())
+    assert len(asyncio.run(actor._lease(report)).times) == 1

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from untold.jobs.settings.model import LlmSettings, Settings, prices_for
+from untold.udfs.llm.usage import Prices
+from untold.udfs.stages import STAGES
+
+PRICE = st.one_of(st.none(), st.floats(0, 1e3))
+TOKENS = st.integers(0, 10**9)
+
+
+def test_cost_is_by_price_and_null_without_one() -> None:
+    assert Prices(2.0, 10.0).cost(1_000_000, 100_000) == pytest.approx(3.0)
+    assert Prices(2.0).cost(1_000_000, 100_000) == pytest.approx(2.0)
+    assert Prices().cost(1_000_000, 100_000) is None
+
+
+@given(PRICE, PRICE, TOKENS, TOKENS)
+def test_no_call_costs_more_than_its_tokens_may(
+    prompt: float | None, completion: float | None, asked: int, answered: int
+) -> None:
+    prices = Prices(prompt, completion)
+    most = (asked + answered) * prices.most_of_a_token
+    assert (prices.cost(asked, answered) or 0.0) <= most * (1 + 1e-9)
+
+
+def test_a_budget_needs_both_prices() -> None:
+    assert Prices(1.0, 0.0).complete
+    assert Prices(1.0).known
+    assert not Prices(1.0).complete
+    assert not Prices().known
+
+
+def test_every_stage_has_the_prices_of_the_settings() -> None:
+    llm = LlmSettings(price_per_million_prompt_tokens=0.4, price_per_million_completion_tokens=1.6)
+    assert {prices_for(Settings(llm=llm), stage) for stage in STAGES} == {Prices(0.4, 1.6)}
