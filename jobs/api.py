@@ -15,12 +15,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from threading import Lock, current_thread, main_thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -30,23 +30,24 @@ from untold.jobs.asking import local_model
 from untold.jobs.asking.engines import Held
 from untold.jobs.asking.process import KeptProcess
 from untold.jobs.compare import compare
-from untold.jobs.inputs.checking import adapter_of, check_input, check_names
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
-from untold.jobs.metrics import check_metrics, needs_of
+from untold.jobs.metrics import check_metrics
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.notebook import notebook_bars
-from untold.jobs.plan import PlanRequest, plan
+from untold.jobs.plan import plan
 from untold.jobs.results import html_table
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.output import absolute
 from untold.jobs.run.progress import Display
-from untold.jobs.run.session import active_session, open_session
-from untold.jobs.score import ScoreRequest, score
+from untold.jobs.run.session import active_session, is_connect, open_session
+from untold.jobs.score import score
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError, require
+from untold.udfs.hints import aside, near_misses
 from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
 
@@ -129,6 +130,23 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
     return Run(found.directory, found.manifest)
 
 
+class SampleOptions(TypedDict, total=False):
+    """How samples are read, by `Session.score` and `Session.plan`."""
+
+    # What the samples call our columns, by ours: `{"query": "question"}`
+    columns: Mapping[str, str] | None
+    # A known data set, as `--format` names it
+    format: str | None
+    # The encoding of text files that are not UTF-8, such as `cp1252`
+    encoding: str | None
+    # The delimiter of CSV; None finds it
+    delimiter: str | None
+    # Only the first samples by sample_id
+    limit: int | None
+    # So many random rows, by `statistics.seed`
+    random: int | None
+
+
 class Session:
     """Scores and plans with one Spark, one Ray and one set of settings.
 
@@ -181,16 +199,11 @@ class Session:
         metrics: str | Sequence[str],
         output: str | os.PathLike[str] | None = None,
         *,
-        columns: Mapping[str, str] | None = None,
-        format: str | None = None,
-        encoding: str | None = None,
-        delimiter: str | None = None,
-        limit: int | None = None,
-        random: int | None = None,
         overwrite: bool = False,
         retry_failed: bool = False,
         wait: bool = True,
         progress: Callable[[Mapping[str, Any]], None] | None = None,
+        **how: Unpack[SampleOptions],
     ) -> Run:
         """Scores samples and gives the run, whose tables are written.
 
@@ -200,17 +213,12 @@ class Session:
             samples: A path or glob, a Spark DataFrame, or a table of pyarrow, pandas, polars or DuckDB.
             metrics: Names of metrics, such as `["e2e", "qa"]`.
             output: Folder of the tables. None keeps them in a folder of the session's, which ends with it.
-            columns: What the samples call our columns, by ours: `{"query": "question"}`.
-            format: A known data set, as `--format` names it.
-            encoding: The encoding of text files that are not UTF-8, such as `cp1252`.
-            delimiter: The delimiter of CSV; None finds it.
-            limit: Only the first samples by sample_id.
-            random: So many random rows, by `statistics.seed`.
             overwrite: Replaces the tables of another run in `output`.
             retry_failed: Asks permanently failed requests again.
             wait: Waits for another run on the same store; False refuses.
             progress: Called with each event: a mapping with stage, done, total, calls, failed and cost, or with note.
                 None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
+            **how: How the samples are read: columns, format, encoding, delimiter, limit and random (`SampleOptions`).
 
         Returns:
             The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage` or `spooled`.
@@ -219,12 +227,12 @@ class Session:
             UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.
             KeyboardInterrupt: The call was interrupted; what was answered is kept.
         """
-        read = ReadOptions(columns or {}, encoding, delimiter)
         # One call at a time: they share the answering process
         with self._called(), self._input(samples) as path, display_for(progress) as display:
-            request = ScoreRequest(
-                **self._asked(path, metrics, output, read, format, limit, random),
-                output=self._output(output),
+            asked = self._request(path, metrics, output, how)
+            request = replace(
+                asked,
+                output=asked.output or self._next_output(),
                 overwrite=overwrite,
                 retry_failed=retry_failed,
                 wait=wait,
@@ -233,34 +241,25 @@ class Session:
             outcome = score(request, display, Held(self._spark, self._process))
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
-        run = open_run(request.output)
-        if run.status == "failed":
+        found = open_run(request.output)
+        if found.status == "failed":
             raise ScoringError(outcome.message or "the run failed")
-        return run
+        return found
 
     def plan(
         self,
         samples: Any,
         metrics: str | Sequence[str],
         output: str | os.PathLike[str] | None = None,
-        *,
-        columns: Mapping[str, str] | None = None,
-        format: str | None = None,
-        encoding: str | None = None,
-        delimiter: str | None = None,
-        limit: int | None = None,
-        random: int | None = None,
+        **how: Unpack[SampleOptions],
     ) -> Plan:
         """Says what `score` with the same arguments would ask and cost. It asks nothing and writes nothing.
 
         Raises:
             UntoldError: Samples or settings cannot be used; the message says what to do.
         """
-        read = ReadOptions(columns or {}, encoding, delimiter)
         with self._called(), self._input(samples) as path, display_for(None) as display:
-            asked = self._asked(path, metrics, output, read, format, limit, random)
-            place = None if output is None else absolute(os.fspath(output))
-            return Plan(plan(PlanRequest(**asked, output=place), display, self._spark))
+            return Plan(plan(self._request(path, metrics, output, how), display, self._spark))
 
     def close(self) -> None:
         """Ends what the session started: its answering process with its Ray, its Spark, and its own folder."""
@@ -285,14 +284,12 @@ class Session:
 
     @cached_property
     def _spark(self) -> SparkSession:
-        """Spark for all calls: of the caller's session a sibling, so that options set here are not theirs."""
-        options = {**spark_defaults(), **self.settings.spark.conf}
+        """Spark for all calls: of the caller's session a sibling, so that options set here are not theirs.
+
+        A session of Spark Connect is used as it is: PySpark gives checkpoints to the active session, whatever asked.
+        """
         if self._given is not None:
-            sibling = self._given.newSession()
-            for name, value in options.items():
-                if sibling.conf.isModifiable(name):
-                    sibling.conf.set(name, value)
-            return sibling
+            return self._given if is_connect(self._given) else self._given.newSession()
         with _STARTING, _surroundings_kept():
             _STARTED.add(self)
             return open_session(self.settings)
@@ -302,32 +299,33 @@ class Session:
         """One call at a time, with the options of object stores where other processes find them."""
         with self._lock, _surroundings_kept():
             os.environ.update(environment_of(self.settings.storage.options))
-            yield
+            options = {**spark_defaults(), **self.settings.spark.conf}
+            # A session of our own has them, and starts after the samples were looked at
+            with nullcontext() if self._given is None else _options_set(self._spark, options):
+                yield
 
-    def _asked(
-        self,
-        path: str,
-        metrics: str | Sequence[str],
-        output: str | os.PathLike[str] | None,
-        read: ReadOptions,
-        format: str | None,
-        limit: int | None,
-        random: int | None,
-    ) -> dict[str, Any]:
-        """The fields that both requests have. Raises UntoldError for samples whose first rows are of no use."""
-        names, adapter = check_metrics(metrics), adapter_of(format)
-        check_names(read.columns, adapter)
-        check_input(path, read, needs_of(names, self.settings), adapter)
-        return {
-            "input": path,
-            "metrics": names,
-            "settings": self._settings_with_store(output),
-            "embedded": self._resolved.embedded,
-            "format": format,
-            "limit": limit,
-            "draw": None if random is None else Draw(random, self.settings.statistics.seed),
-            "read": read,
-        }
+    def _request(
+        self, path: str, metrics: str | Sequence[str], output: str | os.PathLike[str] | None, how: SampleOptions
+    ) -> ScoreRequest:
+        """What both calls ask, as their commands do. Raises UntoldError for samples whose first rows are of no use."""
+        known = list(SampleOptions.__annotations__)
+        for name in how:
+            if name not in known:
+                raise TypeError(f"unexpected keyword argument {name!r}{aside(near_misses(name, known))}")
+        rows = how.get("random")
+        request = ScoreRequest(
+            input=path,
+            output="" if output is None else absolute(os.fspath(output)),
+            metrics=check_metrics(metrics),
+            settings=self._settings_with_store(output),
+            embedded=self._resolved.embedded,
+            format=how.get("format"),
+            limit=how.get("limit"),
+            draw=None if rows is None else Draw(rows, self.settings.statistics.seed),
+            read=ReadOptions(how.get("columns") or {}, how.get("encoding"), how.get("delimiter")),
+        )
+        request.check()
+        return request
 
     @contextmanager
     def _input(self, samples: Any) -> Iterator[str]:
@@ -338,9 +336,8 @@ class Session:
         with tempfile.TemporaryDirectory(prefix="untold-samples-") as folder:
             yield write_frame(samples, folder)
 
-    def _output(self, output: str | os.PathLike[str] | None) -> str:
-        if output is not None:
-            return absolute(os.fspath(output))
+    def _next_output(self) -> str:
+        """A folder of the session's for the tables of a call that names none."""
         return f"{self._folder}/run-{next(self._numbers)}"
 
     def _settings_with_store(self, output: str | os.PathLike[str] | None) -> Settings:
@@ -393,6 +390,20 @@ def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
             yield from _dotted(value, f"{key}.")
         else:
             yield key, value
+
+
+@contextmanager
+def _options_set(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+    """Sets those options of a session that can be changed while it lives, and gives them back as they were."""
+    names = [name for name in options if spark.conf.isModifiable(name)]
+    before = dict(spark.conf.getAll)
+    try:
+        for name in names:
+            spark.conf.set(name, options[name])
+        yield
+    finally:
+        for name in names:
+            spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""The demo: six short samples, each result as it comes, and at the end what a person would expect beside it."""
+"""The demo: six short samples by e2e, each result as it comes, or by icat; beside them what a person would expect."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,9 +18,12 @@ import pyarrow.parquet as pq
 from untold.jobs.asking import local_model
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.store import stage_folder
-from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
+from untold.udfs.facts.aspect_coverage import FACT, ICAT
+from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.stages import STAGES
@@ -40,13 +44,18 @@ MOST_WRITING = 4
 # Tokens that are read in the time that one is written takes, by these two speeds
 READ_FOR_ONE_WRITTEN = READ_A_SECOND / WRITTEN_A_SECOND
 TOKENS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "tokens_estimated")
+# A claim is held against so many chunks: of fifteen documents, each a chunk, one is about what it says
+CHUNKS = 3
 COLUMNS = ("request_id", "text", *TOKENS, "seconds", "answered_at")
 
 
-def demo_settings(settings: Settings, folder: Path) -> Settings:
-    """The settings with what the demo is about: its contexts are short already, and nobody reads a judge's thoughts."""
-    prompts = settings.prompts_dir or str(folder)
-    return settings.model_copy(update={"summarise_contexts": False, "prompts_dir": prompts})
+def demo_settings(settings: Settings, folder: Path, index: str | None = None) -> Settings:
+    """The settings with what the demo is about: short contexts, short prompts, and its index where there is one."""
+    changed: dict[str, Any] = {"summarise_contexts": False, "prompts_dir": settings.prompts_dir or str(folder)}
+    if index is not None:
+        looked_up = {"source": "index", "index": index, "top_k": min(CHUNKS, settings.knowledge.top_k)}
+        changed["knowledge"] = settings.knowledge.model_copy(update=looked_up)
+    return settings.model_copy(update=changed)
 
 
 @dataclass
@@ -115,17 +124,16 @@ class _Answers:
 
 
 @contextmanager
-def showing_results(
-    samples: Path, store: str, settings: Settings, embedded: bool, say: Callable[[str], None]
-) -> Iterator[None]:
+def showing_results(request: ScoreRequest, say: Callable[[str], None]) -> Iterator[None]:
     """Says what is to be judged and how long that may take, then each result within a second of its coming.
 
     From the first result on it says how long the rest takes at the speed of those that came: machines differ tenfold,
     and one machine does as its neighbours let it.
     """
+    settings, embedded = request.settings, request.embedded
     sha256 = local_model.model_file(settings.llm.local_model).sha256 if embedded else None
     stage = bind_stage(STAGE, settings, embedded_model=sha256)
-    answers = _Answers(Path(stage_folder(store, stage)), _requests(samples, stage))
+    answers = _Answers(Path(stage_folder(request.store, stage)), _requests(Path(request.input), stage))
     known = sum(1 for _ in answers.take())
     say(describe_work(len(answers.waiting), known, local_model.threads() if embedded else None))
     # What earlier starts read is no part of this one
@@ -195,38 +203,85 @@ def _minutes(seconds: float) -> str:
     return f"{max(seconds / 60, 0.1):.1f}"
 
 
-def show_expected(output: str, expected_path: Path) -> None:
-    """Prints one line a demo sample; nothing where the run left no scores or nothing is expected.
+def show_expected(output: str, folder: Path, metric: str) -> None:
+    """Prints one line a demo sample beside what a person expects; nothing where the run left no scores.
 
-    expected_path: JSON Lines of sample_id, score and statements, each with `covered`, as a person judged them.
+    folder: with JSON Lines of sample_id and what a person judged: `expected.jsonl`, score and statements, each with
+    `covered`; `expected_claims.jsonl`, claims, each with `supported` by the documents.
     """
-    scores, expected = _read_scores(output), read_lines(expected_path)
-    if not scores or not expected:
+    name, tables, lines = _EXPECTED[metric]
+    expected = read_lines(folder / name)
+    try:
+        run = open_run(output, allow_running=True)
+        found = {table: _by_sample(run, table) for table in tables}
+    except (UnreadableRunError, OSError, pa.ArrowInvalid):
         return
-    print("\nbeside what a person would expect (statements covered / uncovered)")
+    if found["scores"] and expected:
+        print_lines(["", *lines(expected, found)])
+
+
+# By table and sample_id, the rows of a run
+_Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+
+
+def _by_sample(run: Run, name: str) -> dict[str, list[Mapping[str, Any]]]:
+    found = defaultdict(list)
+    for row in run.table(name).to_pylist():
+        found[row["sample_id"]].append(row)
+    return found
+
+
+def _beside_coverage(expected: Sequence[Mapping[str, Any]], found: _Found) -> list[str]:
+    """The lines of e2e: scores and statements."""
     rows = []
     for wanted in expected:
-        given = scores.get(wanted["sample_id"], {})
-        found = _counts(given.get("covered"), given.get("uncovered"))
-        covered = sum(1 for statement in wanted["statements"] if statement["covered"])
-        hoped = _counts(covered, len(wanted["statements"]) - covered)
-        score = _number(given.get("score"))
-        rows.append([wanted["sample_id"], score, _number(wanted["score"]), found, hoped])
-    print_lines(table(["sample", "score", "expected", "statements", "expected"], rows, page_of(sys.stdout)))
+        score = _first(found["scores"], wanted)
+        covered = [statement["covered"] for statement in wanted["statements"]]
+        numbers = [_number(score.get("score")), _number(wanted["score"])]
+        rows.append([wanted["sample_id"], *numbers, _both(score), _counts(covered)])
+    heads = ["sample", "score", "expected", "statements", "expected"]
+    title = "beside what a person would expect (statements covered / uncovered)"
+    return [title, *table(heads, rows, page_of(sys.stdout))]
 
 
-def _read_scores(output: str) -> dict[str, Mapping[str, Any]]:
-    """By sample_id: the rows of the table `scores`; none where the run left none that can be read."""
-    try:
-        rows = open_run(output, allow_running=True).table("scores").to_pylist()
-    except (UnreadableRunError, OSError, pa.ArrowInvalid):
-        return {}
-    return {row["sample_id"]: row for row in rows}
+def _beside_claims(expected: Sequence[Mapping[str, Any]], found: _Found) -> list[str]:
+    """The lines of icat: scores and claims, then each claim's verdict."""
+    rows, verdicts = [], []
+    for wanted in expected:
+        sample = wanted["sample_id"]
+        measures = {row["measure"]: row["value"] for row in found["measures"].get(sample, ())}
+        claims = sorted(found["claims"].get(sample, ()), key=lambda row: int(row["position"]))
+        hoped = [claim["supported"] for claim in wanted["claims"]]
+        scores = [_number(value) for value in (measures.get(ICAT), measures.get(FACT), sum(hoped) / len(hoped))]
+        supported = _counts([row["verdict"] == SUPPORTED for row in claims])
+        rows.append([sample, *scores, supported, _counts(hoped), _both(_first(found["scores"], wanted))])
+        verdicts += [[sample, claim["verdict"] or "not judged", claim["text"]] for claim in claims]
+    page = page_of(sys.stdout)
+    heads = ["sample", "icat", "s_fact", "expected", "claims", "expected", "aspects"]
+    title = "beside what a person would expect (claims supported / not, aspects covered / not)"
+    return [title, *table(heads, rows, page), "", *table(["sample", "verdict", "claim"], verdicts, page, names=3)]
+
+
+# By metric: the file of what is expected, the tables that are read for it, and what gives the lines
+_EXPECTED: Mapping[str, tuple[str, Sequence[str], Callable[[Sequence[Mapping[str, Any]], _Found], list[str]]]] = {
+    "e2e": ("expected.jsonl", ("scores",), _beside_coverage),
+    "icat": ("expected_claims.jsonl", ("scores", "measures", "claims"), _beside_claims),
+}
+
+
+def _first(rows: Mapping[str, Sequence[Mapping[str, Any]]], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first row of a sample; an empty one where there is none."""
+    return next(iter(rows.get(wanted["sample_id"], ())), {})
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _counts(covered: int | None, uncovered: int | None) -> str:
-    return "-" if covered is None or uncovered is None else f"{covered} / {uncovered}"
+def _both(score: Mapping[str, Any]) -> str:
+    """What of a score is covered, and what is not."""
+    return "-" if score.get("covered") is None else f"{score['covered']} / {score['uncovered']}"
+
+
+def _counts(held: Sequence[bool]) -> str:
+    return f"{sum(held)} / {len(held) - sum(held)}"

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -15,20 +15,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.engines import Engines, open_engines
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.store import is_transient
-from untold.jobs.inputs.drawing import Draw, shown_draw
-from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.questions import read_questions
+from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from untold.jobs.run import manifest
-from untold.jobs.run.outcome import Ending
-from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Course, Display
-from untold.jobs.run.terminal import amount, page_of, print_lines, table
+from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.loading import Resolved
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.profiles import explain_profile
@@ -46,41 +43,13 @@ LEADING = ("sample_id", "query", "response", "contexts", "system", "question_id"
 STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 
 
-@dataclass(frozen=True)
-class GenerateRequest:
-    """What `untold generate` was asked to do. `contexts` is the second file of questions in the form of ELI5-Category;
-    `format` is the layout of other questions, None where they are samples as they are.
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest(RunRequest):
+    """What `untold generate` was asked to do, under the settings of any system: they differ in `llm.*` alone."""
 
-    `systems` have settings of their own in `llm.*` alone. `command` is how to start it again.
-    """
-
-    input: str
-    output: str
     systems: Mapping[str, Resolved]
+    # The second file of questions in the form of ELI5-Category
     contexts: str | None = None
-    format: str | None = None
-    limit: int | None = None
-    draw: Draw | None = None
-    read: ReadOptions = AS_THEY_ARE
-    overwrite: bool = False
-    retry_failed: bool = False
-    wait: bool = True
-    command: str = ""
-
-    @property
-    def settings(self) -> Settings:
-        """What all systems share, under the `llm.*` of one of them: a store, Spark and Ray are one for all."""
-        return next(iter(self.systems.values())).settings
-
-
-@dataclass(frozen=True)
-class GenerateOutcome:
-    """How a run ended: exit code, for each system what became of its questions, and why it ended early."""
-
-    exit_code: int
-    systems: Sequence[Mapping[str, Any]]
-    message: str | None = None
-    unchanged: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,13 +75,12 @@ class _Answers:
 class _Generating:
     """What the steps of one start share."""
 
+    start: Start
     request: GenerateRequest
-    output: Output
-    engines: Engines
     systems: Sequence[_System]
 
 
-def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
+def generate(request: GenerateRequest, display: Display) -> Outcome:
     """Writes samples, failures, usage and a manifest. Raises errors with one clear line for what a user can mend.
 
     `samples`: sample_id (`<question_id>:<system>`), query, response, contexts, system, question_id, then the columns of
@@ -120,29 +88,19 @@ def generate(request: GenerateRequest, display: Display) -> GenerateOutcome:
 
     All systems answer the same questions, one system after the other. Methods, section 8.
     """
-    with (
-        Output(
-            request.output,
-            TABLES,
-            request.overwrite,
-            inputs=[request.input, request.contexts],
-            store=store_of(request.settings, request.output),
-        ) as output,
-        ExitStack() as endpoints,
-    ):
+    with request.open_output(TABLES, request.contexts) as output, ExitStack() as endpoints:
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
         for line in dict.fromkeys(explain_profile(one.settings, [STAGE], lambda _: False) for one in systems):
             if line is not None:
                 display.note(line)
-        wait, retry = request.wait, request.retry_failed
-        with open_engines(request.settings, display, output.run, wait=wait, retry_failed=retry) as engines:
-            return _generate(_Generating(request, output, engines, systems))
+        with open_start(request, output, display) as start:
+            return _generate(_Generating(start, request, systems))
 
 
 def _bind(name: str, given: Resolved, request: GenerateRequest, display: Display, stack: ExitStack) -> _System:
     """A system with its stage and its endpoint, which `stack` closes."""
-    endpoint = RunEndpoint(given.settings, embedded=given.embedded, wait=request.wait, notify=display.note)
+    endpoint = open_endpoint(request, display, settings=given.settings, embedded=given.embedded)
     stack.enter_context(endpoint)
     stage = bind_stage(STAGE, given.settings, embedded_model=endpoint.model_sha256)
     return _System(name, given.settings, stage, endpoint)
@@ -160,11 +118,11 @@ def _check_distinct(systems: Sequence[_System]) -> None:
             )
 
 
-def _generate(run: _Generating) -> GenerateOutcome:
+def _generate(run: _Generating) -> Outcome:
     """One start: reads and claims, asks each system, writes. An output with nothing left to ask is not touched."""
-    request, output = run.request, run.output
+    start, request = run.start, run.request
     found, notes = read_questions(
-        run.engines.spark,
+        start.spark,
         request.input,
         contexts=request.contexts,
         format=request.format,
@@ -173,42 +131,32 @@ def _generate(run: _Generating) -> GenerateOutcome:
         options=request.read,
     )
     for note in notes:
-        run.engines.display.note(note)
-    show_invalid(found, run.engines.display, "answered")
+        start.display.note(note)
+    show_invalid(found, start.display, "answered")
     digests = {system.name: system.stage.digest for system in run.systems}
     content = fingerprint(found.samples)
-    output.claim({"input": content, "metrics": [], "results": {"systems": digests}, "stages": {}})
-    if output.earlier and output.is_complete(retry_failed=request.retry_failed):
-        counts = output.earlier["counts"]
-        code = Ending().exit_code(counts["statuses"], request.settings.fail_on_error)
-        return GenerateOutcome(code, output.earlier["systems"], unchanged=True)
+    start.output.claim({"input": content, "metrics": [], "results": {"systems": digests}, "stages": {}})
+    if unchanged := start.unchanged():
+        return unchanged
     _begin(run, found, content)
     # It takes as long to start as Spark takes to prepare what it will be asked
-    run.engines.prepare()
-    workspace = output.workspace(run.engines.spark)
-    questions = workspace.keep(found.samples, "questions")
-    invalid = workspace.keep(found.invalid, "invalid")
+    start.engines.prepare()
+    questions = start.workspace.keep(found.samples, "questions")
+    invalid = start.workspace.keep(found.invalid, "invalid")
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if fingerprint(questions) != content:
         raise SampleError(f"{request.input} changed while it was read; start again")
     answers = _ask_systems(run, questions.join(invalid, on="sample_id", how="left_anti"))
-    run.engines.process.leave()
-    return _finish(run, questions, invalid, answers)
+    start.engines.process.leave()
+    return _finish(start, questions, invalid, answers)
 
 
 def _begin(run: _Generating, found: Samples, content: str) -> None:
     """Writes the manifest as `running`, with each system's model settings and digests, and no secrets."""
     request = run.request
-    run.output.begin(
+    run.start.output.begin(
         shown(request.settings, exclude={"llm"}),
-        input={
-            "path": request.input,
-            "contexts": request.contexts,
-            "format": request.format,
-            "limit": request.limit,
-            "draw": shown_draw(request.draw),
-            "fingerprint": content,
-        },
+        input=request.shown_input(content, contexts=request.contexts),
         llm={system.name: shown(system.settings, include={"llm"})["llm"] for system in run.systems},
         template_digests=manifest.template_digests({system.name: system.stage for system in run.systems}),
         embedded_models={system.name: system.endpoint.model_sha256 for system in run.systems},
@@ -226,10 +174,11 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
         texts = F.when(F.size("contexts") > 0, texts)
     rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
-    run.engines.display.course = Course(len(run.systems))
+    display = run.start.display
+    display.course = Course(len(run.systems))
     for system in run.systems:
-        run.engines.display.note(f"system {system.name}: {system.stage.model}")
-        run.engines.display.course.metric = system.name
+        display.note(f"system {system.name}: {system.stage.model}")
+        display.course.enter(system.name)
         runner = _runner(run, system, answers[-1].runner if answers else None)
         answers.append(_Answers(system, runner, runner.ask(STAGE, rows, carry=("sample_id",))))
         # A local model's server gives its memory back before the next one starts
@@ -239,15 +188,12 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
 
 def _runner(run: _Generating, system: _System, before: StageRunner | None) -> StageRunner:
     """What asks a system, with what the systems before it have spent."""
-    runner = StageRunner(
-        run.engines,
-        system.settings,
+    runner = run.start.runner(
         {STAGE: system.stage},
         system.endpoint,
-        run.output.workspace(run.engines.spark).within(f"system-{run.systems.index(system)}"),
-        store_of(run.request.settings, run.request.output),
-        answered_before=_has_answered(system.name, run.output.manifest["starts"]),
-        earlier=run.output.spooled_runs,
+        settings=system.settings,
+        workspace=run.start.workspace.within(f"system-{run.systems.index(system)}"),
+        answered_before=_has_answered(system.name, run.start.output.manifest["starts"]),
     )
     if before is not None:
         # A budget holds for all systems together, and a run that ended asks no further system
@@ -263,28 +209,19 @@ def _has_answered(system: str, starts: Sequence[Mapping[str, Any]]) -> bool:
     return any(row["answered"] for start in starts for row in start["usage"] if row["system"] == system)
 
 
-def _finish(run: _Generating, questions: DataFrame, invalid: DataFrame, answers: Sequence[_Answers]) -> GenerateOutcome:
-    """Writes the tables, then the manifest as it ended."""
-    request, output = run.request, run.output
+def _finish(start: Start, questions: DataFrame, invalid: DataFrame, answers: Sequence[_Answers]) -> Outcome:
+    """Writes the tables and ends the run."""
     samples = [make_samples(questions, one.rows, one.system.name) for one in answers]
     failures = [make_failures(one.rows, invalid, one.system.name) for one in answers]
-    output.write("samples", reduce(DataFrame.unionByName, samples), order=("sample_id",))
-    written = output.write("failures", reduce(DataFrame.unionByName, failures), order=("sample_id",))
+    start.output.write("samples", reduce(DataFrame.unionByName, samples), order=("sample_id",))
+    counts = start.write_failures(reduce(DataFrame.unionByName, failures))
+    systems = [_count(one, start.output.manifest["counts"]) for one in answers]
+    statuses = {status: sum(row[name] for row in systems) for name, status in STATUSES.items()}
     usage = [{"system": one.system.name, **row} for one in answers for row in one.runner.usage]
-    output.write_rows("usage", usage, USAGE_OF_SYSTEMS)
-    if damaged := sum(one.runner.damaged_files for one in answers):
-        moved = amount(damaged, "damaged file of the store was", "damaged files of the store were")
-        run.engines.display.note(f"{moved} moved aside: {answers[0].runner.store}")
-    stopped = next((one for one in answers if one.runner.ended), None)
-    ending = stopped.runner.ending if stopped else Ending()
-    systems = [_count(one, output.manifest["counts"]) for one in answers]
-    counts = output.manifest["counts"] | _count_all(systems, written)
-    # Of all starts: one that only read the store still has answers of the earlier ones' models
-    models = sorted({*output.manifest["models"], *(name for one in answers for name in one.runner.models if name)})
-    code = ending.exit_code(counts["statuses"], request.settings.fail_on_error)
-    output.end(ending, code=code, usage=usage, systems=systems, counts=counts, models=models)
-    message = f"system {stopped.system.name}: {ending.explain(request.command)}" if stopped else None
-    return GenerateOutcome(code, systems, message)
+    runners = [one.runner for one in answers]
+    ended = start.end(runners, {**counts, "statuses": statuses}, usage, USAGE_OF_SYSTEMS, systems=systems)
+    stopped = next((one.system.name for one in answers if one.runner.ended), None)
+    return replace(ended, message=f"system {stopped}: {ended.message}") if stopped else ended
 
 
 def make_samples(questions: DataFrame, answers: DataFrame, system: str) -> DataFrame:
@@ -335,24 +272,14 @@ def _count(answers: _Answers, counts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _count_all(systems: Sequence[Mapping[str, Any]], failures: DataFrame) -> dict[str, Any]:
-    """Counts over systems: statuses by name, failures of requests, and those of them that may pass when asked again."""
-    asked = failures.where(F.col("stage") == STAGE)
-    return {
-        "statuses": {status: sum(row[name] for row in systems) for name, status in STATUSES.items()},
-        "failures": asked.count(),
-        "passing_failures": asked.where(is_transient()).count(),
-    }
-
-
-def show_systems(outcome: GenerateOutcome, output: str) -> None:
+def show_systems(outcome: Outcome, request: RunRequest) -> None:
     """Prints what became of the questions, and how to go on."""
     if outcome.unchanged:
         print("Nothing to do; results unchanged")
-    counts = ("questions", "answered", "failed", "unasked")
-    rows = [[row["system"], row["model"], *(f"{row[name]:,}" for name in counts)] for row in outcome.systems]
+    systems, counts = outcome.manifest["systems"], ("questions", "answered", "failed", "unasked")
+    rows = [[row["system"], row["model"], *(f"{row[name]:,}" for name in counts)] for row in systems]
     heads = ["system", "model", *counts[:-1], "not asked"]
-    print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {output}")])
-    if any(row["answered"] for row in outcome.systems):
-        samples = shlex.quote(f"{output}/samples")
+    print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {request.output}")])
+    if any(row["answered"] for row in systems):
+        samples = shlex.quote(f"{request.output}/samples")
         print_lines([redact(f"next: untold score --input {samples} --output DIR --metric LIST")])

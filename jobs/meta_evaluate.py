@@ -9,8 +9,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.inputs.drawing import shown_draw
 from untold.jobs.inputs.samples import Samples, fingerprint, read_samples, show_invalid
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of
@@ -18,7 +18,7 @@ from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
-from untold.jobs.score import ScoreRequest, score
+from untold.jobs.score import score
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import read_rows
 from untold.jobs.study.annotations import Restate, write_sheet
@@ -99,13 +99,7 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     _check_models(request.endpoints)
     # Endpoints of one model are told apart by their prompts
     check_prompts(request.prompt_pairs, request.metrics or ())
-    with Output(
-        request.output,
-        tuple(TABLES),
-        request.overwrite,
-        inputs=[request.input],
-        store=store_of(request.settings, request.output),
-    ) as output:
+    with request.open_output(TABLES) as output:
         return _meta_evaluate(output, request, display)
 
 
@@ -241,13 +235,7 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
         shown(request.settings),
         dataset=request.dataset,
         metrics=list(request.metrics) if request.metrics else None,
-        input={
-            "path": request.input,
-            "format": request.layout,
-            "limit": request.limit,
-            "draw": shown_draw(request.draw),
-            "fingerprint": content,
-        },
+        input=request.shown_input(content, format=request.layout),
         scores=request.runs,
         counts={"samples": samples},
         confusion=[],
@@ -297,21 +285,8 @@ def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> S
     if endpoint.prompts is not None:
         # Stages whose templates are the same under all prompts are asked once
         settings = settings.model_copy(update={"store": store_of(settings, request.output)})
-    return ScoreRequest(
-        input=request.input,
-        output=request.runs[endpoint.model],
-        metrics=request.metrics,
-        settings=settings,
-        embedded=endpoint.embedded,
-        format=request.layout,
-        limit=request.limit,
-        draw=request.draw,
-        read=request.read,
-        overwrite=request.overwrite,
-        retry_failed=request.retry_failed,
-        wait=request.wait,
-        command=request.command,
-    )
+    own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
+    return ScoreRequest(**request.shared() | own, metrics=request.metrics, embedded=endpoint.embedded)
 
 
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:

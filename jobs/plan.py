@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,15 @@ from untold.jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallie
 from untold.jobs.asking.likely import read_figures
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.requests import Requests, Rows
-from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
-from untold.jobs.inputs.samples import SampleError, Samples, read_samples, show_invalid
-from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
+from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
+from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
 from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.retrieval.vectors import STAGE
-from untold.jobs.run.output import store_of
 from untold.jobs.run.progress import Display
-from untold.jobs.run.session import SMALL_BYTES, open_session
+from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import LlmSettings, Settings, prices_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limits
@@ -47,29 +44,8 @@ CLASSES = "graph string, node long, statement long, representative boolean, cove
 COUNTS = "graph string, covered long, uncovered long, low double, high double"
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """What `untold plan` was asked to do."""
-
-    input: str
-    output: str | None
-    metrics: tuple[str, ...]
-    settings: Settings
-    embedded: bool
-    format: str | None = None
-    limit: int | None = None
-    draw: Draw | None = None
-    read: ReadOptions = AS_THEY_ARE
-    retry_failed: bool = False
-
-    @cached_property
-    def store(self) -> str | None:
-        """Where completions are looked for; None where no store and no output is named."""
-        return store_of(self.settings, self.output or "") if self.settings.store or self.output else None
-
-
 def plan(
-    request: PlanRequest, display: Display | None = None, spark: SparkSession | None = None
+    request: ScoreRequest, display: Display | None = None, spark: SparkSession | None = None
 ) -> list[dict[str, Any]]:
     """One row a metric and stage, in the order in which they are asked. Asks nothing and writes nothing.
 
@@ -86,26 +62,16 @@ def plan(
     names = stages_of(request.metrics, settings)
     stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
     display = display or Display()
-    paths = [path for path in (request.input, request.store) if path]
-    spark = spark or open_session(settings, small=count_bytes(*paths) < SMALL_BYTES)
+    spark = spark or open_session(settings, small=request.small)
     tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)
-    found = read_samples(
-        spark,
-        request.input,
-        format=request.format,
-        limit=request.limit,
-        required=needs_of(request.metrics, settings),
-        optional=optional_of(request.metrics),
-        draw=request.draw,
-        options=request.read,
-    )
+    found = request.read_samples(spark)
     _check_valid(request.input, found)
     show_invalid(found, display)
     display.status("counting requests")
-    planner = Planner(spark, stages, request.store, retry_failed=request.retry_failed)
+    planner = Planner(spark, stages, request.store or None, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Read by every metric and stage; a plan has no output to write them to
     samples = keep(valid)

@@ -5,32 +5,29 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.store import is_transient
-from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
+from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import read_queries
 from untold.jobs.retrieval.catalogs import cache_of, check_model, open_catalog
 from untold.jobs.retrieval.searching import Searcher, SearchError, distinct_queries
 from untold.jobs.retrieval.sources import query_key
-from untold.jobs.retrieval.vector_engines import VectorEngines, bind_vectors, open_vector_engines
 from untold.jobs.retrieval.vectors import STAGE
-from untold.jobs.run.outcome import Ending
-from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount, print_lines
-from untold.jobs.run.workspace import Counted, Workspace
-from untold.jobs.settings.model import Settings
-from untold.jobs.tables import FAILURES, HITS, ORDER, USAGE
-from untold.udfs.llm.keys import Stage
+from untold.jobs.run.workspace import Counted
+from untold.jobs.tables import FAILURES, HITS
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.retrieval.dense import Probing
@@ -42,37 +39,18 @@ COMMAND = "search"
 SHOWN_CHARACTERS = 160
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """What `untold search` was asked to do: one `query`, or `queries` of a file into an `output`."""
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(RunRequest):
+    """What `untold search` was asked to do: one `query`, or the queries of `input` into an `output`."""
 
     index: str
-    settings: Settings
     query: str | None = None
-    queries: str | None = None
-    read: ReadOptions = AS_THEY_ARE
-    output: str | None = None
     top: int = 10
     retriever: str = "dense"
     exact: bool = False
-    overwrite: bool = False
-    retry_failed: bool = False
-    wait: bool = True
-    command: str = ""
 
 
-@dataclass(frozen=True)
-class SearchOutcome:
-    """How a search ended: exit code, the hits of a single query, and what was counted of many."""
-
-    exit_code: int
-    hits: Sequence[Mapping[str, Any]] = ()
-    counts: Mapping[str, Any] = field(default_factory=dict)
-    message: str | None = None
-    unchanged: bool = False
-
-
-def search(request: SearchRequest, display: Display) -> SearchOutcome:
+def search(request: SearchRequest, display: Display) -> Outcome:
     """Searches an index. Raises errors with one clear line for what a user can mend.
 
     One query gives its hits; a file of them the table `hits`, beside `failures` and a manifest. Each distinct text is
@@ -81,44 +59,62 @@ def search(request: SearchRequest, display: Display) -> SearchOutcome:
     catalog = open_catalog(request.index)
     stages = {}
     if request.retriever != "bm25":
-        stages[STAGE] = bind_vectors(request.settings)
+        stages[STAGE] = bind_stage(STAGE, request.settings)
         check_model(request.index, catalog, stages[STAGE].digest)
-    if request.output is None:
-        return _search_one(request, catalog, stages, display)
-    return _search_file(request, catalog, stages, display)
+    with ExitStack() as stack:
+        if request.query is not None:
+            _check_local(request.settings.spark.master)
+            if stages and request.settings.embeddings.base_url and request.settings.llm.answering == "spool":
+                raise SearchError("--query needs llm.answering=here; with a spool use --queries and --output")
+            # Unless the setting `store` says where, nothing of one query is kept
+            request = replace(request, output=stack.enter_context(tempfile.TemporaryDirectory(prefix="untold-search-")))
+        output = stack.enter_context(request.open_output(TABLES, request.index))
+        endpoint = stack.enter_context(open_endpoint(request, display))
+        start = stack.enter_context(open_start(request, output, display))
+        searching = _Searching(start, request, catalog, start.runner(stages, endpoint))
+        return _search_one(searching) if request.query is not None else _search_file(searching)
 
 
-def _search_one(
-    request: SearchRequest, catalog: Catalog, stages: Mapping[str, Stage], display: Display
-) -> SearchOutcome:
-    """The hits of one query; unless the setting `store` says where, nothing of it is kept."""
-    settings = request.settings
-    _check_local(settings.spark.master)
-    if stages and settings.embeddings.base_url is not None and settings.llm.answering == "spool":
-        raise SearchError("--query needs llm.answering=here; with a spool use --queries and --output")
-    with (
-        tempfile.TemporaryDirectory(prefix="untold-search-") as folder,
-        open_vector_engines(
-            settings,
-            stages,
-            display,
-            uuid4().hex[:12],
-            wait=request.wait,
-            retry_failed=request.retry_failed,
-            small=True,
-        ) as asking,
-    ):
-        # Where the settings leave the master to the launcher it is known only now
-        _check_local(asking.engines.spark.sparkContext.master)
-        steps = Workspace(asking.engines.spark, folder)
-        runner = asking.runner(steps, store_of(settings, folder))
-        queries = asking.engines.spark.createDataFrame([("1", request.query)], "query_id string, query string")
-        hits, lost = _hits(request, catalog, steps, runner, queries)
-        if told := runner.ending.explain(request.command):
-            return SearchOutcome(runner.ending.exit_code({}, request.settings.fail_on_error), message=told)
-        for row in lost.limit(1).collect():
-            raise SearchError(f"the query got no vector ({row['error_type']})")
-        return SearchOutcome(0, [row.asDict() for row in hits.orderBy("rank").collect()])
+@dataclass(frozen=True)
+class _Searching:
+    """What the steps of one search share."""
+
+    start: Start
+    request: SearchRequest
+    catalog: Catalog
+    runner: StageRunner
+
+    def hits(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """The columns of the table `hits` for queries (query_id, query), and the queries that have no vector."""
+        request = self.request
+        searcher = Searcher(
+            self.start.workspace,
+            request.index,
+            self.catalog,
+            self.runner.ask,
+            cache_of(request.settings),
+            request.top,
+            request.retriever,
+            Probing(request.settings.index.nprobe, request.exact),
+        )
+        found, lost = searcher.search(distinct_queries(queries, "query"))
+        keyed = queries.withColumn("key", query_key("query"))
+        hits = keyed.join(found.withColumnRenamed("query", "key"), on="key", how="inner").select(*HITS.names)
+        return hits, keyed.join(lost.withColumnRenamed("query", "key"), on="key", how="inner")
+
+
+def _search_one(run: _Searching) -> Outcome:
+    """The hits of one query."""
+    spark, request = run.start.spark, run.request
+    # Where the settings leave the master to the launcher it is known only now
+    _check_local(spark.conf.get("spark.master"))
+    hits, lost = run.hits(spark.createDataFrame([("1", request.query)], "query_id string, query string"))
+    if told := run.runner.ending.explain(request.command):
+        code = run.runner.ending.exit_code({}, request.settings.fail_on_error)
+        return Outcome(exit_code=code, message=told)
+    for row in lost.limit(1).collect():
+        raise SearchError(f"the query got no vector ({row['error_type']})")
+    return Outcome(exit_code=0, rows=[row.asDict() for row in hits.orderBy("rank").collect()])
 
 
 def _check_local(master: str | None) -> None:
@@ -129,97 +125,45 @@ def _check_local(master: str | None) -> None:
         )
 
 
-def _search_file(
-    request: SearchRequest, catalog: Catalog, stages: Mapping[str, Stage], display: Display
-) -> SearchOutcome:
-    """The hits of a file of queries as a table."""
-    settings, output_path, retry = request.settings, str(request.output), request.retry_failed
-    store = store_of(settings, output_path)
-    with (
-        Output(output_path, TABLES, request.overwrite, inputs=[request.queries, request.index], store=store) as output,
-        open_vector_engines(settings, stages, display, output.run, wait=request.wait, retry_failed=retry) as asking,
-    ):
-        return _write_hits(request, catalog, output, asking)
-
-
-def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking: VectorEngines) -> SearchOutcome:
-    """One start: reads, claims, searches, writes. An output with nothing left to ask is not touched."""
-    spark = asking.engines.spark
-    # In the output, which executors can read; before it is claimed, as it is the queries that say whose it is
-    steps = output.workspace(spark)
-    found = read_queries(steps, str(request.queries), request.read)
+def _search_file(run: _Searching) -> Outcome:
+    """The hits of a file of queries as a table. An output with nothing left to ask is not touched."""
+    start, request, steps = run.start, run.request, run.start.workspace
+    # Before the output is claimed, as it is the queries that say whose it is
+    found = read_queries(steps, request.input, request.read)
     queries = found.rows.select("query_id", "query")
     content = fingerprint(queries)
-    output.claim(_identity(request, catalog, asking.stages, content))
-    if output.earlier and output.is_complete(retry_failed=request.retry_failed):
-        counts = output.earlier["counts"]
-        code = Ending().exit_code(counts["statuses"], request.settings.fail_on_error)
-        return SearchOutcome(code, counts=counts, unchanged=True)
+    start.output.claim(_identity(run, content))
+    if unchanged := start.unchanged():
+        return unchanged
     counts = {"queries": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates}
-    given = {"path": request.queries, "fingerprint": content, "index": request.index}
-    fields: dict[str, Any] = {"metrics": [COMMAND], "input": given, "counts": counts}
-    output.begin(shown(request.settings), **fields)
+    given = request.shown_input(content, index=request.index)
+    start.output.begin(shown(request.settings), metrics=[COMMAND], input=given, counts=counts)
     for line in (*found.notes, *found.first_invalid):
-        asking.engines.display.note(line)
+        start.display.note(line)
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
-    runner = asking.runner(steps, store_of(request.settings, output.place), output.spooled_runs)
-    hits, lost = _hits(request, catalog, steps, runner, asked)
-    asking.engines.process.leave()
-    return _finish(request, output, runner, hits, steps.keep(_failures(lost, invalid), "failures"))
+    hits, lost = run.hits(asked)
+    start.engines.process.leave()
+    return _finish(run, hits, steps.keep(_failures(lost, invalid), "failures"))
 
 
-def _identity(request: SearchRequest, catalog: Catalog, stages: Mapping[str, Stage], content: str) -> Mapping[str, Any]:
+def _identity(run: _Searching, content: str) -> Mapping[str, Any]:
     """What a table of hits is of: queries, what the index holds, and how it is searched."""
+    request = run.request
     way = {"top": request.top, "retriever": request.retriever, "exact": request.exact}
-    results = {COMMAND: {**way, "nprobe": request.settings.index.nprobe, "index": catalog.digest}}
-    digests = {name: stage.digest for name, stage in stages.items()}
+    results = {COMMAND: {**way, "nprobe": request.settings.index.nprobe, "index": run.catalog.digest}}
+    digests = {name: stage.digest for name, stage in run.runner.stages.items()}
     return {"dataset": COMMAND, "input": content, "metrics": [COMMAND], "results": results, "stages": digests}
 
 
-def _finish(
-    request: SearchRequest, output: Output, runner: StageRunner, hits: DataFrame, failures: DataFrame
-) -> SearchOutcome:
-    """Writes the tables, then the manifest as it ended."""
-    asked = F.col("stage") != "input"
-    counted = Counted(
-        {
-            "failed": F.count(F.lit(1)),
-            "failures": F.count_if(asked),
-            "passing_failures": F.count_if(asked & is_transient()),
-        }
-    )
+def _finish(run: _Searching, hits: DataFrame, failures: DataFrame) -> Outcome:
+    """Writes the tables and ends the run."""
+    start, before = run.start, run.start.output.manifest["counts"]
     rows = Counted({"hits": F.count(F.lit(1))})
-    output.write("hits", hits, order=("query_id", "rank"), schema=HITS, counted=rows)
-    output.write("failures", failures, order=ORDER["failures"], schema=FAILURES, few=True, counted=counted)
-    output.write_rows("usage", runner.usage, USAGE)
-    before = output.manifest["counts"]
-    failed = counted["failed"]
-    statuses = {"ok": before["queries"] + before["invalid"] - failed, "failed": failed}
-    counts = {**before, "hits": rows["hits"], "statuses": statuses}
-    counts |= {name: counted[name] for name in ("failures", "passing_failures")}
-    code = runner.ending.exit_code(statuses, request.settings.fail_on_error)
-    output.end(runner.ending, code=code, usage=runner.usage, counts=counts)
-    return SearchOutcome(code, counts=counts, message=runner.ending.explain(request.command))
-
-
-def _hits(
-    request: SearchRequest, catalog: Catalog, steps: Workspace, runner: StageRunner, queries: DataFrame
-) -> tuple[DataFrame, DataFrame]:
-    """The columns of the table `hits` for queries (query_id, query), and the queries that have no vector."""
-    searcher = Searcher(
-        steps,
-        request.index,
-        catalog,
-        runner.ask,
-        cache_of(request.settings),
-        request.top,
-        request.retriever,
-        Probing(request.settings.index.nprobe, request.exact),
-    )
-    found, lost = searcher.search(distinct_queries(queries, "query"))
-    keyed = queries.withColumn("key", query_key("query"))
-    hits = keyed.join(found.withColumnRenamed("query", "key"), on="key", how="inner").select(*HITS.names)
-    return hits, keyed.join(lost.withColumnRenamed("query", "key"), on="key", how="inner")
+    start.output.write("hits", hits, order=("query_id", "rank"), schema=HITS, counted=rows)
+    counts: dict[str, Any] = start.write_failures(failures)
+    lost = counts["failures"]
+    statuses = {"ok": before["queries"] - lost, "failed": before["invalid"] + lost}
+    return start.end([run.runner], {**counts, "hits": rows["hits"], "statuses": statuses})
 
 
 def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
@@ -233,23 +177,23 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
     return without.unionByName(invalid.select(*[known.get(name, null).alias(name) for name in FAILURES.names]))
 
 
-def show_hits(outcome: SearchOutcome, request: SearchRequest, *, as_json: bool) -> None:
+def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:
     """Prints the hits of one query, or where those of many are; nothing of one that ended before it was searched."""
-    if request.output is not None:
+    if request.query is None:
         if outcome.unchanged:
             print("Nothing to do; results unchanged")
-        counts = outcome.counts
+        counts = outcome.manifest["counts"]
         found = f"{amount(counts['hits'], 'hit')} of {amount(counts['queries'], 'query', 'queries')}"
         print_lines([redact(f"{found}: {request.output}/hits")])
     elif outcome.message is not None:
         # The message is all that there is to say; no hits would read as if nothing had been found
         return
     elif as_json:
-        print(json.dumps(list(outcome.hits), indent=2, ensure_ascii=False))
+        print(json.dumps(list(outcome.rows), indent=2, ensure_ascii=False))
     else:
-        for hit in outcome.hits:
+        for hit in outcome.rows:
             text = hit["text"] if len(hit["text"]) <= SHOWN_CHARACTERS else f"{hit['text'][:SHOWN_CHARACTERS]}..."
             print(f"{hit['rank']:>3}  {hit['similarity']:7.4f}  {hit['chunk_id']}\n     {text}")
-        if not outcome.hits:
+        if not outcome.rows:
             print("no chunk of the index has a word of the query" if request.retriever == "bm25" else "no hits")
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking import snapshots
 from untold.jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
@@ -92,7 +92,7 @@ class Reading:
         """Raises ShortReadError where Spark read fewer rows than the footers say."""
         try:
             rows = observation.get["rows"]
-        except Py4JJavaError:
+        except (Py4JJavaError, KeyError):
             # The other side of a join was empty, and Spark read nothing
             return
         # More than there are is a task that ran twice
@@ -243,7 +243,7 @@ def compact(spark: SparkSession, folder: str, *, file_bytes: int = FILE_BYTES) -
     """
 
     def merge(merges: Sequence[Merge]) -> list[Described]:
-        if len(merges) <= MERGES_HERE:
+        if len(merges) <= MERGES_HERE or is_connect(spark):
             return run_merges(merges)
         return spark.sparkContext.parallelize(merges, len(merges)).map(merge_files).collect()
 

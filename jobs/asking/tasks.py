@@ -18,7 +18,7 @@ from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
@@ -83,14 +83,14 @@ class _TaskRun:
         self._earlier = self._rows_written()
         total, show = self._unanswered.count, self._unanswered.show
         began = told = monotonic()
-        thread = InheritableThread(target=self._work, args=(total,))
+        thread = InheritableThread(target=self._work, args=(total,), session=self._spark)
         thread.start()
         cancelled = False
         while thread.is_alive():
             thread.join(LOOK_SECONDS)
             if not cancelled and (self._engines.interrupts.requested or self._unanswered.is_lost()):
                 cancelled = True
-                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+                self._spark.interruptTag(self._tag)
             if monotonic() - told >= COUNT_SECONDS:
                 show(self._progress(total, began))
                 told = monotonic()
@@ -102,11 +102,10 @@ class _TaskRun:
     def _work(self, total: int) -> None:
         """The Spark job, in a thread of its own, so that signals are heard meanwhile."""
         try:
-            context = self._spark.sparkContext
-            context.addJobTag(self._tag)
+            self._spark.addTag(self._tag)
             frame = self._spark.read.parquet(self._requests)
             # Files of requests are small and would all be one task's; each core should have one
-            tasks = max(-(-total // TASK_ROWS), min(context.defaultParallelism, total))
+            tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
             answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)
             counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
             self._done = sum(row["done"] for row in counts), sum(row["failed"] for row in counts)

@@ -55,9 +55,6 @@ class Reader(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 has
         """The value as `read` gives it; what is no text, a default for one, passes as it is."""
         if not isinstance(value, str):
             return value
-        # click takes the next word for a value whatever it is, and would tell of the word after it
-        if ctx is not None and value in flags_of(ctx.command):
-            self.fail("expected one argument", param, ctx)
         try:
             return self._read(value)
         except ValueError as error:
@@ -109,8 +106,8 @@ class Argument(click.Argument):
 class Command(click.Command):
     """A subcommand: `run` gets the values of its parameters and gives the exit code.
 
-    Everything required that is missing is told at once. `names` are told at the end of the help, as what its positional
-    argument may be. `needs` are modules of the extra `study`, without which it does not start.
+    The help ends with `names`, which its positional argument may be. `needs` are modules of the extra `study`, without
+    which it does not start.
     """
 
     def __init__(
@@ -126,31 +123,14 @@ class Command(click.Command):
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, callback=None, params=[*parameters, debug])
         self._run, self._names, self._needs = run, names, needs
-        # Told below in the words that all wrong use is told in
-        self.allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the words of the command line. Raises UsageError for what is missing, all of it at once, or unknown."""
-        # click takes words off the list that it is given
-        given = list(args)
+        """As click does; what lacks its value is wrong use of this command, where click would name none."""
         try:
-            rest = super().parse_args(ctx, args)
-        except click.MissingParameter as error:
-            # What lacks a value may have a mark of click's own for it
-            values = self.make_parser(ctx).parse_args(given)[0].items()
-            found = {name for name, one in values if isinstance(one, str | list | tuple) and one}
-            missing = [
-                str(one.metavar) if isinstance(one, click.Argument) else one.opts[0]
-                for one in self.params
-                if one.required and one.name not in found
-            ]
-            raise click.UsageError(f"the following arguments are required: {', '.join(missing)}", ctx) from error
+            return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = ctx  # click names no command where an option lacks its value
+            error.ctx = error.ctx or ctx
             raise
-        if rest:
-            ctx.fail(f"unrecognized arguments: {' '.join(rest)}")
-        return rest
 
     def invoke(self, ctx: click.Context) -> int:
         """Runs the command with its options by name; what it says of their use is shown under its name."""
@@ -189,19 +169,33 @@ def _warn_of_variables() -> None:
         print(redact(f"untold: warning: {line}"), file=sys.stderr)
 
 
-def flags_of(command: click.Command) -> list[str]:
-    """The flags that a command knows."""
-    return [name for one in command.params if isinstance(one, click.Option) for name in one.opts]
-
-
 def bars_of(options: Options) -> dict[str, float]:
     """The least mean by metric of all `--fail-under`. Raises UsageError for a metric that the command does not run."""
     given = {metric: bar for one in options.fail_under for metric, bar in one.items()}
     unknown = [metric for metric in given if metric not in options.metric]
     if unknown:
-        message = f"argument --fail-under: --metric has no {', '.join(unknown)}; it has {', '.join(options.metric)}"
-        raise click.UsageError(with_hint(message, unknown[0], options.metric))
+        message = f"--metric has no {', '.join(unknown)}; it has {', '.join(options.metric)}"
+        raise click.BadParameter(with_hint(message, unknown[0], options.metric), param_hint="'--fail-under'")
     return given
+
+
+def run_fields(options: Options, settings: Settings, read: ReadOptions) -> dict[str, Any]:
+    """The fields of `RunRequest` as a command line gives them; an option that the command lacks is one not given."""
+    from untold.jobs.run.output import absolute
+
+    given = vars(options)
+    return {
+        "input": given.get("input") or "",
+        "output": absolute(options.output) if options.output else "",
+        "settings": settings,
+        "limit": given.get("limit"),
+        "draw": draw_of(options, settings),
+        "read": read,
+        "overwrite": options.overwrite,
+        "retry_failed": given.get("retry_failed", False),
+        "wait": not given.get("no_wait", False),
+        "command": options.command_line,
+    }
 
 
 def settings_options(*, several: bool = False) -> list[click.Parameter]:
@@ -239,8 +233,8 @@ def draw_of(options: Options, settings: Settings) -> Draw | None:
     """
     from untold.jobs.inputs.drawing import Draw
 
-    seed = getattr(options, "seed", None)
-    return Draw(options.random, settings.statistics.seed if seed is None else seed) if options.random else None
+    rows, seed = (getattr(options, name, None) for name in ("random", "seed"))
+    return Draw(rows, settings.statistics.seed if seed is None else seed) if rows else None
 
 
 def input_options(*, output: bool) -> list[click.Parameter]:
@@ -272,7 +266,7 @@ def read_options(options: Options, known: Sequence[str]) -> ReadOptions:
     for name in columns:
         if name not in known:
             there = f"there are {', '.join(known)}" if known else "the names of this format are fixed"
-            raise click.UsageError(with_hint(f"argument --columns: no column {name}; {there}", name, known))
+            raise click.BadParameter(with_hint(f"no column {name}; {there}", name, known), param_hint="'--columns'")
     return ReadOptions(columns, options.encoding, options.delimiter)
 
 
@@ -342,6 +336,16 @@ def settings_without_endpoint(options: Options) -> Settings:
         overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
         resolved = load(Options(**{**vars(options), "overrides": overrides}), asks=False)
     return resolved.settings
+
+
+def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:
+    """Runs a job and tells how it ended; gives its exit code. `show` takes the outcome and the request."""
+    from untold.jobs.run.progress import Display
+
+    with Display() as display:
+        outcome = job(request, display)
+    tell_outcome(lambda: show(outcome, request), outcome.message)
+    return int(outcome.exit_code)
 
 
 def tell_outcome(show: Callable[[], None], message: str | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -24,13 +25,13 @@ from untold.jobs.cli.arguments import (
     Option,
     Options,
     bars_of,
-    check_samples,
     data_set,
-    draw_of,
     flag,
     input_options,
     load,
     read_options,
+    run_fields,
+    run_job,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
@@ -43,71 +44,55 @@ from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
+    from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.run.progress import Display
-    from untold.jobs.score import ScoreRequest
     from untold.jobs.settings.loading import Resolved
     from untold.jobs.settings.model import Settings
 
 DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
 
 
-def _begin_spark(settings: Settings, *paths: str | None) -> None:
-    """Starts Spark's JVM, as large as what lies at the paths asks for, while the rest of the command is imported."""
-    from untold.jobs.inputs.files import count_bytes
-    from untold.jobs.run.session import SMALL_BYTES, begin_session
+def _request_of(options: Options, resolved: Resolved) -> ScoreRequest:
+    """What `score` and `plan` are asked, checked by the beginnings of the files before Spark starts.
 
-    begin_session(settings, small=count_bytes(*filter(None, paths)) < SMALL_BYTES)
+    Raises SampleError and UsageError.
+    """
+    from untold.jobs.inputs.checking import adapter_of, known_columns
+
+    layout = data_set(options.format, options.conflictbank)
+    read = read_options(options, known_columns(adapter_of(layout)))
+    request = _scored(options, resolved, options.metric, read, format=layout)
+    request.check()
+    return request
 
 
-def _check_scored(options: Options, settings: Settings) -> ReadOptions:
-    """How the samples of `score` and `plan` are read. Raises what `check_samples` raises."""
-    from untold.jobs.inputs.checking import adapter_of
-    from untold.jobs.metrics import needs_of
+def _scored(
+    options: Options, resolved: Resolved, metrics: tuple[str, ...], read: ReadOptions, **more: Any
+) -> ScoreRequest:
+    """The request of a command that runs or plans metrics, with `more` of its fields."""
+    from untold.jobs.metrics.request import ScoreRequest
 
-    adapter = adapter_of(data_set(options.format, options.conflictbank))
-    return check_samples(options, needs_of(options.metric, settings), adapter)
+    fields = run_fields(options, resolved.settings, read)
+    return ScoreRequest(**fields, **more, metrics=metrics, embedded=resolved.embedded)
+
+
+def _begin_spark(request: ScoreRequest, display: Display) -> None:
+    """Starts Spark's JVM, as large as the input and the store ask for, while the rest of the command is imported."""
+    from untold.jobs.run.session import begin_session
+
+    display.status("starting Java")
+    begin_session(request.settings, small=request.small)
 
 
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     least = bars_of(options)
-    from untold.jobs.run.output import absolute, store_of
     from untold.jobs.run.progress import Display
 
-    resolved = load(options)
-    read = _check_scored(options, resolved.settings)
+    request = _request_of(options, load(options))
     with Display() as display:
-        display.status("starting Java")
-        # Before the next import, so that the JVM starts beside it
-        _begin_spark(resolved.settings, options.input, store_of(resolved.settings, absolute(options.output)))
-        request = _score_request(
-            options,
-            resolved,
-            input=options.input,
-            metrics=options.metric,
-            format=data_set(options.format, options.conflictbank),
-            limit=options.limit,
-            draw=draw_of(options, resolved.settings),
-            read=read,
-            retry_failed=options.retry_failed,
-            wait=not options.no_wait,
-        )
+        _begin_spark(request, display)
         return _run_score(request, display, least)
-
-
-def _score_request(options: Options, resolved: Resolved, **more: Any) -> ScoreRequest:
-    """What the main job is asked by any command that runs it, and `more` of its own, named as the fields are."""
-    from untold.jobs.run.output import absolute
-    from untold.jobs.score import ScoreRequest
-
-    return ScoreRequest(
-        output=absolute(options.output),
-        settings=resolved.settings,
-        embedded=resolved.embedded,
-        overwrite=options.overwrite,
-        command=options.command_line,
-        **more,
-    )
 
 
 def _run_score(request: ScoreRequest, display: Display, bars: Mapping[str, float] = MappingProxyType({})) -> int:
@@ -118,102 +103,64 @@ def _run_score(request: ScoreRequest, display: Display, bars: Mapping[str, float
     with display:
         outcome = score(request, display)
     # A run that ended early has not asked for all that a mean is of
-    below = below_bars(outcome.summary, bars) if outcome.exit_code in (0, FAILED_TOO_MANY) else []
-    tell_outcome(lambda: show_summary(outcome, request.output), "\n".join(filter(None, [*below, outcome.message])))
+    complete = outcome.exit_code in (0, FAILED_TOO_MANY)
+    below = below_bars(outcome.manifest["summary"], bars) if complete else []
+    tell_outcome(lambda: show_summary(outcome, request), "\n".join(filter(None, [*below, outcome.message])))
     return FAILED_TOO_MANY if below else outcome.exit_code
-
-
-def _demo(options: Options) -> int:
-    """The shipped samples through the main job, and what a person would say of them beside it."""
-    resolved = load(options, demo=True)
-    options.output = options.output or DEMO_OUTPUTS[options.metric]
-    # A real folder, also where the package is read from a zip
-    with as_file(files("untold.conf").joinpath("demo")) as folder:
-        return _DEMOS[options.metric](options, resolved, folder)
-
-
-def _demo_of_coverage(options: Options, resolved: Resolved, folder: Path) -> int:
-    """Six judgements of e2e, each shown as it comes."""
-    from untold.jobs.demo import demo_settings, show_expected, showing_results
-    from untold.jobs.run.progress import Display
-
-    samples, settings = folder / "samples.jsonl", demo_settings(resolved.settings, folder)
-    request = _score_request(options, replace(resolved, settings=settings), input=str(samples), metrics=("e2e",))
-    display = Display()
-    with showing_results(samples, request.store, settings, resolved.embedded, display.note):
-        code = _run_score(request, display)
-    # After the summary: what a person would say of the same samples
-    show_expected(request.output, folder / "expected.jsonl")
-    return code
-
-
-def _demo_of_claims(options: Options, resolved: Resolved, folder: Path) -> int:
-    """The shipped documents as an index, and the claims of the samples held against it by icat."""
-    from untold.jobs.demo_claims import METRIC, claims_settings, show_expected_claims
-    from untold.jobs.index import IndexRequest, index
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
-
-    place = f"{absolute(options.output)}-index"
-    with Display() as display:
-        made = index(
-            IndexRequest(
-                input=str(folder / "corpus.jsonl"),
-                output=place,
-                settings=resolved.settings,
-                overwrite=options.overwrite,
-                command=options.command_line,
-            ),
-            display,
-        )
-    if made.exit_code:
-        tell_outcome(lambda: None, made.message)
-        return made.exit_code
-    settings = claims_settings(resolved.settings, folder, place)
-    samples = str(folder / "samples.jsonl")
-    request = _score_request(options, replace(resolved, settings=settings), input=samples, metrics=(METRIC,))
-    code = _run_score(request, Display())
-    show_expected_claims(request.output, folder / "expected_claims.jsonl")
-    return code
-
-
-_DEMOS = {"e2e": _demo_of_coverage, "icat": _demo_of_claims}
 
 
 def _plan(options: Options) -> int:
     """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
-    from untold.jobs.run.output import absolute, store_of
     from untold.jobs.run.progress import Display
     from untold.jobs.run.terminal import page_of, print_lines
 
-    resolved = load(options, asks=False)
-    read = _check_scored(options, resolved.settings)
-    # A plan without --output and store looks nothing up
-    store = store_of(resolved.settings, absolute(options.output or ""))
+    request = _request_of(options, load(options, asks=False))
     with Display() as display:
-        display.status("starting Java")
-        _begin_spark(resolved.settings, options.input, store if options.output or resolved.settings.store else None)
+        _begin_spark(request, display)
         from untold.jobs.cli.plan_table import plan_lines
-        from untold.jobs.plan import PlanRequest, plan
+        from untold.jobs.plan import plan
 
-        request = PlanRequest(
-            input=options.input,
-            output=absolute(options.output) if options.output else None,
-            metrics=options.metric,
-            settings=resolved.settings,
-            embedded=resolved.embedded,
-            format=data_set(options.format, options.conflictbank),
-            limit=options.limit,
-            draw=draw_of(options, resolved.settings),
-            read=read,
-            retry_failed=options.retry_failed,
-        )
         rows = plan(request, display)
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
         print_lines(plan_lines(rows, page_of(sys.stdout)))
     return 0
+
+
+def _demo(options: Options) -> int:
+    """The shipped samples through the main job, and what a person would say of them beside it."""
+    resolved = load(options, demo=True)
+    options.output = options.output or DEMO_OUTPUTS[options.metric]
+    from untold.jobs.demo import demo_settings, show_expected, showing_results
+    from untold.jobs.inputs.files import AS_THEY_ARE
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
+
+    # A real folder, also where the package is read from a zip
+    with as_file(files("untold.conf").joinpath("demo")) as folder:
+        options.input = str(folder / "samples.jsonl")
+        index = f"{absolute(options.output)}-index" if options.metric == "icat" else None
+        if index is not None and (code := _index_documents(options, resolved.settings, folder, index)):
+            return code
+        settings = demo_settings(resolved.settings, folder, index)
+        request = _scored(options, replace(resolved, settings=settings), (options.metric,), AS_THEY_ARE)
+        display = Display()
+        with showing_results(request, display.note) if index is None else nullcontext():
+            code = _run_score(request, display)
+        # After the summary: what a person would say of the same samples
+        show_expected(request.output, folder, options.metric)
+    return code
+
+
+def _index_documents(options: Options, settings: Settings, folder: Path, place: str) -> int:
+    """Makes the index of the demo's documents and gives the exit code; it says why where that is not 0."""
+    from untold.jobs.index import index
+    from untold.jobs.inputs.files import AS_THEY_ARE
+    from untold.jobs.inputs.request import RunRequest
+
+    given = Options(**{**vars(options), "input": str(folder / "corpus.jsonl"), "output": place})
+    return run_job(index, RunRequest(**run_fields(given, settings, AS_THEY_ARE)), lambda *_: None)
 
 
 def _show(options: Options) -> int:

@@ -8,11 +8,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from untold.jobs.cli.arguments import DEBUG, flags_of
+from untold.jobs.cli.arguments import DEBUG
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.values import with_hint
 from untold.udfs.errors import UserError
@@ -29,21 +28,12 @@ class _Group(click.Group):
         """In the order in which somebody needs them, where click would sort them."""
         return list(self.commands)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the words of the command line. Raises UsageError where there are none."""
-        if not args:
-            ctx.fail("the following arguments are required: COMMAND")
-        return super().parse_args(ctx, args)
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command of the first word. Raises UsageError for an unknown one, with the nearest known."""
         if args[0] not in self.commands and not args[0].startswith("-"):
-            there = ", ".join(self.commands)
-            ctx.fail(
-                with_hint(f"argument COMMAND: invalid choice: {args[0]!r} (choose from {there})", args[0], COMMANDS)
-            )
+            ctx.fail(with_hint(f"No such command {args[0]!r}", args[0], self.commands))
         return super().resolve_command(ctx, args)
 
 
@@ -82,16 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe_usage(error: click.UsageError) -> str:
-    """What is wrong with a command line, with the nearest known word; in one form whatever click calls it."""
-    command: Any = error.ctx.command if error.ctx else UNTOLD
+    """click's words; of a word that nobody knows with the nearest one, where click names all that are near."""
     match error:
-        case click.NoSuchOption(option_name=name):
-            return with_hint(f"unrecognized arguments: {name}", name, flags_of(command))
-        case click.BadParameter(param=click.Parameter(opts=[option, *_])):
-            return f"argument {option}: {error.message}"
-        case click.BadOptionUsage(option_name=name):
-            return f"argument {name}: expected one argument"
-    return error.message
+        case click.NoSuchOption(option_name=word):
+            return with_hint(error.message.rstrip("."), word, error.possibilities or ())
+    return error.format_message()
 
 
 def _guarded(context: click.Context) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from untold.jobs.cli.arguments import (
@@ -11,9 +13,10 @@ from untold.jobs.cli.arguments import (
     Options,
     flag,
     read_options,
+    run_fields,
+    run_job,
     settings_options,
     settings_without_endpoint,
-    tell_outcome,
 )
 from untold.jobs.cli.values import count, one_of
 
@@ -22,43 +25,26 @@ RETRIEVERS = ("dense", "bm25", "hybrid")
 
 def _index(options: Options) -> int:
     """A corpus to an index, made or grown."""
-    from untold.jobs.run.output import absolute
-
     settings = settings_without_endpoint(options)
     from untold.jobs.inputs.checking import check_input
     from untold.jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
 
     read = read_options(options, tuple(DOCUMENT))
     check_input(options.input, read, DOCUMENT_NEEDS, names=DOCUMENT)
-    from untold.jobs.index import IndexRequest, index, show_index
-    from untold.jobs.run.progress import Display
+    from untold.jobs.index import index, show_index
+    from untold.jobs.inputs.request import RunRequest
 
-    output = absolute(options.output)
-    request = IndexRequest(
-        input=options.input,
-        output=output,
-        settings=settings,
-        limit=options.limit,
-        read=read,
-        overwrite=options.overwrite,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
-    )
-    with Display() as display:
-        outcome = index(request, display)
-    tell_outcome(lambda: show_index(outcome, output), outcome.message)
-    return outcome.exit_code
+    return run_job(index, RunRequest(**run_fields(options, settings, read)), show_index)
 
 
 def _search(options: Options) -> int:
     """One query to hits on standard output, or a file of them to a table."""
-    if (options.query is None) == (options.queries is None):
+    if (options.query is None) == (options.input is None):
         raise click.UsageError("give --query TEXT, or --queries FILE with --output DIR")
-    if (options.queries is None) != (options.output is None):
+    if (options.input is None) != (options.output is None):
         raise click.UsageError("--queries and --output go together")
     if options.query is not None and not options.query.strip():
-        raise click.UsageError("argument --query: the text is empty")
+        raise click.BadParameter("the text is empty", param_hint="'--query'")
     from untold.jobs.run.output import absolute
 
     settings = settings_without_endpoint(options)
@@ -66,30 +52,19 @@ def _search(options: Options) -> int:
     from untold.jobs.inputs.texts import QUERY, QUERY_NEEDS
 
     read = read_options(options, tuple(QUERY))
-    if options.queries is not None:
-        check_input(options.queries, read, QUERY_NEEDS, names=QUERY)
-    from untold.jobs.run.progress import Display
+    if options.input is not None:
+        check_input(options.input, read, QUERY_NEEDS, names=QUERY)
     from untold.jobs.search import SearchRequest, search, show_hits
 
     request = SearchRequest(
+        **run_fields(options, settings, read),
         index=absolute(options.index),
-        settings=settings,
         query=options.query,
-        queries=options.queries,
-        read=read,
-        output=None if options.output is None else absolute(options.output),
         top=options.top,
         retriever=options.retriever,
         exact=options.exact,
-        overwrite=options.overwrite,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
     )
-    with Display() as display:
-        outcome = search(request, display)
-    tell_outcome(lambda: show_hits(outcome, request, as_json=options.json), outcome.message)
-    return outcome.exit_code
+    return run_job(search, request, partial(show_hits, as_json=options.json))
 
 
 COMMANDS: dict[str, click.Command] = {
@@ -113,7 +88,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Option("--index", "DIR", "an index", required=True),
             Option("--query", "TEXT", "what to look for"),
-            Option("--queries", "FILE", "many queries: query, query_id; with --output"),
+            Option("--queries", "FILE", "many queries: query, query_id; with --output", to="input"),
             *READ_OPTIONS,
             Option("--output", "DIR", "where the table of hits goes"),
             Option("--top", "N", "hits of a query (10)", read=count, default=10),

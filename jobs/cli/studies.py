@@ -22,13 +22,13 @@ from untold.jobs.cli.arguments import (
     Options,
     check_samples,
     data_set,
-    draw_of,
     flag,
     load,
     load_or_none,
+    run_fields,
+    run_job,
     settings_options,
     settings_without_endpoint,
-    tell_outcome,
 )
 from untold.jobs.cli.values import (
     CONTEXTS_APART,
@@ -63,27 +63,14 @@ def _generate(options: Options) -> int:
     systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     read = _check_questions(options)
     from untold.jobs.generate import GenerateRequest, generate, show_systems
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
 
     request = GenerateRequest(
-        input=options.input,
-        output=absolute(options.output),
+        **run_fields(options, next(iter(systems.values())).settings, read),
         systems=systems,
         contexts=options.contexts,
         format=None if options.format == CONTEXTS_APART else options.format,
-        limit=options.limit,
-        draw=draw_of(options, next(iter(systems.values())).settings),
-        read=read,
-        overwrite=options.overwrite,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
     )
-    with Display() as display:
-        outcome = generate(request, display)
-    tell_outcome(lambda: show_systems(outcome, request.output), outcome.message)
-    return outcome.exit_code
+    return run_job(generate, request, show_systems)
 
 
 def _check_questions(options: Options) -> ReadOptions:
@@ -240,9 +227,9 @@ def _check_meta_evaluate(options: Options) -> None:
     # Claims are judged by a stage, and by no metric
     asks_metrics = not options.scores and options.dataset != "claims"
     needed = ("dataset", "input", "metric") if asks_metrics else ("dataset", "input")
-    missing = [f"--{name}" for name in needed if not getattr(options, name)]
+    missing = [f"'--{name}'" for name in needed if not getattr(options, name)]
     if missing:
-        raise click.UsageError(f"the following arguments are required: {', '.join(missing)}")
+        raise click.UsageError(f"Missing option {', '.join(missing)}.")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
     if options.prompts and not asks_metrics:
@@ -311,7 +298,7 @@ def _metrics_or_error(options: Options) -> None:
     try:
         metric_names(",".join(options.metric))
     except ValueError as error:
-        raise click.UsageError(f"argument --metric: {error}") from None
+        raise click.BadParameter(str(error), param_hint="'--metric'") from None
 
 
 def _by_endpoint(options: Options) -> list[Options]:
@@ -326,7 +313,6 @@ def _run_meta_evaluate(options: Options) -> int:
     """
     from untold.jobs.meta_evaluate import MetaEvaluationRequest, endpoint_of, meta_evaluate
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
 
     each = _by_endpoint(options)
     resolved = [] if options.scores else [load(one) for one in each]
@@ -340,31 +326,19 @@ def _run_meta_evaluate(options: Options) -> int:
     scores, judges = _judges_of(options)
     read = _check_labelled(options)
     request = MetaEvaluationRequest(
+        **run_fields(options, settings, read),
         dataset=str(data_set(options.dataset, options.conflictbank)),
-        input=options.input,
-        output=absolute(options.output),
-        settings=settings,
         metrics=options.metric or (tuple(judges) or None),
         endpoints=endpoints,
         scores={model: absolute(folder) for model, folder in scores.items()} or None,
         judges=judges or None,
-        limit=options.limit,
-        draw=draw_of(options, settings),
-        read=read,
         sheet=_sheet_of(each[0], endpoints),
         cluster=options.cluster,
         format=options.format,
         covered=options.covered,
         subset=options.subset,
-        overwrite=options.overwrite,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
     )
-    with Display() as display:
-        outcome = meta_evaluate(request, display)
-    tell_outcome(lambda: _print_report(outcome.report), outcome.message)
-    return outcome.exit_code
+    return run_job(meta_evaluate, request, lambda outcome, _: _print_report(outcome.report))
 
 
 def _check_labelled(options: Options) -> ReadOptions:

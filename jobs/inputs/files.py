@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from untold.jobs.inputs.column_types import spark_type
+from untold.jobs.run.session import task_slots
 from untold.udfs.errors import UserError
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
@@ -279,10 +280,11 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     units = [
         astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)
     ]
-    tasks = max(spark.sparkContext.defaultParallelism, sum(file.size for file in files) // split + 1)
+    slots = task_slots(spark)
+    tasks = max(slots, sum(file.size for file in files) // split + 1)
     # Local rows are cut into as many tasks as there are cores by themselves; only more cost a shuffle
     spread = spark.createDataFrame(units, UNIT_TYPE)
-    return spread.repartition(min(len(units), tasks)) if tasks > spark.sparkContext.defaultParallelism else spread
+    return spread.repartition(min(len(units), tasks)) if tasks > slots else spread
 
 
 def _bytes(size: str) -> int:

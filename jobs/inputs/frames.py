@@ -21,6 +21,11 @@ def write_frame(samples: Any, folder: str) -> str:
     path = f"{folder}/samples"
     if isinstance(samples, DataFrame):
         samples.write.mode("overwrite").parquet(path)
+        if not os.path.isdir(path):
+            raise SampleError(
+                f"Spark wrote the samples to {path} of another machine; write them to a path that all machines share, "
+                "and give that path"
+            )
         return path
     if not hasattr(samples, "__arrow_c_stream__"):
         raise SampleError(

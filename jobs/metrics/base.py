@@ -26,8 +26,8 @@ Bounds = Mapping[str, tuple[float | None, float | None]]
 class Tools(Protocol):
     """What a metric may call; everything that materialises happens behind these.
 
-    A run gives tools that ask (`jobs.score`), a plan gives tools that count (`jobs.plan`); the same code of a metric
-    meets both, so that a plan cannot drift from what a run does.
+    A run gives tools that ask (`jobs.metrics.scoring`), a plan gives tools that count (`jobs.plan`); the same code of a
+    metric meets both, so that a plan cannot drift from what a run does.
     """
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from untold.graph.condensation import condense_batches
 from untold.graph.distributed import Components, Condensation, CondensationError
 from untold.graph.distributed import Condensed as Condensed
-from untold.jobs.run.session import graphframes_jar, nullable
+from untold.jobs.run.session import graphframes_jar, is_connect, nullable
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
@@ -106,6 +106,12 @@ def _require_jar(spark: SparkSession, settings: Settings) -> None:
 
     The driver's thread is asked, and not the JVM's system loader, which knows nothing of `spark.jars.packages`.
     """
+    if is_connect(spark):
+        raise GraphFramesError(
+            f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
+            f"{settings.graph.max_edges_in_task}) and does not work over Spark Connect; set graph.method local, "
+            "or give untold.Session a session that is not remote"
+        )
     try:
         loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
         loader.loadClass(ENTRY_CLASS)

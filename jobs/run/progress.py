@@ -34,6 +34,10 @@ class Course:
     ended: int = 0
     seconds: float = 0.0
 
+    def enter(self, metric: str) -> None:
+        """Says whose the stages are from here on."""
+        self.metric = metric
+
     def begin(self, stage: str) -> None:
         """Counts a stage of the metric; one that is asked in several turns is counted once."""
         self.begun.add((self.metric, stage))

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -41,6 +42,8 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
+# More than any cluster has, and quickly counted
+MOST_SLOTS = 2**20
 # The JVM that only puts the command line of the other together
 LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 _BEGINNING = Lock()
@@ -120,6 +123,18 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     # Spark's warnings would bury the lines that a user should read
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is of Spark Connect: its JVM is another machine's, or at least another process's."""
+    return not hasattr(spark, "sparkContext")
+
+
+def task_slots(spark: SparkSession) -> int:
+    """How many tasks run at once. Over Spark Connect one small execution counts them, for the session does not say."""
+    if is_connect(spark):
+        return spark.range(MOST_SLOTS).select(F.spark_partition_id()).distinct().count()
+    return int(spark.sparkContext.defaultParallelism)
 
 
 def active_session() -> SparkSession:

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.run.output import Output
+from untold.jobs.run.session import task_slots
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
@@ -178,4 +179,4 @@ def _token_model(settings: Settings) -> tuple[ModelFiles | None, str | None]:
 
 def _spread(samples: DataFrame) -> DataFrame:
     """Over all cores: a baseline takes tens of milliseconds a sample, and one small file has thousands of them."""
-    return samples.repartition(samples.sparkSession.sparkContext.defaultParallelism, "sample_id")
+    return samples.repartition(task_slots(samples.sparkSession), "sample_id")

@@ -10,8 +10,7 @@ from itertools import combinations
 from pathlib import PurePath
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
-from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.inputs.request import RunRequest
 from untold.jobs.settings.model import Prompts, Settings
 from untold.jobs.study.claims_study import DATASET as CLAIMS
 from untold.jobs.study.coverage_rows import DATASET as COVERAGE
@@ -54,32 +53,23 @@ class Sheet:
     endpoint: StudyEndpoint | None
 
 
-@dataclass(frozen=True)
-class MetaEvaluationRequest:
-    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models."""
+@dataclass(frozen=True, kw_only=True)
+class MetaEvaluationRequest(RunRequest):
+    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models.
+
+    `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
+    """
 
     dataset: str
-    input: str
-    output: str
-    settings: Settings
     metrics: tuple[str, ...] | None = None  # None: all that the scores have
     endpoints: tuple[StudyEndpoint, ...] = ()
     scores: Mapping[str, str] | None = None  # by model, a folder
     judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
-    # `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints
-    limit: int | None = None
-    draw: Draw | None = None
-    read: ReadOptions = AS_THEY_ARE
     sheet: Sheet | None = None
     cluster: bool = False  # intervals and tests take all answers to a question together (methods, section 7)
     # Of a study of coverage alone
-    format: str | None = None  # how its samples lie
     covered: tuple[str, ...] | None = None  # labels that mean covered
     subset: Subset | None = None
-    overwrite: bool = False
-    retry_failed: bool = False
-    wait: bool = True
-    command: str = ""
 
     @property
     def runs(self) -> dict[str, str]:

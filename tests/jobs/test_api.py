@@ -166,6 +166,9 @@ def test_a_wrong_setting_is_one_clear_error(settings: dict[str, Any], told: str)
 def test_wrong_arguments_are_clear_errors(session: untold.Session, of_file: untold.Run) -> None:
     with pytest.raises(untold.UntoldError, match="did you mean e2e"):
         session.score(pa.Table.from_pylist(ROWS), "e2")
+    for call in (session.score, session.plan):
+        with pytest.raises(TypeError, match=r"argument .colums. .did you mean `columns`"):
+            call(pa.Table.from_pylist(ROWS), "e2e", colums={"query": "question"})
     with pytest.raises(untold.UntoldError, match="samples is a list"):
         session.score(ROWS, "e2e")
     with pytest.raises(untold.UntoldError, match="no sample 'nobody'"):

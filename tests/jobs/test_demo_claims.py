@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.demo_claims import claims_settings, show_expected_claims
+from untold.jobs.demo import demo_settings, show_expected
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.templates import compile_prompt
 
@@ -28,7 +28,7 @@ def lines_of(name: str) -> list[dict[str, Any]]:
 
 
 def test_it_looks_few_chunks_up_in_its_index_with_shorter_prompts() -> None:
-    settings = claims_settings(Settings(), DEMO, "/index")
+    settings = demo_settings(Settings(), DEMO, "/index")
     assert (settings.knowledge.source, settings.knowledge.index, settings.knowledge.top_k) == ("index", "/index", 3)
     for stage, row in VARIABLES.items():
         own, shipped = (
@@ -57,7 +57,7 @@ def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys:
         "claims",
         [{**mine, "position": at, "verdict": verdict, "text": text} for at, verdict, text in verdicts],
     )
-    show_expected_claims(str(tmp_path), DEMO / "expected_claims.jsonl")
+    show_expected(str(tmp_path), DEMO, "icat")
     lines = capsys.readouterr().out.splitlines()
     assert lines[5].split() == ["longest-river-a", "0.25", "0.25", "0.50", "1", "/", "1", "1", "/", "1", "1", "/", "2"]
     # A sample that the run left nothing of
@@ -66,5 +66,5 @@ def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys:
 
 
 def test_without_tables_it_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_expected_claims(str(tmp_path), DEMO / "expected_claims.jsonl")
+    show_expected(str(tmp_path), DEMO, "icat")
     assert capsys.readouterr().out == ""

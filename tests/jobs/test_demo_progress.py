@@ -14,6 +14,7 @@ from tests.fakes.answers import coverage_text
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.store import stage_folder
 from untold.jobs.demo import STAGE, Spent, demo_settings, describe_work, showing_results
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file
@@ -62,7 +63,9 @@ def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(
         if line.startswith(str(second["sample_id"])):
             shown.set()
 
-    with showing_results(SAMPLES, str(tmp_path), demo_settings(Settings(), DEMO), False, say):
+    settings = demo_settings(Settings(store=str(tmp_path)), DEMO)
+    request = ScoreRequest(input=str(SAMPLES), output="", settings=settings, metrics=("e2e",), embedded=False)
+    with showing_results(request, say):
         answer(tmp_path, 2, second, cached=75, estimated=estimated)
         assert shown.wait(WAIT_SECONDS)
 

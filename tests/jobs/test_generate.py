@@ -261,7 +261,12 @@ def test_systems_that_would_share_every_answer_are_refused_before_any_call(tmp_p
     with ModelServer() as server:
         run = (f"llm.base_url={server.base_url}", "llm.model=m", f"prompts_dir={PROMPTS}")
         systems = load(tmp_path, "a: {}\nb: {base_url: 'http://elsewhere/v1'}\nc: {temperature: 1}", *run)
-        request = GenerateRequest(str(tmp_path / "none.jsonl"), str(tmp_path / "out"), systems)
+        request = GenerateRequest(
+            input=str(tmp_path / "none.jsonl"),
+            output=str(tmp_path / "out"),
+            settings=systems["a"].settings,
+            systems=systems,
+        )
         with pytest.raises(SystemsError, match="systems a and b have one model, decoding and template"):
             generate(request, Display())
         assert server.count() == 0

@@ -137,8 +137,8 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--input", "a"], "the following arguments are required: --dataset, --metric"),
-        (["--dataset", "wikicontradict", "--scores", "m=d"], "the following arguments are required: --input"),
+        (["--input", "a"], "Missing option '--dataset', '--metric'."),
+        (["--dataset", "wikicontradict", "--scores", "m=d"], "Missing option '--input'."),
         (["--dataset", "wikicontradicts", "--input", "a", "--metric", "e2e"], "invalid choice: 'wikicontradicts'"),
         (["--dataset", "conflictbank", "--input", "a", "--metric", "e3e"], "no metric e3e; there are e2e"),
         (["--dataset", "conflictbank", "--input", "a", "--scores", "d"], "'d' is not of the form MODEL=DIR"),

@@ -20,7 +20,8 @@ from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.store import stage_folder
 from untold.jobs.cli.plan_table import plan_lines
 from untold.jobs.metrics import METRICS, stages_of
-from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, PlanRequest, completion_limit, hours_of, plan
+from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, hours_of, plan
 from untold.jobs.results import open_run
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page
@@ -77,7 +78,7 @@ def planned(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pl
     before = files_in(folder)
     with ModelServer(answer="e2e") as server:
         settings = settings_for(server.base_url)
-        rows = plan(PlanRequest(path, str(folder / "out"), ("e2e",), settings, embedded=False))
+        rows = plan(asked(path, str(folder / "out"), settings))
         return Planned(rows, server.count(), files_in(folder) - before)
 
 
@@ -112,7 +113,7 @@ def test_embedded_model_is_neither_put_together_nor_started(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = write_samples(tmp_path / "in.jsonl", SAMPLES_OF_PLAN[:1])
-    rows = plan(PlanRequest(path, None, ("e2e",), Settings(prompts_dir=PROMPTS), embedded=True))
+    rows = plan(asked(path, "", Settings(prompts_dir=PROMPTS), embedded=True))
     assert [row["requests"] for row in rows] == [3, 1]
     assert files_in(tmp_path) == {tmp_path / "in.jsonl"}
 
@@ -120,7 +121,11 @@ def test_embedded_model_is_neither_put_together_nor_started(
 def test_missing_file_of_a_local_model_is_named(tmp_path: Path) -> None:
     settings = Settings(llm=LlmSettings(local_model=str(tmp_path / "none.gguf")), prompts_dir=PROMPTS)
     with pytest.raises(local_model.LocalModelError, match=r"none\.gguf"):
-        plan(PlanRequest("in.jsonl", None, ("e2e",), settings, embedded=True))
+        plan(asked("in.jsonl", "", settings, embedded=True))
+
+
+def asked(path: str, output: str, settings: Settings, *metrics: str, embedded: bool = False) -> ScoreRequest:
+    return ScoreRequest(input=path, output=output, metrics=metrics or ("e2e",), settings=settings, embedded=embedded)
 
 
 def frame_of(spark: SparkSession, samples: Sequence[dict[str, Any]]) -> DataFrame:
@@ -221,7 +226,7 @@ class RunOfWorlds:
     calls_before: int
     calls: dict[str, int]
     usage: dict[str, dict[str, Any]]
-    request: PlanRequest
+    request: ScoreRequest
     samples: list[dict[str, Any]]
 
     def rows(self, metric: str) -> list[dict[str, Any]]:
@@ -240,8 +245,8 @@ def run_worlds(
     samples = [sample for world in worlds(4, first=first) for sample in world.samples(2)]
     path, output = write_samples(folder / "in.jsonl", [*samples, {**INVALID, "sample_id": "invalid"}]), folder / "out"
     settings = settings_for(server.base_url, **PRICES)
-    request = PlanRequest(path, str(output), tuple(metrics), settings, embedded=False)
-    planned = replace(request, output=None, settings=settings.model_copy(update={"store": store})) if store else request
+    request = asked(path, str(output), settings, *metrics)
+    planned = replace(request, output="", settings=settings.model_copy(update={"store": store})) if store else request
     server.reset()
     before, calls_before = plan(planned), server.count()
     given = {"llm.model": "m", "fail_on_error": "none", **{f"llm.{name}": price for name, price in PRICES.items()}}

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
 from untold.jobs.run.outcome import Ending, below_bars
 from untold.jobs.run.progress import Display
-from untold.jobs.score import ScoreRequest, score
+from untold.jobs.score import score
 from untold.jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
 from untold.udfs.llm.keys import Stage
 
@@ -42,7 +43,7 @@ def test_exit_codes(ended: str, failed: int, fail_on_error: str | dict[str, floa
 
 
 def test_a_partial_sample_counts_as_an_error() -> None:
-    assert Ending().exit_code({"ok": 1, "partial": 1}, True) == 4
+    assert Ending().exit_code({"ok": 1, "partial": 1}, "any") == 4
 
 
 def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:
@@ -132,7 +133,9 @@ def test_no_table_is_written_over_the_samples_that_it_is_made_of(tmp_path: Path)
     given = tmp_path / "samples" / "part-0.parquet"
     given.parent.mkdir()
     given.write_bytes(b"answers")
-    request = ScoreRequest(str(given), str(tmp_path), ("e2e",), Settings(), embedded=False, overwrite=True)
+    request = ScoreRequest(
+        input=str(given), output=str(tmp_path), metrics=("e2e",), settings=Settings(), embedded=False, overwrite=True
+    )
     with pytest.raises(OutputError, match="give another --output"):
         score(request, Display())
     assert given.read_bytes() == b"answers"

@@ -191,10 +191,10 @@ def test_every_command_checks_its_input_first(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("command", "columns", "message"),
     [
-        ("score", "qurey=a", "argument --columns: no column qurey; there are sample_id, query, "),
+        ("score", "qurey=a", "Invalid value for '--columns': no column qurey; there are sample_id, query, "),
         ("score", "qurey=a", "did you mean query?"),
-        ("score", "query", "argument --columns: 'query' is not of the form OURS=THEIRS"),
-        ("plan", "query=a,query=b", "argument --columns: query is named twice"),
+        ("score", "query", "Invalid value for '--columns': 'query' is not of the form OURS=THEIRS"),
+        ("plan", "query=a,query=b", "Invalid value for '--columns': query is named twice"),
         ("index", "txt=a", "no column txt; there are document_id, text, title, url; did you mean text?"),
         ("search", "qury=a", "did you mean query?"),
         ("condense", "relatoin=a", "did you mean relation?"),
@@ -220,7 +220,7 @@ def test_a_wrong_encoding_or_delimiter_is_wrong_use(
         main(words("score", tmp_path, option, value))
 
     assert ended.value.code == 2
-    assert f"argument {option}: " in capsys.readouterr().err
+    assert f"Invalid value for '{option}': " in capsys.readouterr().err
 
 
 def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:

@@ -359,4 +359,4 @@ def test_a_sheet_to_write_is_none_to_read(capsys: pytest.CaptureFixture[str]) ->
     """It goes on to what a sheet is drawn from; a seed may be negative."""
     with pytest.raises(SystemExit):
         main(["meta-evaluate", "--annotation-sheet", "50", "--seed", "-3", "--output", "out"])
-    assert "arguments are required: --dataset, --input, --metric" in capsys.readouterr().err
+    assert "Missing option '--dataset', '--input', '--metric'." in capsys.readouterr().err

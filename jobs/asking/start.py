@@ -1,0 +1,163 @@
+"""One start of a run: engines, what is unchanged, and how it ends. Each job says only what it does in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.engines import Engines, Held, open_engines
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.store import is_transient
+from untold.jobs.inputs.request import RunRequest
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output
+from untold.jobs.run.progress import Display
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.terminal import amount
+from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.summary.aggregate import most_frequent_errors
+from untold.jobs.summary.failed_requests import dead_stages, explain_dead_stages
+from untold.jobs.tables import FAILURES, ORDER, USAGE
+from untold.udfs.llm.keys import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a start ended: exit code, manifest, and the lines that say what failed and why it ended early."""
+
+    exit_code: int
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    message: str | None = None
+    unchanged: bool = False
+    # What a command prints and does not write: the hits of a single query
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run, from an output that is locked to a manifest that says how it ended.
+
+    In order: read, `output.claim`, `unchanged`, `output.begin`, ask by a `runner`, write tables, `end`.
+    """
+
+    request: RunRequest
+    output: Output
+    engines: Engines
+    # Where steps are kept until the run ends
+    workspace: Workspace
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session of the run."""
+        return self.engines.spark
+
+    @property
+    def display(self) -> Display:
+        """Where progress and notes are shown."""
+        return self.engines.display
+
+    def runner(self, stages: Mapping[str, Stage], endpoint: RunEndpoint, **other: Any) -> StageRunner:
+        """What asks these stages, by the request's settings and workspace; `other` fields replace these."""
+        own: dict[str, Any] = {
+            "settings": self.request.settings,
+            "workspace": self.workspace,
+            "store": self.request.store,
+            "answered_before": self.output.has_answered,
+            "earlier": self.output.spooled_runs,
+        }
+        return StageRunner(engines=self.engines, stages=stages, endpoint=endpoint, **{**own, **other})
+
+    def unchanged(self) -> Outcome | None:
+        """The outcome of an output that an earlier start left nothing to ask in; None where there is something."""
+        if not self.output.is_complete(retry_failed=self.request.retry_failed):
+            return None
+        earlier = self.output.earlier or {}
+        code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error)
+        message = self._explain(Ending(), earlier["starts"][-1]["usage"])
+        return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
+
+    def write_failures(self, rows: DataFrame) -> dict[str, int]:
+        """Writes the table `failures` and gives its counts for the manifest (`failure_counts`)."""
+        counted = Counted(failure_counts())
+        self.output.write("failures", rows, order=ORDER["failures"], schema=FAILURES, few=True, counted=counted)
+        return {name: counted[name] for name in counted.columns}
+
+    def end(
+        self,
+        runners: Sequence[StageRunner],
+        counts: Mapping[str, Any],
+        usage: Sequence[Mapping[str, Any]] | None = None,
+        schema: pa.Schema = USAGE,
+        **fields: Any,
+    ) -> Outcome:
+        """Writes the table `usage`, then the manifest as it ended: who reads `finished` finds every table whole.
+
+        counts: beside those of `begin`, with `statuses`. usage: rows of `schema`, those of the runner by default.
+        fields: others of the manifest.
+        """
+        output, settings = self.output, self.request.settings
+        rows = [row for runner in runners for row in runner.usage] if usage is None else usage
+        output.write_rows("usage", rows, schema)
+        if damaged := sum(runner.damaged_files for runner in runners):
+            moved = amount(damaged, "damaged file of the store was", "damaged files of the store were")
+            self.display.note(f"{moved} moved aside: {self.request.store}")
+        ending = next((runner.ending for runner in runners if runner.ended), Ending())
+        # Of all starts; null where an endpoint did not name its model
+        models = sorted({*output.manifest["models"], *(name for one in runners for name in one.models if name)})
+        code = ending.exit_code(counts["statuses"], settings.fail_on_error)
+        every = output.manifest["counts"] | counts
+        output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
+        return Outcome(exit_code=code, manifest=output.manifest, message=self._explain(ending, rows))
+
+    def _explain(self, ending: Ending, usage: Iterable[Mapping[str, Any]]) -> str | None:
+        """The lines that say which stages got no answer at all, and why the run ended early; None without any."""
+        # What became of a system is shown beside the others
+        dead = [row for row in dead_stages(usage) if "system" not in row]
+        errors: list[dict[str, Any]] = []
+        if dead:
+            failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(f"{self.output.place}/failures")
+            errors = most_frequent_errors(failures, [row["stage"] for row in dead])
+        lines = [*explain_dead_stages(dead, errors), ending.explain(self.request.command)]
+        return "\n".join(line for line in lines if line) or None
+
+
+@contextmanager
+def open_start(
+    request: RunRequest, output: Output, display: Display, *, asks: bool = False, held: Held | None = None
+) -> Iterator[Start]:
+    """A start in an output that was entered, with its engines; `asks` and `held` as of `open_engines`."""
+    with open_engines(
+        request.settings,
+        display,
+        output.run,
+        wait=request.wait,
+        retry_failed=request.retry_failed,
+        small=request.small,
+        asks=asks,
+        held=held,
+    ) as engines:
+        yield Start(request, output, engines, output.workspace(engines.spark))
+
+
+def open_endpoint(
+    request: RunRequest, display: Display, *, settings: Settings | None = None, embedded: bool = False
+) -> RunEndpoint:
+    """Where the calls of a run go, to be entered; by other settings than the request's where they are given."""
+    return RunEndpoint(settings or request.settings, embedded=embedded, wait=request.wait, notify=display.note)
+
+
+def failure_counts() -> dict[str, Column]:
+    """What is counted of the table `failures`: failed requests, and those that may pass when they are asked again.
+
+    Invalid rows (stage `input`) do not count, as no start can mend them.
+    """
+    asked = F.col("stage") != "input"
+    return {"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())}

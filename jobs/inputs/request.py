@@ -1,0 +1,75 @@
+"""What every run is asked: what it reads, where its tables go, and how to start it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from untold.jobs.inputs.drawing import Draw, shown_draw
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
+from untold.jobs.run.output import Output, store_of
+from untold.jobs.run.session import SMALL_BYTES
+from untold.jobs.settings.model import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What every run is asked, with absolute paths. Commands add what is their own."""
+
+    input: str
+    # Empty where nothing is written: of a plan, and of a search for one query
+    output: str
+    settings: Settings
+    # A known data set; None for files as their extensions say
+    format: str | None = None
+    limit: int | None = None
+    draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
+    overwrite: bool = False
+    # Whether what failed for a lasting reason is asked again
+    retry_failed: bool = False
+    # Whether it waits for another run on the same store, instead of refusing
+    wait: bool = True
+    # How to start it again, as messages say it
+    command: str = ""
+
+    @cached_property
+    def store(self) -> str:
+        """Where completions are kept; empty where neither a store nor an output is named."""
+        return store_of(self.settings, self.output) if self.settings.store or self.output else ""
+
+    @property
+    def small(self) -> bool:
+        """Whether there is so little to read that the start is what takes time (`open_session`).
+
+        The store counts as well: its completions are read by the same session.
+        """
+        return count_bytes(*filter(None, (self.input, self.store))) < SMALL_BYTES
+
+    def open_output(self, tables: Iterable[str], *more: str | None, kept: Sequence[str] = ()) -> Output:
+        """The output, to be entered, with tables of these names; `more` are inputs besides `input`."""
+        return Output(
+            self.output,
+            tuple(tables),
+            self.overwrite,
+            kept=kept,
+            inputs=[path for path in (self.input, *more) if path],
+            store=self.store,
+        )
+
+    def shared(self) -> dict[str, Any]:
+        """The fields that all requests have, for a run of another command that this one starts."""
+        return {one.name: getattr(self, one.name) for one in fields(RunRequest)}
+
+    def shown_input(self, fingerprint: str, **more: Any) -> dict[str, Any]:
+        """The input as the manifest shows it."""
+        return {
+            "path": self.input,
+            "format": self.format,
+            "limit": self.limit,
+            "draw": shown_draw(self.draw),
+            "fingerprint": fingerprint,
+            **more,
+        }

@@ -1,0 +1,125 @@
+"""Samples scored by metrics: frames to frames, by tools that ask. Folders, signals and printing are the job's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from untold.graph.distributed import Condensed
+from untold.jobs.asking.requests import Requests
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.metrics.base import Metric, Tables
+from untold.jobs.metrics.condensing import Condenser
+from untold.jobs.metrics.contexts import STAGE as SUMMARISE
+from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.scores import score_columns, unknown_measures
+from untold.jobs.run.output import with_added
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.udfs.retrieval.catalog import Catalog
+
+
+@dataclass
+class RunTools:
+    """The tools of the metrics of one run; what they share is computed once."""
+
+    runner: StageRunner
+    samples: DataFrame
+    catalog: Catalog | None = None
+    _contexts: DataFrame | None = None
+
+    def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
+        """By the runner; what was answered before is not asked again."""
+        return self.runner.ask(stage, rows, carry)
+
+    def contexts(self) -> DataFrame:
+        """Asked for all metrics together, at the first that wants them."""
+        if self._contexts is None:
+            summarise = self.runner.settings.summarise_contexts
+            self._contexts = condense_contexts(self.samples, self.ask, summarise=summarise)
+        return self._contexts
+
+    def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
+        """By the settings `knowledge.*`."""
+        # Only where a metric looks something up: FAISS is loaded with it
+        from untold.jobs.retrieval.knowledge import Knowledge
+
+        knowledge = Knowledge(self.runner.settings, self.runner.workspace, self.ask, self.samples, self.catalog)
+        return knowledge.retrieve(rows, k)
+
+    def keep(self, frame: DataFrame, name: str) -> DataFrame:
+        """In the run's working folder, which goes at its end."""
+        return self.runner.workspace.keep(frame, name)
+
+    def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
+        """By the settings `graph.*`."""
+        return Condenser(self.runner.settings, self.runner.workspace).condense(nodes, edges)
+
+
+def score_samples(
+    samples: DataFrame,
+    invalid: DataFrame,
+    metrics: Iterable[Metric],
+    runner: StageRunner,
+    catalog: Catalog | None = None,
+    begin: Callable[[str], None] = lambda _: None,
+) -> Tables:
+    """The tables that the metrics give.
+
+    samples: columns of the table `samples`; invalid: sample_id, error of the rows that cannot be scored; catalog: the
+    index that facts are looked up in; begin: called with each metric's name before it is scored. Tables of all metrics
+    are unions, in the order of the metrics; one that no metric gives has no entry.
+    """
+    valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
+    unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
+    tools, settings = RunTools(runner, valid, catalog), runner.settings
+    given = []
+    for metric in metrics:
+        begin(metric.name)
+        given.append(_with_unusable(metric, metric.score(valid, tools, settings), unusable, settings))
+    names = [name for name in ORDER if any(name in tables for tables in given)]
+    # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
+    spark = samples.sparkSession
+    empty = {name: spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
+    return {name: _united(name, nothing, given) for name, nothing in empty.items()}
+
+
+def count_stages(metrics: Iterable[Metric], settings: Settings) -> int:
+    """The stages to come. Contexts are condensed once for all metrics."""
+    stages = [name for metric in metrics for name in metric.asks(settings)]
+    return len(stages) - max(0, stages.count(SUMMARISE) - 1)
+
+
+def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame:
+    """The rows of a table over all metrics; of chunks, which are no metric's, each once."""
+    rows = reduce(
+        DataFrame.unionByName, [with_added(name, tables[name]) for tables in given if name in tables], nothing
+    )
+    return rows if "metric" in rows.columns else rows.dropDuplicates(list(ORDER[name]))
+
+
+def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:
+    """The tables with a score and a failure for each row that cannot be scored.
+
+    Such a row is a sample of every metric, with the status failed and bounds of 0 and 1 (docs/contract.md, "Bounds").
+    """
+    null = F.lit(None).cast("double")
+    nothing = [null.alias(name) for name in ("covered", "uncovered", "unjudged", "low", "high")]
+    failed = unusable.select("sample_id", "system", *nothing, F.lit("failed").alias("status"))
+    refused = unusable.select(
+        "sample_id",
+        F.lit(metric.name).alias("metric"),
+        F.lit("input").alias("stage"),
+        F.lit(None).cast("string").alias("request_id"),
+        F.lit("invalid_input").alias("error_type"),
+        "error",
+    )
+    added = {"scores": failed.select(*score_columns(metric.name)), "failures": refused}
+    if unknown := metric.bounds_of_unknown(settings):
+        added["measures"] = unknown_measures(unusable, metric.name, unknown)
+    return {**tables, **{name: tables[name].unionByName(rows) for name, rows in added.items()}}
