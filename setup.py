@@ -52,6 +52,7 @@ setup(
         "filelock>=4.2,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
+        "jsonschema>=4.23,<5",  # whether a completion is JSON of its stage's schema
         "click>=8.4,<9",  # the command line; 8.4 is the first that names an unknown command
     ],
     extras_require={

@@ -11,6 +11,8 @@ from untold.udfs.stages.figures import Figures, Reader
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from untold.udfs.stages.schemas import Form
+
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 # What templates are tried with before anything is asked, by the names that the shipped stages have for variables
 _TEXTS = (
@@ -44,7 +46,8 @@ class StageDefinition:
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
     the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
-    `example` has values of variables that `EXAMPLES` lacks, or has in another form.
+    `example` has values of variables that `EXAMPLES` lacks, or has in another form. `schema` is that of a completion as
+    JSON (`udfs.stages.schemas`), None where it is free text; `form` is the one that the template asks for.
     """
 
     name: str
@@ -57,6 +60,8 @@ class StageDefinition:
     things: Reader | None = None
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    schema: Mapping[str, Any] | None = field(default=None, hash=False)
+    form: Form | None = None
 
     @property
     def examples(self) -> dict[str, Any] | None:
