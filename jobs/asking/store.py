@@ -20,7 +20,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
+from untold.udfs.llm.retrying import ASKED_AGAIN, PASSING_PREFIX, PASSING_TYPES
 from untold.udfs.llm.store_files import Described, Merge, merge_files
 from untold.udfs.storage import Place
 
@@ -173,6 +173,8 @@ def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
 def one_a_request(completions: DataFrame) -> DataFrame:
     """One row a request: ok before failed, lasting failures before passing ones, then the earliest, then by content.
 
+    A completion after which its request was asked again is none of them.
+
     Columns request_id, text_of_completion, alternatives, error_type, error, model, vector_of_completion.
     """
     rank = (
@@ -182,7 +184,8 @@ def one_a_request(completions: DataFrame) -> DataFrame:
     )
     best = F.min(F.struct(*rank, "text", "error_type", "error", "model", "alternatives", "vector")).alias("best")
     return (
-        completions.groupBy("request_id")
+        completions.where(~F.col("error_type").eqNullSafe(ASKED_AGAIN))
+        .groupBy("request_id")
         .agg(best)
         .select(
             "request_id",

@@ -58,6 +58,7 @@ NO_RESULT_WITHIN = {
 }
 
 Api = Literal["chat", "completions"]
+Structured = Literal["auto", "off", "json_schema", "guided_json"]
 UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
 
 
@@ -71,8 +72,8 @@ class SettingsError(UserError):
 class LlmSettings(Section):
     """The endpoint, how it is asked, and its limits and prices.
 
-    What is sent with a request (model, api, temperature, top_p, max_tokens, extra_body) is part of its id and may
-    differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
+    What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
+    and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
     """
 
     endpoint: Text | None = Field(
@@ -90,6 +91,11 @@ class LlmSettings(Section):
         json_schema_extra=A_VARIABLE,
     )
     api: Api = Field(default="chat", description="Chat completions or plain completions")
+    structured: Structured = Field(
+        default="auto",
+        description="Whether chat requests have their stage's JSON schema: auto tries it once, off sends none, "
+        "json_schema (response_format) and guided_json send it untried",
+    )
     extra_body: ExtraBody = Field(
         default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
     )
@@ -141,6 +147,9 @@ class StageSettings(Section):
 
     model: Text | None = Field(default=None, description="Model of this stage")
     api: Api | None = Field(default=None, description="Chat completions or plain completions, for this stage")
+    structured: Structured | None = Field(
+        default=None, description="Whether requests of this stage have its JSON schema"
+    )
     temperature: Amount | None = Field(default=None, description="Sampling temperature of this stage; null is not sent")
     top_p: Share | None = Field(default=None, description="Nucleus sampling share of this stage; null is not sent")
     max_tokens: Count | None = Field(
@@ -150,7 +159,7 @@ class StageSettings(Section):
         default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
     )
 
-    @field_validator("model", "api")
+    @field_validator("model", "api", "structured")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
         """Raises ValueError for null where nothing could be left out: every request has a model and an API."""
@@ -324,6 +333,7 @@ class Decoding:
 
     model: str | None
     api: Api
+    structured: Structured
     temperature: float | None
     top_p: float | None
     max_tokens: int | None
@@ -340,7 +350,7 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
     own = settings.stages.get(stage, StageSettings())
     values = {
         name: getattr(own if name in own.model_fields_set else settings.llm, name)
-        for name in ("model", "api", "temperature", "top_p", "max_tokens")
+        for name in ("model", "api", "structured", "temperature", "top_p", "max_tokens")
     }
     return Decoding(**values, extra_body=_extra_body(settings.llm, own))
 

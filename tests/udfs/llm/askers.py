@@ -17,6 +17,7 @@ from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
+from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.segments import SegmentWriter
 
 STAGE = Stage(
@@ -94,8 +95,13 @@ def ask(
 
 
 def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The rows written, by request id; each id once."""
-    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
-    rows = pa.concat_tables(tables).to_pylist() if tables else []
+    """The rows that requests ended with, by request id; each id once."""
+    rows = [row for row in all_rows_in(folder) if row["error_type"] != ASKED_AGAIN]
     assert len({row["request_id"] for row in rows}) == len(rows)
     return {row["request_id"]: row for row in rows}
+
+
+def all_rows_in(folder: Path) -> list[dict[str, Any]]:
+    """The rows written, those of completions after which a request was asked again included."""
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    return pa.concat_tables(tables).to_pylist() if tables else []
