@@ -27,6 +27,7 @@ from untold.jobs.run.locks import LockedError
 from untold.udfs.llm.calls import Tally
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
@@ -48,7 +49,8 @@ ORPHAN_GRACE_SECONDS = 0.5
 class Outcome:
     """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`).
 
-    `lost`: answers that were paid for and could not be written.
+    `restructured`: the stage is to be asked otherwise, by the `finding` on its schema. `lost`: answers that were paid
+    for and could not be written.
     """
 
     outcome: str
@@ -57,6 +59,7 @@ class Outcome:
     models: tuple[str, ...]
     seconds: float
     lost: int = 0
+    finding: Finding | None = None
 
 
 class Answering:
@@ -97,7 +100,13 @@ class Answering:
         reason, error, lost = self._verdict(reason or "finished")
         self._report(force=True)
         models = tuple(sorted(self.crew.models))
-        return Outcome(reason, error, self.crew.tally, models, monotonic() - self._began, lost)
+        seconds, finding = monotonic() - self._began, self._finding()
+        return Outcome(reason, error, self.crew.tally, models, seconds, lost, finding)
+
+    def _finding(self) -> Finding | None:
+        """What the endpoint makes of a schema, where an answer said it; what changes the asking counts first."""
+        found = [state.finding for state in self.crew.states if state.finding]
+        return max(found, key=lambda one: one.applied(self._job.stage) != self._job.stage, default=None)
 
     def _verdict(self, reason: str) -> tuple[str, str | None, int]:
         """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
@@ -145,7 +154,10 @@ class Answering:
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is settled."""
-        for worker in self.crew.workers:
+        states = self.crew.states
+        tries = self._job.tries_schema and all(state.tries_schema for state in states)
+        # One request is sent alone while a schema is tried
+        for worker in self.crew.workers[: 1 if tries else None]:
             if not self._waiting:
                 return
             if worker.progress is None or worker.progress.queued < LOW_WATER:
@@ -207,6 +219,9 @@ class Answering:
         states = self.crew.states
         if any(state.refused for state in states):
             return "refused"
+        finding = self._finding()
+        if finding and finding.applied(self._job.stage) != self._job.stage:
+            return "restructured"
         if any(state.unwritable for state in states):
             return "broken"
         if any(state.refusal == "outage" for state in states):

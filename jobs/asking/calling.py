@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
 from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.calls import CallSettings
@@ -14,6 +15,12 @@ from untold.udfs.storage import Place
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 
 Section = Literal["llm", "embeddings", "search"]
+
+
+def plain_url(url: str) -> str:
+    """A URL without user, password and query, which may hold keys."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 
 
 def section_of(api: str) -> Section:

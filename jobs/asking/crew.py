@@ -109,6 +109,8 @@ class Crew:
             settings=job.settings,
             spent_before=job.spent,
             answered_before=job.answered_before,
+            tries_schema=job.tries_schema,
+            may_drop_schema=job.may_drop_schema,
             gone=dict(self._spent_by_the_dead),
         )
         return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)

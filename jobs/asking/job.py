@@ -20,6 +20,8 @@ class Job:
     the start, in the names of all files that it writes. `spent` is what this start spent on earlier stages, against its
     budget; `answered_before`, whether the endpoint ever answered this run, so that a 403 or 404 is a row's and not the
     run's. `confirm_probes`: whether the process that started this reads a file of each actor before anything is asked.
+    `tries_schema`: whether the first answer is to say what the endpoint makes of a schema; `may_drop_schema`: whether a
+    refusal of it ends the job, to be asked without one.
     """
 
     requests: str
@@ -31,6 +33,8 @@ class Job:
     spent: Spent = field(default_factory=Spent)
     answered_before: bool = False
     confirm_probes: bool = False
+    tries_schema: bool = False
+    may_drop_schema: bool = False
 
 
 def job_to_json(job: Job) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from untold.jobs.asking import compaction, snapshots, store
 from untold.jobs.asking.calling import call_settings, count_actors, runs_in_tasks, section_of
 from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
 from untold.jobs.asking.engines import Engines
+from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.job import Job
 from untold.jobs.asking.local_model import LocalModelError
 from untold.jobs.asking.process import AnsweringError, AnsweringProcess
@@ -36,6 +37,7 @@ from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.calls import CallSettings, Tally
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Spent
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from untold.udfs.stages.arrow import UNASKED, reading_of
 from untold.udfs.storage import Place
@@ -98,20 +100,34 @@ class StageRunner:
         that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
         be read.
         """
-        stage = self.stages[name]
         display = self.engines.display
         display.course.begin(name)
         display.status(f"{display.course.describe(name)}: looking up stored answers")
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
-        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
-        asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
-        results = self._ask(asking)
+        asking, results = self._identify(name, requests), None
+        while results is None:
+            try:
+                results = self._ask(asking)
+            except _RestructuredError:
+                asking = replace(self._identify(name, requests), tally=asking.tally, seconds=asking.seconds)
+        stage, identified = asking.stage, asking.identified
         used = (asking.tally[kind] for kind in ("prompt_tokens", "completion_tokens", "calls"))
         cost = prices_for(self.settings, name).cost(*used)
         self.counted.add(Asked(stage, results, asking.reused or 0, asking.tally, asking.seconds, cost))
         if requests.all_asked:
             return results
         return results.unionByName(without_requests(identified, results.schema, requests.carry))
+
+    @property
+    def findings(self) -> Findings:
+        """What the endpoint makes of schemas."""
+        return Findings(self.settings, self.store)
+
+    def _identify(self, name: str, requests: Requests) -> _Asking:
+        """The stage as its endpoint can be asked, and its requests with their ids."""
+        stage = self.findings.applied(self.stages[name])
+        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
+        return _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
 
     def _ask(self, asking: _Asking) -> DataFrame:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way."""
@@ -294,6 +310,8 @@ class StageRunner:
             # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
             answered_before=section in self.answering or (section == "llm" and self.answered_before),
             confirm_probes=self._spans_nodes(),
+            tries_schema=self.findings.tries(asking.stage),
+            may_drop_schema=self.findings.may_drop(asking.stage),
         )
         with self._shown(asking, settings) as show:
             if lock is not None:
@@ -305,6 +323,10 @@ class StageRunner:
             show(event)
             self._heard(asking.stage.api, event["models"])
             self.lost += event["lost"]
+            if event["finding"]:
+                self._note(self.findings.learn(asking.stage, Finding(**event["finding"])))
+            if event["outcome"] == "restructured":
+                raise _RestructuredError
             if event["outcome"] != "finished":
                 self.ended, self.error = event["outcome"], event["error"]
                 if self.ended == "refused":
@@ -365,7 +387,7 @@ class StageRunner:
             parsed = (
                 models.on(rows.join(best, on="request_id", how="left"))
                 .drop("model")
-                .mapInArrow(reading_of(asking.stage.name, carry), schema)
+                .mapInArrow(reading_of(asking.stage.name, carry, structured=bool(asking.stage.structured)), schema)
             )
             return self.workspace.keep(parsed, f"{asking.stage.name}-results", counts), models, counts
 
@@ -391,6 +413,10 @@ def _outcomes(stage: Stage) -> dict[str, Column]:
     """What is counted of a stage's results while they are written."""
     is_rated = F.col("error_type").isNull() & ~F.col("weighted") if stage.rated else F.lit(False)
     return {"unasked": F.count_if(F.col("error_type") == UNASKED), "unweighted": F.count_if(is_rated)}
+
+
+class _RestructuredError(Exception):
+    """The endpoint does not take a stage's schema as it was sent: its requests are others."""
 
 
 @dataclass

@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
-from untold.jobs.asking.calling import Section, section_of
+from untold.jobs.asking.calling import Section, plain_url, section_of
 from untold.jobs.asking.endpoint import key_remedy
 from untold.jobs.asking.lookups import RELATION, bind_embedding, bind_search
 from untold.jobs.run.terminal import Page, wrapped
@@ -45,12 +44,6 @@ class Finding:
 
     def __str__(self) -> str:
         return redact(f"{self.state:4}  {self.about:17}  {self.text}")
-
-
-def plain_url(url: str) -> str:
-    """A URL without user, password and query, which may hold keys."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 
 
 def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> str:

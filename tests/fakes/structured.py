@@ -26,7 +26,7 @@ def schema_of(body: Mapping[str, Any]) -> Any:
 def as_json(said: Said, payload: Payload, schema: Any) -> Said:
     """The answer as JSON of the schema, its odds at the same ratings; one that no parser reads stays as it is.
 
-    Raises LookupError, which the server answers with 400, for a schema that is none, and an answer that has not its form.
+    Raises LookupError, which the server answers with 400, for an answer that is not of the schema.
     """
     stage = payload["stage"]
     try:

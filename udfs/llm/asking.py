@@ -99,7 +99,7 @@ class Asker:
         self._in_flight = 0
         self._reports = 0
         self._refused: str | None = None
-        self._trial = SchemaTrial(stage, pending=work.tries_schema)
+        self._trial = SchemaTrial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema)
         self._stopping = False
         self._need_lease = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -142,6 +142,7 @@ class Asker:
             trouble=self._writer.trouble,
             unwritable=self._writer.failing_for >= self._settings.outage,
             finding=self._trial.finding,
+            tries_schema=self._trial.pending,
         )
 
     async def stop(self, grace: float) -> Progress:

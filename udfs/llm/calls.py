@@ -93,7 +93,8 @@ class Answer:
 class Work:
     """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
 
-    `tries_schema`: the first request goes alone, since its answer says what the endpoint makes of a schema.
+    `tries_schema`: the first request goes alone, since its answer says what the endpoint makes of a schema;
+    `may_drop_schema`: a schema that is refused before any completion ends the asking, to be asked without it.
     `asking`: one asking of a stage, which a start may ask several times; `gone`: what askers of the same one that died
     had spent, by name.
     """
@@ -106,6 +107,7 @@ class Work:
     spent_before: Spent = NOTHING_SPENT
     answered_before: bool = False
     tries_schema: bool = False
+    may_drop_schema: bool = False
     gone: Mapping[str, Spent] = field(default_factory=dict)
 
 
@@ -145,7 +147,7 @@ class Progress:
 
     `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
     `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long. `finding`:
-    what the endpoint makes of a schema, where that was to be found out.
+    what the endpoint makes of a schema, where that was to be found out, which goes on while it `tries_schema`.
     """
 
     tally: Tally
@@ -161,6 +163,7 @@ class Progress:
     trouble: str | None = None
     unwritable: bool = False
     finding: Finding | None = None
+    tries_schema: bool = False
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class Described:
 
 
 def read_fields(place: Place, *names: str) -> list[dict[str, Any]]:
-    """The rows of a file, of these columns those that it has. Raises DamagedError, or OSError where it cannot be read."""
+    """The rows of a file, with those columns that it has. Raises DamagedError, or OSError where it cannot be read."""
     rows: list[dict[str, Any]] | None = _read(place, lambda file: pq.ParquetFile(file).read(list(names)).to_pylist())
     if rows is None:
         raise DamagedError(f"{place} is damaged")

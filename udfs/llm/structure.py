@@ -91,8 +91,8 @@ class SchemaTrial:
     It is `over` once the stage has to be asked otherwise, and so all of its requests.
     """
 
-    def __init__(self, stage: Stage, *, pending: bool) -> None:
-        self._stage, self._tries = stage, pending
+    def __init__(self, stage: Stage, *, pending: bool, may_drop: bool) -> None:
+        self._stage, self._may_drop = stage, may_drop
         self.pending = pending
         self.finding: Finding | None = None
 
@@ -103,6 +103,6 @@ class SchemaTrial:
 
     def hear(self, request: Request, answer: Answer, *, completed: bool) -> None:
         """Notes what the first answer says, or a refusal before any completion. Being told to wait says nothing."""
-        if self.pending or (self._tries and answer.about_schema and not completed):
+        if self.pending or (self._may_drop and answer.about_schema and not completed):
             self.finding = find(self._stage, answer, request.variables)
             self.pending = answer.error_type == "http_429"

@@ -20,6 +20,7 @@ from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import LOOKUPS, definition_of
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.figures import Thing
+from untold.udfs.stages.schemas import read_as
 
 UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
@@ -32,11 +33,16 @@ def add_request_ids(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
         yield pa.RecordBatch.from_arrays([*batch.columns, ids], [*batch.schema.names, "request_id"])
 
 
-def reading_of(stage: str, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What makes results of completions: columns `keys`, request_id, the stage's output, error_type, error."""
+def reading_of(
+    stage: str, keys: tuple[str, ...], *, structured: bool = False
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What makes results of completions: columns `keys`, request_id, the stage's results, error_type, error.
+
+    structured: whether the requests had the stage's schema.
+    """
     if "vector" in definition_of(stage).output.names:
         return partial(read_vectors, keys=keys)
-    return partial(parse_completions, stage=stage, keys=keys)
+    return partial(parse_completions, stage=stage, keys=keys, structured=structured)
 
 
 def read_vectors(batches: Iterator[pa.RecordBatch], keys: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -67,8 +73,10 @@ def _of_length_one(vectors: pa.ListArray, usable: pa.BooleanArray) -> pa.ListArr
     return pa.ListArray.from_arrays(offsets, pa.array(rows.ravel(), pa.float32()))
 
 
-def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Columns `keys`, request_id, the stage's output, error_type and error.
+def parse_completions(
+    batches: Iterator[pa.RecordBatch], stage: str, keys: tuple[str, ...], *, structured: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Columns `keys`, request_id, the stage's results, error_type and error.
 
     A batch has the keys, what the stage's parser reads of its variables, request_id, text_of_completion, alternatives,
     error_type and error. A row without text and without error was not asked: error_type `unasked`.
@@ -79,7 +87,7 @@ def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple
     wanted |= {"alternatives"} if definition.rated else set()
     for batch in batches:
         read = [name for name in batch.schema.names if name in wanted]
-        rows = [_parse(row, definition) for row in batch.select(read).to_pylist()]
+        rows = [_parse(row, definition, structured) for row in batch.select(read).to_pylist()]
         columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
         errors = [pa.array([row.get(name) for row in rows], pa.string()) for name in ("error_type", "error")]
         kept = [batch.column(name) for name in (*keys, "request_id")]
@@ -87,8 +95,8 @@ def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple
         yield pa.RecordBatch.from_arrays([*kept, *columns, *errors], names)
 
 
-def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, Any]:
-    """The row of a completion: its stage's output, ratings weighed by the alternatives, or error_type and error."""
+def _parse(row: Mapping[str, Any], definition: StageDefinition, structured: bool) -> Mapping[str, Any]:
+    """The row of a completion: its stage's results, ratings weighed by the alternatives, or error_type and error."""
     completion, error_type = row["text_of_completion"], row["error_type"]
     if error_type is not None:
         return {"error_type": error_type, "error": row["error"]}
@@ -96,10 +104,11 @@ def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, 
         return {"error_type": UNASKED}
     try:
         output = definition.parse(completion, row)
+        read = {"read_as": read_as(completion, definition.schema if structured else None, definition.form, row)}
         if not definition.rated:
-            return output
+            return {**output, **read}
         ratings, weighted = weigh(output, row["alternatives"])
-        return {**ratings, "weighted": weighted}
+        return {**ratings, "weighted": weighted, **read}
     except Unparsable as error:
         return {"error_type": error.error_type, "error": str(error)}
     except Exception as error:

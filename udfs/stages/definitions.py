@@ -71,8 +71,13 @@ class StageDefinition:
 
     @property
     def results(self) -> pa.Schema:
-        """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings."""
+        """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings.
+
+        Of those with a form, how the completion was read (`udfs.stages.schemas.READ_AS`).
+        """
         # Not at the top: what only wants the names of templates is spared an import of 0.2 s
         import pyarrow as pa
 
-        return self.output.append(pa.field("weighted", pa.bool_())) if self.rated else self.output
+        weighted = [pa.field("weighted", pa.bool_())] if self.rated else []
+        read_as = [pa.field("read_as", pa.string())] if self.form else []
+        return pa.schema([*self.output, *weighted, *read_as])

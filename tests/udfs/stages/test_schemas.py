@@ -232,10 +232,9 @@ FORMS = {
     "generate_answer": ("It stands.", None),
     "restate_answer": ("The tower stands.", "The tower stands.\n\nLet me know if it helps."),
 }
-ONE = dict.fromkeys(
-    ("contexts", "statements", "facts", "aspects", "claims", "evidence", "references"), ["The tower stands"]
-)
-VARIABLES = {**ONE, "candidates": ["The tower stands"], "questions": ["Does it stand?"], "query": "q", "text": "t"}
+LISTS = ("statements", "facts", "aspects", "claims", "evidence", "references", "candidates")
+VARIABLES: dict[str, Any] = {name: ["The tower stands"] for name in LISTS}
+VARIABLES |= {"questions": ["Does it stand?"], "query": "q", "text": "t"}
 VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premise": "p", "hypothesis": "h"}
 
 
