@@ -47,7 +47,6 @@ from untold.jobs.settings.layers import KNOWN
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError
-from untold.udfs.llm.calls import CallSettings
 from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
 
@@ -361,11 +360,9 @@ class _Told(Display):
     def start(self, stage: str) -> None:
         self._tell({"stage": stage, "done": 0})
 
-    def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
-        tally = event["tally"]
-        cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], tally["calls"])
-        counted = {name: tally[name] for name in ("done", "calls", "failed")}
-        self._tell({"stage": event["stage"], "total": event["total"], **counted, "cost": cost})
+    def show(self, event: Mapping[str, Any]) -> None:
+        counted = {name: event["usage"][name] for name in ("done", "calls", "failed", "cost")}
+        self._tell({"stage": event["stage"], "total": event["total"], **counted})
 
     def end(self) -> None:
         """A stage's last event was told."""

@@ -205,6 +205,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         workspace,
         request.store,
         answered_before=output.has_answered,
+        earlier=output.spooled_runs,
     )
     tables = _score_metrics(run, runner, written.samples, found.invalid, catalog)
     run.engines.process.leave()

@@ -160,7 +160,7 @@ def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking
     for line in (*found.notes, *found.first_invalid):
         asking.engines.display.note(line)
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
-    runner = asking.runner(steps, store_of(request.settings, output.place))
+    runner = asking.runner(steps, store_of(request.settings, output.place), output.spooled_runs)
     hits, lost = _hits(request, catalog, steps, runner, asked)
     asking.engines.process.leave()
     return _finish(request, output, runner, hits, steps.keep(_failures(lost, invalid), "failures"))

@@ -31,7 +31,7 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.job", "untold.jobs.asking.local_ray")
+WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.answering")
 
 
 def modules() -> dict[str, Path]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from untold.jobs.asking.calling import plain_url
 from untold.jobs.settings.model import Settings, decoding_for
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.structure import BROKEN, IGNORED, REFUSED, TAKEN, Finding
+from untold.udfs.llm.structure import BROKEN, IGNORED, REFUSED, TAKEN, UNTRIED, Finding
 from untold.udfs.storage import Place
 
 NAME = "structured.json"
@@ -16,6 +16,7 @@ _SAID = {
     TAKEN: "answers have the JSON schema of their stage",
     IGNORED: "a schema is ignored; answers are read as text",
     REFUSED: "a schema is refused; stages are asked without one",
+    UNTRIED: "stages are asked without a schema, as nobody waits for what the endpoint makes of it",
     BROKEN: "no answer stands in its place under a schema; stages are asked without one",
 }
 

@@ -36,6 +36,7 @@ from untold.jobs.cli.arguments import (
     tell_outcome,
 )
 from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
+from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 from untold.jobs.cli.values import bars, one_of, with_hint
 
@@ -365,6 +366,7 @@ COMMANDS: dict[str, click.Command] = {
     ),
     **STUDIES,
     **LOOKUPS,
+    **SPOOLS,
     "demo": Command(
         "score the shipped samples on the embedded model",
         _demo,

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
+from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.claims import (
     Grounded,

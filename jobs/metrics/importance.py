@@ -10,8 +10,8 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, is_unasked
 from untold.jobs.asking.requests import Rows
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
 from untold.jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
 from untold.jobs.metrics.importance_pooled import pool_measures

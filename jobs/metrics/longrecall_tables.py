@@ -9,7 +9,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows
+from untold.jobs.asking.results import failure_rows
 from untold.jobs.metrics.base import Bounds, Tables
 from untold.jobs.metrics.claims import claim_id
 from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures

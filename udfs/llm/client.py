@@ -20,9 +20,10 @@ import aiohttp
 import httpx2
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
-from untold.udfs.llm.calls import Answer, Usage
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
+from untold.udfs.llm.usage import Usage
 
 # The header that a key is sent in, where an API has no other
 BEARER = "Authorization"

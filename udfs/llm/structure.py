@@ -13,7 +13,7 @@ from untold.udfs.stages.schemas import REASONING, SCHEMA, filled, read_as, witho
 if TYPE_CHECKING:
     from untold.udfs.llm.calls import Answer, Request
 
-TAKEN, IGNORED, REFUSED, BROKEN = "taken", "ignored", "refused", "broken"
+TAKEN, IGNORED, REFUSED, BROKEN, UNTRIED = "taken", "ignored", "refused", "broken", "untried"
 # What says that a body has a field too many, where it names none
 _BAD_REQUESTS = ("http_400", "http_422", "http_501")
 # What stands in a request by which its user asks for a form
@@ -35,9 +35,9 @@ def schema_fields(stage: Stage, variables: Mapping[str, Any]) -> dict[str, Any]:
 class Finding:
     """What an endpoint and its model make of a schema, by the first answer to a request that had one.
 
-    `outcome`: `taken`, `ignored` (the answer is another text), `refused`, or `broken` (it is empty, or stands where
-    thinking belongs). `thinks`: the model thinks by itself. `weighs`: whether log-probabilities come beside a schema;
-    None where no rating was asked for yet.
+    `outcome`: `taken`, `ignored` (the answer is another text), `refused`, `broken` (it is empty, or stands where
+    thinking belongs), or `untried` where nobody could find out. `thinks`: the model thinks by itself. `weighs`: whether
+    log-probabilities come beside a schema; None where no rating was asked for yet.
     """
 
     outcome: str
@@ -48,11 +48,15 @@ class Finding:
         """Whether nothing is left to find out for a stage."""
         return self.outcome != TAKEN or not stage.rated or self.weighs is not None
 
+    def changes(self, stage: Stage) -> bool:
+        """Whether a stage is to be asked otherwise."""
+        return self.applied(stage) != stage
+
     def applied(self, stage: Stage) -> Stage:
         """The stage as it is asked: without a schema where that does harm, or without its reasoning."""
         if stage.structured is None:
             return stage
-        if self.outcome in (REFUSED, BROKEN) or (stage.rated and self.weighs is False):
+        if self.outcome in (REFUSED, BROKEN, UNTRIED) or (stage.rated and self.weighs is False):
             return replace(stage, structured=None)
         schema = stage.structured["schema"]
         if self.thinks and REASONING in schema["properties"]:
@@ -99,7 +103,7 @@ class SchemaTrial:
     @property
     def over(self) -> bool:
         """Whether the finding changes how the stage is asked."""
-        return self.finding is not None and self.finding.applied(self._stage) != self._stage
+        return self.finding is not None and self.finding.changes(self._stage)
 
     def hear(self, request: Request, answer: Answer, *, completed: bool) -> None:
         """Notes what the first answer says, or a refusal before any completion. Being told to wait says nothing."""

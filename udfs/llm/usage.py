@@ -1,0 +1,108 @@
+"""What calls used and cost: one record that adds up, and the prices of an endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import add, attrgetter
+
+# Endpoints publish their prices for so many tokens
+TOKENS_OF_A_PRICE = 1e6
+CALLS_OF_A_PRICE = 1e3
+_SUMS = attrgetter(
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
+    "asked_again",
+    *("done", "failed", "seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was used: of one call, of an actor, of a stage or of a run, for it adds up. Counts only grow.
+
+    `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
+    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used; `asked_again`:
+    calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer. `cost`: in
+    the currency of the prices, None without a price.
+
+    >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
+    >>> both.tokens, both.calls, both.estimated, both.cost
+    (15, 3, True, 0.5)
+    """
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+    asked: int = 0
+    rate_limited: int = 0
+    tool_turns: int = 0
+    asked_again: int = 0
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    estimated: bool = False
+    cost: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and completions."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        """What both used."""
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        sums = map(add, _SUMS(self), _SUMS(other))
+        estimated, cost = self.estimated or other.estimated, sum(costs) if costs else None
+        return Usage(*sums, estimated=estimated, cost=cost)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of a million tokens, and of a thousand calls, in any one currency; null where one is not set.
+
+    A price that is not set beside one that is, is 0: of embeddings, which have no completions, that of prompts is all,
+    and of searches, which have no tokens, that of calls.
+    """
+
+    prompt: float | None = None
+    completion: float | None = None
+    thousand_calls: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is any price, so that a cost can be told."""
+        return (self.prompt, self.completion, self.thousand_calls) != (None, None, None)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that is counted is without a price, so that a budget of cost can be held."""
+        return None not in (self.prompt, self.completion)
+
+    def cost(self, prompt_tokens: float, completion_tokens: float, calls: float = 0.0) -> float | None:
+        """The cost of these tokens and calls; None where no price is set.
+
+        >>> Prices(2.0, 8.0).cost(1_000, 500), Prices(2.0).cost(1_000, 500), Prices().cost(1_000, 500)
+        (0.006, 0.002, None)
+        """
+        if not self.known:
+            return None
+        prompts, completions = prompt_tokens * (self.prompt or 0.0), completion_tokens * (self.completion or 0.0)
+        return (prompts + completions) / TOKENS_OF_A_PRICE + calls * self.of_a_call
+
+    def priced(self, usage: Usage) -> Usage:
+        """The usage with its cost by these prices."""
+        return replace(usage, cost=self.cost(usage.prompt_tokens, usage.completion_tokens, usage.calls))
+
+    @property
+    def of_a_call(self) -> float:
+        """What a call costs beside its tokens."""
+        return (self.thousand_calls or 0.0) / CALLS_OF_A_PRICE
+
+    @property
+    def most_of_a_token(self) -> float:
+        """What a token costs at most: how an estimate will divide into prompt and completion is not known before.
+
+        >>> Prices(2.0, 8.0).most_of_a_token
+        8e-06
+        """
+        return max(self.prompt or 0.0, self.completion or 0.0) / TOKENS_OF_A_PRICE
