@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.model_server import ModelServer
+from tests.jobs.asking.completions import failed, row, write
 from tests.runs.harness import (
     WAIT_SECONDS,
     canonical,
@@ -23,7 +24,11 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.asking.spool import Spool
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.spool import Spool, SpooledJob
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.units import read_request_ids
+from untold.udfs.llm.usage import Usage
 
 SAMPLES = make_samples(40)
 KEY = "sk-a-key-that-no-spool-has-1234567890"
@@ -122,3 +127,79 @@ def test_a_worker_that_finds_nothing_or_no_spool_says_so(tmp_path: Path) -> None
     worker = start_worker(tmp_path)
     assert "is no spool" in worker.communicate()[0]
     assert worker.returncode == 1
+
+
+def spooling(server: ModelServer, answering: str = "spool") -> Settings:
+    return Settings.model_validate(
+        {
+            "llm": {"base_url": server.base_url, "model": "none", "answering": answering},
+            "embeddings": {"base_url": server.base_url, "model": "embedder", "price_per_million_tokens": 2.0},
+        }
+    )
+
+
+def embed(runner: StageRunner, texts: list[str]) -> dict[str, str | None]:
+    """By text why it has no vector, None where it has one."""
+    rows = runner.engines.spark.createDataFrame([(text, "document") for text in texts], "text string, kind string")
+    return {row["text"]: row["error_type"] for row in runner.ask("embed_text", rows, carry=("text",)).collect()}
+
+
+def answer_by_hand(job: SpooledJob, failing: int = 0) -> None:
+    """What a worker leaves that answers a job but for some requests, which fail for a passing reason."""
+    run, ids = (
+        job.read().run,
+        [one for file in Path(job.requests).glob("*.parquet") for one in read_request_ids(str(file))],
+    )
+    rows = [failed("http_500", request_id=one, run_id=run) for one in ids[:failing]]
+    rows += [row(one, vector=[1.0, 0.0], run_id=run) for one in ids[failing:]]
+    write(Path(job.completions), f"{run}-1.parquet", rows)
+    usage = Usage(100, calls=len(ids), asked=len(ids), done=len(ids), failed=failing, seconds=2.0, cost=0.5)
+    job.note_usage("by-hand", usage)
+    job.close()
+
+
+def test_what_a_worker_could_not_get_keeps_no_run_in_its_stage(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    spool = Spool(f"{tmp_path}/store/spool")
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        assert set(embed(runner, ["a", "b", "c"]).values()) == {"unasked"}
+        assert (runner.ended, runner.usage[0]["unasked"], runner.usage[0]["calls"]) == ("spooled", 3, 0)
+        first = runner.engines.run
+        # Of another start's requests, those that no job has yet
+        runner.ended = None
+        embed(runner, ["a", "b", "c"])
+    (job,) = spool.jobs()
+    answer_by_hand(job, failing=1)
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        runner.earlier = {first}
+        assert sorted(map(str, embed(runner, ["a", "b", "c"]).values())) == ["None", "None", "http_500"]
+        usage = runner.usage[0]
+        assert runner.ended is None
+        assert (usage["answered"], usage["failed"], usage["reused"], usage["calls"]) == (2, 1, 0, 3)
+        assert (usage["prompt_tokens"], usage["cost"], usage["seconds"]) == (100, 100 * 2e-6, 2.0)
+    assert spool.jobs() == []
+    # A start that does not go on with that one asks what failed for a passing reason
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["a", "b", "c"])
+        assert runner.ended == "spooled"
+    (job,) = spool.jobs()
+    assert job.count_requests() == 1
+    assert server.count() == 0
+
+
+def test_a_start_adds_only_requests_that_wait_in_no_job_and_can_take_its_own_back(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    spool = Spool(f"{tmp_path}/store/spool")
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["a", "b"])
+        first = runner.engines.run
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["b", "c"])
+        second = runner.engines.run
+    assert sorted(job.count_requests() for job in spool.jobs()) == [1, 2]
+    with run_here.runner(tmp_path, spooling(server, "here"), "embed_text") as runner:
+        runner.earlier = {first, second}
+        assert set(embed(runner, ["a", "b", "c"]).values()) == {None}
+    assert (spool.jobs(), server.count("embed_text")) == ([], 1)
