@@ -200,7 +200,7 @@ class Session:
                 None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
 
         Returns:
-            The run. Its `status` is `finished`, or says why it ended early: `budget` or `outage`.
+            The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage` or `spooled`.
 
         Raises:
             UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.

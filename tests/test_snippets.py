@@ -42,7 +42,7 @@ RUN_ELSEWHERE = {
     "pip install -e '.[test]' && pytest": ".ci/run",
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
     "untold sweep grounded": "tests/jobs/test_sweep.py",
-    "python -m untold.jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
+    "untold answer /shared/spool --ray-address ray://ray-head:10001": "tests/runs/test_spool.py",
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
 }
 # The same jobs as others, under other settings

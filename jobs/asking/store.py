@@ -105,11 +105,6 @@ def open_reading(spark: SparkSession, folder: str) -> Reading:
     return Reading(spark, snapshots.find_whole(folder, move=False))
 
 
-def read_completions(spark: SparkSession, folder: str) -> DataFrame:
-    """All rows of a stage's folder, with the columns of `completions`."""
-    return open_reading(spark, folder).completions
-
-
 def read_strictly(
     spark: SparkSession, folder: str, act: Callable[[Reading], Given], tell: Callable[[snapshots.Whole], None]
 ) -> Given:

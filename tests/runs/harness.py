@@ -163,6 +163,20 @@ def score(endpoint: ModelServer | str, samples: Path, output: Path, *flags: str,
             run.kill()
 
 
+def start_worker(spool: Path, *flags: str, **variables: str) -> subprocess.Popen[str]:
+    """`untold answer` of a spool in a process and a folder of its own, with a Ray of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "untold", "answer", str(spool), *flags],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**clean_environment(), **variables},
+    )
+
+
 def kill_processes(processes: Iterable[psutil.Process]) -> None:
     """`kill -9`, parents first, then waits until all are gone."""
     known = list(processes)

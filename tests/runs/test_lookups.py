@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.fakes.lookups import search, vector_of
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import PROMPTS, WAIT_SECONDS, clean_environment, kill_processes, most_within, times
+from tests.runs.harness import PROMPTS, WAIT_SECONDS, kill_processes, most_within, start_worker, times
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
 from untold.jobs.asking.calling import call_settings
@@ -232,27 +230,15 @@ def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(serve
     Path(job.requests).mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), f"{job.requests}/1.parquet")
     job.publish(Job(job.requests, job.completions, "one", stage, call))
-    first = start_answering(tmp_path)
+    first = start_worker(tmp_path)
     server.wait_for(40, timeout=WAIT_SECONDS)
     kill_processes([psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)])
     first.wait()
     arrived, kept = server.count(), stored_ids(Path(job.completions))
     assert 0 < len(kept) < len(rows)
-    assert start_answering(tmp_path).wait(WAIT_SECONDS) == 0
+    assert start_worker(tmp_path).wait(WAIT_SECONDS) == 0
     assert stored_ids(Path(job.completions)) == {row["request_id"] for row in rows}
     assert server.count() - arrived == -(-(800 - len(kept)) // BATCH)
-
-
-def start_answering(spool: Path) -> subprocess.Popen[bytes]:
-    """A worker of a spool, with a Ray of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "untold", "answer", str(spool)],
-        cwd=spool,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=clean_environment(),
-    )
 
 
 def stored_ids(store: Path) -> set[str]:

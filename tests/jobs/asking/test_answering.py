@@ -92,7 +92,7 @@ def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: Model
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_exception_in_the_driver_still_dismisses_its_actors(server: ModelServer, tmp_path: Path) -> None:
+def test_an_exception_in_the_driver_still_stops_its_actors(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.05)
     idle: list[Any] = []
 
@@ -159,9 +159,9 @@ def test_an_actor_that_does_not_answer_is_replaced(
     def stop_the_first(event: Event) -> None:
         if not stopped and event["usage"]["done"] >= 10:
             monkeypatch.setattr(pool, "ANSWER_SECONDS", 3.0)
-            stopped.append(driver.crew.workers[0].handle._ray_actor_id)
-            os.kill(pid_of(driver.crew.workers[0].handle), signal.SIGSTOP)
-        elif stopped and driver.crew.workers and driver.crew.workers[0].handle._ray_actor_id != stopped[0]:
+            stopped.append(driver.pool.workers[0].handle._ray_actor_id)
+            os.kill(pid_of(driver.pool.workers[0].handle), signal.SIGSTOP)
+        elif stopped and driver.pool.workers and driver.pool.workers[0].handle._ray_actor_id != stopped[0]:
             monkeypatch.setattr(pool, "ANSWER_SECONDS", 60.0)
 
     driver = Answering(job, lambda: None, stop_the_first, idle=idle)
@@ -185,7 +185,7 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
 
     def kill(event: Event) -> None:
         limiter = ray.get_actor(limiter_name(server.base_url, STAGE.model), namespace=NAMESPACE)
-        due = [driver.crew.workers[0].handle, limiter][len(killed) :]
+        due = [driver.pool.workers[0].handle, limiter][len(killed) :]
         if due and event["usage"]["done"] >= 30 * (len(killed) + 1):
             killed.append(pid_of(due[0]))
             os.kill(killed[-1], signal.SIGKILL)
@@ -205,7 +205,7 @@ def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
     driver = driver_of(tmp_path)
     for number in range(40):
         for _ in range(5):
-            driver.crew.deaths.count(RuntimeError("out of memory"))
+            driver.pool.deaths.count(RuntimeError("out of memory"))
         driver._record_crash(f"r{number}")
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"crashed"}
 
