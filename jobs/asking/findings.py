@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from untold.jobs.asking.calling import plain_url
 from untold.jobs.settings.model import Settings, decoding_for
@@ -60,7 +61,7 @@ class Findings:
         known = self._read().get(self._key(stage)) if self.may_drop(stage) else None
         return Finding(**known) if known else None
 
-    def _read(self) -> dict[str, dict[str, object]]:
+    def _read(self) -> dict[str, dict[str, Any]]:
         """All findings of the store; none where it has no file of them that can be read."""
         if self.store is None:
             return {}

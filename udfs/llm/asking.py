@@ -310,7 +310,8 @@ class Asker:
         self._usage += Usage(asked_again=1)
         if unread:
             self._write(request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))
-            request.forget_tokens()
+            # The tokens of the next row are those of later calls
+            request.usage = Usage()
         request.begin_again(names_form=unread)
 
     def _write(self, row: Request, answer: Answer) -> None:

@@ -53,7 +53,7 @@ class Answer:
 
     `error_type` is None for a completion that can be read. `refused` means that the error speaks of the run and not of
     its row (key, credit, address or model), `about_tools` that it speaks of tools, `about_schema` of the schema that
-    was sent, `about_row` of the prompt's length or content. `unconnected` means that no connection was made.
+    was sent. `unconnected` means that no connection was made.
     `retry_after` is in seconds. Of an API that takes several rows at once, `parts` are the answers to each of them;
     `vector` is what an embedding model gives, instead of a text. `thinks`: thinking came beside the text; `misplaced`:
     the text stood where thinking belongs.
@@ -71,7 +71,6 @@ class Answer:
     refused: bool = False
     about_tools: bool = False
     about_schema: bool = False
-    about_row: bool = False
     thinks: bool = False
     misplaced: bool = False
     unconnected: bool = False
@@ -173,11 +172,6 @@ class Request:
         self.rounds += 1
         self.turn_due = True
         self.body, self.tokens = None, 0
-
-    def forget_tokens(self) -> None:
-        """Begins to count anew: what was spent so far is in a row."""
-        self.prompt_tokens = self.cached_prompt_tokens = self.completion_tokens = 0
-        self.estimated = False
 
     def release(self) -> int:
         """Ends the reservation of its call; the tokens that were reserved."""

@@ -89,9 +89,6 @@ _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|no
 _TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
 # Some name the field in a list of details and not in an error
 _SCHEMA_MESSAGE = re.compile(rb"response_?format|json_?schema|guided_json|structured[ _]output|grammar", re.I)
-_ABOUT_ROW = frozenset(
-    {"content_filter", "content_policy_violation", "context_length_exceeded", "exceed_context_size_error"}
-)
 _NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
 _LONGEST_MESSAGE = 500
 
@@ -358,7 +355,6 @@ def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answ
         refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and model_unknown),
         about_tools=status not in _NOT_ABOUT_TOOLS and bool(_TOOL_MESSAGE.search(message)),
         about_schema=status not in _NOT_ABOUT_TOOLS and bool(_SCHEMA_MESSAGE.search(content[:_LONGEST_MESSAGE])),
-        about_row=code in _ABOUT_ROW,
     )
 
 

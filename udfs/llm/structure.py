@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from untold.udfs.llm.calls import Answer, Request
 
 TAKEN, IGNORED, REFUSED, BROKEN, UNTRIED = "taken", "ignored", "refused", "broken", "untried"
-# What says that a body has a field too many, where it names none
-_BAD_REQUESTS = ("http_400", "http_422", "http_501")
 # What stands in a request by which its user asks for a form
 OWN_FIELDS = frozenset({"response_format", "guided_json", "guided_regex", "guided_grammar", "grammar", "json_schema"})
 
@@ -65,15 +63,10 @@ class Finding:
 
 
 def find(stage: Stage, answer: Answer, variables: Mapping[str, Any]) -> Finding | None:
-    """What an answer to a request with a schema says of the endpoint; None where that is nothing.
-
-    A bad request counts where the endpoint does not say that its row is bad: without the schema it is asked again.
-    """
-    kind = answer.error_type
-    of_others = answer.refused or answer.about_row or answer.about_tools
-    if answer.about_schema or (kind in _BAD_REQUESTS and not of_others):
+    """What an answer to a request with a schema says of the endpoint; None where that is nothing."""
+    if answer.about_schema:
         return Finding(REFUSED)
-    if answer.misplaced or kind == "empty":
+    if answer.misplaced or answer.error_type == "empty":
         return Finding(BROKEN)
     if answer.text is None or stage.structured is None:
         return None

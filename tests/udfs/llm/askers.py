@@ -50,12 +50,15 @@ class Run:
         parse: Callable[[str, Any], Any] = never_unparsable,
         stage: Stage = STAGE,
         answered_before: bool = False,
+        tries_schema: bool = False,
     ) -> None:
         self.settings = replace(settings, base_url=server.base_url)
         endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
         writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
-        work = Work("a", "run/stage", "run", stage, self.settings, answered_before=answered_before)
+        work = Work(
+            "a", "run/stage", "run", stage, self.settings, answered_before=answered_before, tries_schema=tries_schema
+        )
         self.asker = Asker(work, parse, endpoint, self._lease, writer)
 
     async def _lease(self, report: Report) -> Lease:
