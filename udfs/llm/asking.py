@@ -23,8 +23,8 @@ from untold.udfs.llm.records import completion_of
 from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, Standing, judge, remedy_of
 from untold.udfs.llm.script import Parse, Script, failed, script_of
 from untold.udfs.llm.segments import SegmentWriter
-from untold.udfs.llm.structure import SchemaTrial
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
+from untold.udfs.llm.trial import SchemaTrial
 from untold.udfs.llm.usage import Usage
 from untold.udfs.llm.waiters import Waiters
 from untold.udfs.stages.schemas import Form

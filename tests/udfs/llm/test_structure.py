@@ -1,4 +1,4 @@
-"""Schemas of stages over a real server: what is sent, what its answers say of the endpoint, and how it is asked then."""
+"""Schemas of stages over a real server: what is sent, and what its answers say of the endpoint."""
 
 from __future__ import annotations
 
