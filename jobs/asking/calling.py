@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
@@ -27,12 +26,6 @@ _TIMES = {
 }
 
 Section = Literal["llm", "embeddings", "search"]
-
-
-def plain_url(url: str) -> str:
-    """A URL without user, password and query, which may hold keys."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 
 
 def section_of(api: str) -> Section:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
-from untold.jobs.asking.calling import Section, plain_url, section_of
+from untold.jobs.asking.calling import Section, section_of
 from untold.jobs.asking.endpoint import key_remedy
 from untold.jobs.asking.lookups import RELATION, bind_embedding, bind_search
 from untold.jobs.run.terminal import Page, wrapped
-from untold.jobs.settings.lookups import BRAVE_URL
 from untold.jobs.settings.model import Settings, SettingsError
+from untold.jobs.settings.retrieval import BRAVE_URL
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
@@ -44,6 +45,12 @@ class Finding:
 
     def __str__(self) -> str:
         return redact(f"{self.state:4}  {self.about:17}  {self.text}")
+
+
+def plain_url(url: str) -> str:
+    """A URL without user, password and query, which may hold keys."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 
 
 def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> str:

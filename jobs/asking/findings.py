@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from untold.jobs.asking.calling import plain_url
 from untold.jobs.settings.model import Settings, decoding_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.structure import BROKEN, IGNORED, REFUSED, TAKEN, UNTRIED, Finding
@@ -71,8 +70,8 @@ class Findings:
             return {}
 
     def _key(self, stage: Stage) -> str:
-        """Endpoint and model, without what may be a secret in the address."""
-        return f"{plain_url(self.settings.llm.base_url or 'embedded')} {stage.model_key or stage.model}"
+        """Endpoint and model; settings take no address with a password."""
+        return f"{self.settings.llm.base_url or 'embedded'} {stage.model_key or stage.model}"
 
 
 def _describe(stage: Stage, found: Finding) -> str:

@@ -165,7 +165,7 @@ def _parse(source: str, line: int, name: str) -> nodes.Template:
     except TemplateSyntaxError as error:
         raise PromptError(f"{name} line {error.lineno + line - 1}: {error.message}") from error
     for node in tree.find_all(nodes.Node):
-        node.lineno += line - 1
+        node.lineno = (node.lineno or 1) + line - 1
     return tree
 
 
