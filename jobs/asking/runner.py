@@ -109,7 +109,7 @@ class StageRunner:
         """The stage as its endpoint can be asked, and its requests with their ids."""
         if self._spool.is_used and self._findings.tries(self.stages[name]):
             # Nobody waits for the first answer
-            self._findings.learn(self.stages[name], Finding(UNTRIED))
+            self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         return _Asking(stage, self._store_of(stage), requests, identified)

@@ -190,11 +190,11 @@ def revised_in(completion: str) -> list[Thing]:
 
 
 def relevances_in(completion: str) -> list[Thing]:
-    """What is rated, whatever statements were given. Raises `Unparsable` where nothing is."""
+    """What is rated, whatever statements were given. Raises `Unparsable` where nothing is, or numbers stand for it."""
     rated = _rated_records(completion, set()) or list(_rated_lines(completion, set()))
     things = [Thing(line.text, line.digit.value) for line in rated if line.digit]
-    if not things:
-        raise Unparsable("no rating from 1 to 5")
+    if all(map(_NUMBERED.fullmatch, (thing.text for thing in things))):
+        raise Unparsable("no rating from 1 to 5 beside its statement")
     return things
 
 
