@@ -15,13 +15,13 @@ from mkdocs.structure.files import File, Files
 
 from untold.jobs import tables
 from untold.jobs.cli.commands import COMMANDS
-from untold.jobs.cli.studies import COVERAGE_FORMATS, QUESTION_FORMATS
+from untold.jobs.cli.values import known_formats, question_formats
 from untold.jobs.metrics import METRICS
 from untold.jobs.settings.loading import describe, preset_names
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import find_template
 from untold.udfs.samples.adapters import FORMATS
-from untold.udfs.samples.claims import CLAIM_FORMATS
+from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
 from untold.udfs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,9 +74,14 @@ def commands() -> str:
 
 
 def settings() -> str:
-    rows = [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe()]
+    heads = ("setting", "default", "takes", "meaning")
+    usual, advanced = (
+        [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe(advanced=rare)]
+        for rare in (False, True)
+    )
     parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
-    parts += [table(("setting", "default", "takes", "meaning"), rows), "## Presets\n"]
+    parts += [table(heads, usual), "## Advanced settings\n\nFew runs need them.\n", table(heads, advanced)]
+    parts.append("## Presets\n")
     for name in preset_names():
         text = (ROOT / "conf" / "endpoints" / f"{name}.yaml").read_text(encoding="utf-8")
         parts.append(f"### {name}\n\n```yaml\n{text}```\n")
@@ -140,8 +145,8 @@ def stages() -> str:
 def formats() -> str:
     known = {
         "Samples (`untold score --format`)": (FORMATS, FORMATS),
-        "Questions (`untold generate --format`)": (QUESTION_FORMATS, FORMATS),
-        "Labelled coverage (`--dataset coverage --format`)": (COVERAGE_FORMATS, FORMATS),
+        "Questions (`untold generate --format`)": (question_formats(), FORMATS),
+        "Labelled coverage (`--dataset coverage --format`)": (known_formats("items"), FORMATS),
         "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
     }
     parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]

@@ -21,36 +21,10 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager, get_f
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from untold.graph.views import (
-    DRAWN_RELATIONS,
-    Graph,
-    claims_graph,
-    condensed_graph,
-    one_line,
-    order_statements,
-    raw_graph,
-    sources_graph,
-)
-
-__all__ = [
-    "DRAWN_RELATIONS",
-    "FORMATS",
-    "Graph",
-    "claims_graph",
-    "condensed_graph",
-    "draw_graph",
-    "make_figure",
-    "one_line",
-    "order_statements",
-    "raw_graph",
-    "save_figure",
-    "sources_graph",
-]
+from untold.graph.views import FORMATS, Graph, one_line
 
 Positions = dict[Hashable, tuple[float, float]]
 Lines = dict[str, list[tuple[Hashable, Hashable]]]
-
-FORMATS = ("svg", "png")
 
 MAX_NODES = 150  # more are not told apart on any screen
 MAX_EDGES = 2_000  # of entailment, and of contradiction: those of a full graph take minutes

@@ -62,7 +62,10 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
     worker = _Worker(request, display, Interrupts(display.note))
     if any(job.is_open for job in spool.jobs()):
         display.status("starting Ray")
-        start_ray(request.ray_address or request.given.ray.address)
+        try:
+            start_ray(request.ray_address or request.given.ray.address)
+        except RuntimeError as error:
+            raise SpoolError(str(error)) from error
         try:
             with worker.interrupts.installed():
                 worker.work(spool)

@@ -43,10 +43,10 @@ from untold.jobs.run.output import absolute
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import active_session, open_session
 from untold.jobs.score import ScoreRequest, score
-from untold.jobs.settings.layers import KNOWN
+from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, require
 from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
 
@@ -89,18 +89,31 @@ class Run(results.Run):
         self.dataset(name)
         return active_session().read.option("mergeSchema", "true").parquet((self.place / name).spark)
 
-    def compare(self, *others: results.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> dict[str, pa.Table]:
+    def compare(
+        self,
+        *others: results.Run,
+        metrics: Sequence[str] | None = None,
+        seed: int = 0,
+        undefined: str = "mean",
+    ) -> dict[str, pa.Table]:
         """Systems ranked and tested against each other, over this run and others, by Spark as `spark` uses it.
+
+        undefined: `mean`, or `zero`, which counts samples that state nothing as 0 where there was something to state.
 
         Returns:
             `systems`, best first within a metric, and `comparisons`, a row two systems (docs/contract.md, "Tables").
         """
         outputs = [self.directory, *(run.directory for run in others)]
-        found = compare(active_session(), outputs, metrics=metrics, seed=seed)
+        found = compare(active_session(), outputs, metrics=metrics, seed=seed, undefined=undefined)
         return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
 
     def plot(self) -> Figure:
-        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure."""
+        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.
+
+        Raises:
+            UntoldError: Matplotlib is not installed.
+        """
+        require("Run.plot", "study", "matplotlib", "networkx")
         from untold.jobs.plots import plot_means
 
         return plot_means(self.summary().to_pylist())
@@ -376,7 +389,7 @@ def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
     """
     for name, value in settings.items():
         key = f"{above}{name}"
-        if isinstance(value, Mapping) and key not in KNOWN:
+        if isinstance(value, Mapping) and key not in known_settings():
             yield from _dotted(value, f"{key}.")
         else:
             yield key, value

@@ -44,7 +44,7 @@ def combine_studies(
     """
     runs = [_open(study) for study in studies]
     _check_once(runs)
-    # Floors are of no model, and of no interest as averages
+    # Baselines are of no model, and of no interest as averages
     counts = [row for run in runs for row in _rows(run, "match_counts") if row["model"] is not None]
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.study.aggregate import interval_text
-from untold.jobs.study.lines import (
+from untold.jobs.summary.aggregate import interval_text
+from untold.jobs.summary.bands import (
     check_measured,
     count_distinct,
     draw_bands,
@@ -96,9 +96,7 @@ def curve_rows(values: Values, seed: int) -> Iterator[dict[str, Any]]:
         interval = bca_interval(list(values[line]), list(values[line].values()), seed=seed)
         yield {
             **dict(zip(("system", "ranking", "k"), line, strict=True)),
-            "mean": interval.mean,
-            "ci_low": interval.low,
-            "ci_high": interval.high,
+            **interval.columns("mean"),
             "n": values[line].total(),
         }
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claims import SUPPORTED
-from untold.udfs.facts.coverage import FACT, ICAT
+from untold.udfs.facts.aspect_coverage import FACT, ICAT
+from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.storage import read_lines
 
 METRIC = "icat"

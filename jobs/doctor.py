@@ -28,7 +28,7 @@ from untold.jobs.asking.prompts import checked_template
 from untold.jobs.run.session import JavaError, check_java, open_session
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
-from untold.jobs.settings.model import Settings, SettingsError
+from untold.jobs.settings.model import AUTO, Settings, SettingsError
 from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import Endpoint
@@ -320,7 +320,7 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
         api=llm.api,
         temperature=llm.temperature,
         top_p=llm.top_p,
-        max_tokens=min(TINY_TOKENS, llm.max_tokens) if llm.max_tokens else None,
+        max_tokens=TINY_TOKENS if llm.max_tokens == AUTO else llm.max_tokens and min(TINY_TOKENS, llm.max_tokens),
         extra_body=llm.extra_body,
         rated=rated,
     )

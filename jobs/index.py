@@ -15,9 +15,9 @@ from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import Texts, read_corpus
-from untold.jobs.retrieval.asking import Asking, bind_vectors, open_asking
 from untold.jobs.retrieval.catalogs import cache_of, catalog_in
 from untold.jobs.retrieval.making import CorpusError, Made, Maker
+from untold.jobs.retrieval.vector_engines import VectorEngines, bind_vectors, open_vector_engines
 from untold.jobs.retrieval.vectors import STAGE
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown, store_of
@@ -30,7 +30,7 @@ from untold.jobs.tables import FAILURES, ORDER, USAGE
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.building import is_begun
 from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
-from untold.udfs.retrieval.places import shard_folder
+from untold.udfs.retrieval.shard_files import shard_folder
 from untold.udfs.retrieval.shards import is_whole
 from untold.udfs.storage import Place
 
@@ -79,7 +79,7 @@ def index(request: IndexRequest, display: Display) -> IndexOutcome:
     small = count_bytes(request.input, store) < SMALL_BYTES
     with (
         Output(request.output, TABLES, request.overwrite, inputs=[request.input], store=store) as output,
-        open_asking(
+        open_vector_engines(
             settings,
             {STAGE: stage},
             display,
@@ -92,7 +92,7 @@ def index(request: IndexRequest, display: Display) -> IndexOutcome:
         return _index(request, output, asking)
 
 
-def _index(request: IndexRequest, output: Output, asking: Asking) -> IndexOutcome:
+def _index(request: IndexRequest, output: Output, asking: VectorEngines) -> IndexOutcome:
     """One start: claims, reads, makes what is missing, and names it in the manifest."""
     settings, digest = request.settings, asking.stages[STAGE].digest
     results = {"index": settings.index.model_dump(include=MADE_BY)}

@@ -23,9 +23,29 @@ from untold.jobs.study import agreement
 from untold.jobs.study.agreement import read_rows
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.averages import has_answered
-from untold.jobs.study.coverage import DATASET as COVERAGE
-from untold.jobs.study.covering import NEEDS, Items, Plan, label_items, write_study
-from untold.jobs.study.inputs import (
+from untold.jobs.study.claims_report import render as render_claims
+from untold.jobs.study.claims_study import DATASET as CLAIMS
+from untold.jobs.study.claims_study import (
+    ClaimVerdicts,
+    LabelledClaims,
+    evaluation_rows,
+    label_claims,
+    read_claims,
+    read_verdicts,
+)
+from untold.jobs.study.coverage_items import ItemVerdicts
+from untold.jobs.study.coverage_rows import DATASET as COVERAGE
+from untold.jobs.study.coverage_study import NEEDS, CoverageItems, CoveragePlan, label_items, write_study
+from untold.jobs.study.label_points import DATASETS, LMR
+from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
+from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
+from untold.jobs.study.meta_evaluation import Sheet as Sheet
+from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
+from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
+from untold.jobs.study.report import draw, render, with_published
+from untold.jobs.study.response_labels import add_overlap, find_points, resample_labels
+from untold.jobs.study.study_endpoints import all_costs, asker, verify_endpoints
+from untold.jobs.study.study_inputs import (
     MetaEvaluationError,
     ScoreTables,
     check_samples,
@@ -33,26 +53,6 @@ from untold.jobs.study.inputs import (
     read_score_tables,
     read_source_shares,
 )
-from untold.jobs.study.items import Verdicts
-from untold.jobs.study.labelled import add_overlap, find_points, resample_labels
-from untold.jobs.study.points import DATASETS, LMR
-from untold.jobs.study.report import draw, render, with_published
-from untold.jobs.study.requests import Endpoint as Endpoint
-from untold.jobs.study.requests import MetaEvaluationOutcome as MetaEvaluationOutcome
-from untold.jobs.study.requests import MetaEvaluationRequest as MetaEvaluationRequest
-from untold.jobs.study.requests import Sheet as Sheet
-from untold.jobs.study.requests import endpoint_of as endpoint_of
-from untold.jobs.study.running import all_costs, asker, verify_endpoints
-from untold.jobs.study.verifying import DATASET as CLAIMS
-from untold.jobs.study.verifying import (
-    Claims,
-    evaluation_rows,
-    label_claims,
-    read_claims,
-    read_verdicts,
-)
-from untold.jobs.study.verifying import Verdicts as ClaimVerdicts
-from untold.jobs.study.verifying_report import render as render_claims
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.samples.conversion import REQUIRED
@@ -147,7 +147,7 @@ def _study_claims(
 ) -> _Study:
     """Verdicts on claims against labels of these. Raises MetaEvaluationError for labels that cannot be used."""
     labelled = label_claims(request.input, samples)
-    claims = Claims(labelled.about, steps.keep(labelled.rows, "claims"))
+    claims = LabelledClaims(labelled.about, steps.keep(labelled.rows, "claims"))
     return _Study(
         partial(verify_endpoints, request, claims, display),
         partial(read_verdicts, claims, request.runs, request.metrics),
@@ -156,7 +156,7 @@ def _study_claims(
 
 
 def _write_claims(
-    output: Output, request: MetaEvaluationRequest, claims: Claims, verdicts: ClaimVerdicts
+    output: Output, request: MetaEvaluationRequest, claims: LabelledClaims, verdicts: ClaimVerdicts
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
     rows = evaluation_rows(claims, verdicts, clustered=request.cluster, seed=request.settings.statistics.seed)
@@ -193,14 +193,14 @@ def _study_coverage(
 
 
 def _write_coverage(
-    output: Output, request: MetaEvaluationRequest, items: Items, verdicts: Verdicts
+    output: Output, request: MetaEvaluationRequest, items: CoverageItems, verdicts: ItemVerdicts
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
-    plan = Plan(request.settings, request.runs, request.subset, request.cluster)
+    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster)
     return write_study(output, items, verdicts, plan, all_costs(request))
 
 
-def _check_models(endpoints: Sequence[Endpoint]) -> None:
+def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
     """Raises MetaEvaluationError where two endpoints have one model, or names that give one folder."""
     by_folder: dict[str, str] = {}
     for endpoint in endpoints:
@@ -216,7 +216,7 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
 def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own.
 
-    Of a study of coverage, the labels given and the model of its floors too.
+    Of a study of coverage, the labels given and the model of its baselines too.
     """
     identity: dict[str, Any] = {
         "dataset": request.dataset,
@@ -226,7 +226,7 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     }
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
-        identity |= {"covered": labels, "floors": request.settings.embeddings.model}
+        identity |= {"covered": labels, "baselines": request.settings.embeddings.model}
         # Only where there is one: what was studied before there were any stays as it is
         identity |= {"subset": str(request.subset)} if request.subset else {}
     return identity
@@ -287,7 +287,7 @@ def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEv
     return MetaEvaluationOutcome(code)
 
 
-def _score_request(request: MetaEvaluationRequest, endpoint: Endpoint) -> ScoreRequest:
+def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> ScoreRequest:
     """The run of one endpoint, as `untold score` would be asked for it."""
     assert request.metrics is not None
     return ScoreRequest(

@@ -35,12 +35,13 @@ from untold.jobs.settings.model import LlmSettings, Settings, prices_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limits
 from untold.udfs.stages import LOOKUPS
+from untold.udfs.stages.definitions import MAX_TOKENS
 from untold.udfs.stages.figures import Figures
 
 # Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
-# A model's own limit is not known; where a stage sends none, the default of llm.max_tokens stands for it.
-UNLIMITED_COMPLETION_TOKENS = int(LlmSettings.model_fields["max_tokens"].default)
+# A model's own limit is not known; this one stands for it where a stage sends none.
+UNLIMITED_COMPLETION_TOKENS = MAX_TOKENS
 MINUTES_PER_HOUR = 60
 # The columns of `untold.graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
@@ -407,7 +408,7 @@ class PlanningTools:
 def completion_limit(stage: Stage) -> int:
     """The most tokens that a completion of the stage may have, as it is asked for.
 
-    A stage that sends no limit is taken to have the default of llm.max_tokens, so that a plan has a number. Vectors and
+    A stage that sends no limit is taken to have `UNLIMITED_COMPLETION_TOKENS`, so that a plan has a number. Vectors and
     hits are no tokens.
     """
     if stage.name in LOOKUPS:

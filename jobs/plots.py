@@ -8,7 +8,8 @@ from typing import Any
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from untold.graph.drawing import STYLE, one_line
+from untold.graph.drawing import STYLE
+from untold.graph.views import one_line
 
 # Inches: a panel's width, its head and axis, and a system's line
 PANEL_WIDTH, PANEL_HEAD, LINE_HEIGHT = 5.0, 1.2, 0.3

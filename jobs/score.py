@@ -46,9 +46,9 @@ from untold.jobs.run.session import SMALL_BYTES, spark_schema
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted
 from untold.jobs.settings.model import Settings
-from untold.jobs.study import aggregate
-from untold.jobs.study.failures import dead_stages, explain_dead_stages
-from untold.jobs.study.run_summary import end_of_run
+from untold.jobs.summary import aggregate
+from untold.jobs.summary.failed_requests import dead_stages, explain_dead_stages
+from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import FAILURES, ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
@@ -390,7 +390,8 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     summary = aggregate.summarise(written["scores"], seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     measures = written.get("measures")
-    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    zeroed = {metric.name: metric.zeroed for metric in run.metrics}
+    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], zeroed, seed=seed)
     if measures is not None:
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, written["scores"])]

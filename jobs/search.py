@@ -18,10 +18,10 @@ from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import read_queries
-from untold.jobs.retrieval.asking import Asking, bind_vectors, open_asking
 from untold.jobs.retrieval.catalogs import cache_of, check_model, open_catalog
 from untold.jobs.retrieval.searching import Searcher, SearchError, distinct_queries
 from untold.jobs.retrieval.sources import query_key
+from untold.jobs.retrieval.vector_engines import VectorEngines, bind_vectors, open_vector_engines
 from untold.jobs.retrieval.vectors import STAGE
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown, store_of
@@ -94,9 +94,11 @@ def _search_one(
     """The hits of one query; unless the setting `store` says where, nothing of it is kept."""
     settings = request.settings
     _check_local(settings.spark.master)
+    if stages and settings.embeddings.base_url is not None and settings.llm.answering == "spool":
+        raise SearchError("--query needs llm.answering=here; with a spool use --queries and --output")
     with (
         tempfile.TemporaryDirectory(prefix="untold-search-") as folder,
-        open_asking(
+        open_vector_engines(
             settings,
             stages,
             display,
@@ -135,12 +137,12 @@ def _search_file(
     store = store_of(settings, output_path)
     with (
         Output(output_path, TABLES, request.overwrite, inputs=[request.queries, request.index], store=store) as output,
-        open_asking(settings, stages, display, output.run, wait=request.wait, retry_failed=retry) as asking,
+        open_vector_engines(settings, stages, display, output.run, wait=request.wait, retry_failed=retry) as asking,
     ):
         return _write_hits(request, catalog, output, asking)
 
 
-def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking: Asking) -> SearchOutcome:
+def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking: VectorEngines) -> SearchOutcome:
     """One start: reads, claims, searches, writes. An output with nothing left to ask is not touched."""
     spark = asking.engines.spark
     # In the output, which executors can read; before it is claimed, as it is the queries that say whose it is

@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,24 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.graph.drawing import (
+from untold.graph.views import (
     DRAWN_RELATIONS,
     FORMATS,
     Graph,
     claims_graph,
     condensed_graph,
-    draw_graph,
     one_line,
     order_statements,
     raw_graph,
     sources_graph,
 )
+from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.source_lines import Line
+from untold.jobs.metrics.views import Row, SampleRows, View, count, required
 from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.study.candidates import Candidates
-from untold.jobs.study.claims import Claims, Line
-from untold.jobs.study.facts import Facts, are_ranked, wanted
-from untold.jobs.study.failures import describe_failures
-from untold.jobs.study.stating import stating_lines, texts_of_contexts
+from untold.jobs.summary.failed_requests import describe_failures
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place
 
@@ -44,11 +42,6 @@ SHOWN_IDS = 3
 SHOWN_LENGTH = 80  # characters of an id in a message
 # Characters of a file's name or a title; names of files end at 255 bytes, and a sample_id and a metric share one
 NAME_LENGTH = 80
-# The metric whose statements are references, beside facts that nobody verifies
-RECALL = "longrecall"
-# Metrics that a setting caps the facts of; others leave out what names no source
-CAPPED = ("importance", RECALL)
-Row = Mapping[str, Any]
 
 
 class ShowError(UnreadableRunError):
@@ -66,20 +59,6 @@ class ShowRequest:
     raw: bool = False
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a run holds of one sample under one metric: rows of its tables, and of `samples` if there is one."""
-
-    score: Row
-    sample: Row | None
-    statements: Sequence[Row]
-    atoms: Sequence[Row]
-    relations: Sequence[Row]
-    failures: Sequence[Row]
-    claims: Claims = field(default_factory=Claims)
-    candidates: Candidates | None = None
-
-
 def show(request: ShowRequest) -> list[str]:
     """Prints a sample's response and statements, and writes the pictures asked for; gives the paths of those written.
 
@@ -93,13 +72,16 @@ def show(request: ShowRequest) -> list[str]:
     for number, shown in enumerate(found):
         _print([*([""] if number else []), *describe(shown)])
         if request.picture is not None:
-            place = _place(request.picture, shown.score, several=len(found) > 1)
+            place = _place(request.picture, shown.rows.score, several=len(found) > 1)
             paths += _draw(shown, place, form, raw=request.raw)
     return paths
 
 
-def _draw(shown: Shown, place: str, form: str, *, raw: bool) -> list[str]:
+def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
     """Writes the picture of a sample and says where it is; empty where there is nothing to draw."""
+    # Here, as texts are shown without the libraries of pictures
+    from untold.graph.drawing import draw_graph
+
     graph = make_graph(shown, raw=raw)
     if not graph:
         _print(["no picture: there is nothing to draw"])
@@ -126,7 +108,7 @@ def _open(output: str) -> Run:
     return run
 
 
-def _read(run: Run, request: ShowRequest) -> list[Shown]:
+def _read(run: Run, request: ShowRequest) -> list[View]:
     """What the run holds of the sample, a value for each metric shown, sorted. Raises ShowError for an unknown one."""
     # Words of a command line that are not UTF-8 hold lone surrogates, which Arrow refuses
     sample_id = request.sample.encode("utf-8", "replace").decode()
@@ -142,14 +124,12 @@ def _read(run: Run, request: ShowRequest) -> list[Shown]:
     return [_read_metric(run, sample_id, scores[metric], sample) for metric in wanted]
 
 
-def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Shown:
+def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> View:
     """What the run holds of one sample under the metric of its score."""
     of_metric = ds.field("metric") == score["metric"]
-    claims = _read_claims(run, sample_id, of_metric)
-    candidates = None
-    if score["metric"] == RECALL:
-        candidates = Candidates(_rows(run, "candidates", sample_id, of_metric), claims.claims)
-    return Shown(
+    metric = METRICS.get(score["metric"])
+    view = View if metric is None else metric.view
+    rows = SampleRows(
         score=score,
         sample=sample,
         statements=order_statements(_rows(run, "statements", sample_id, of_metric)),
@@ -157,19 +137,16 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Sh
         # Most pairs are neutral, and a sample may have millions
         relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(DRAWN_RELATIONS)),
         failures=_rows(run, "failures", sample_id, of_metric),
-        claims=claims,
-        candidates=candidates,
+        claims=_rows(run, "claims", sample_id, of_metric),
+        evidence=_rows(run, "evidence", sample_id, of_metric),
+        candidates=_rows(run, "candidates", sample_id, of_metric),
     )
-
-
-def _read_claims(run: Run, sample_id: str, of_metric: pc.Expression) -> Claims:
-    """The sample's claims, and of the chunks, which are of all samples, those that are shown."""
-    found = Claims(_rows(run, "claims", sample_id, of_metric), _rows(run, "evidence", sample_id, of_metric))
-    wanted = found.chunks_of_interest()
-    if not wanted or "chunks" not in run.tables:
-        return found
+    # Chunks are of all samples
+    wanted = view(rows).chunk_ids() if "chunks" in run.tables else []
+    if not wanted:
+        return view(rows)
     chunks = run.dataset("chunks").to_table(filter=ds.field("chunk_id").isin(wanted))
-    return replace(found, chunks=chunks.to_pylist())
+    return view(replace(rows, chunks=chunks.to_pylist()))
 
 
 def _rows(
@@ -215,49 +192,25 @@ def _quote(name: str) -> str:
     return f"'{shown if len(shown) <= SHOWN_LENGTH else shown[:SHOWN_LENGTH] + '…'}'"
 
 
-def make_graph(shown: Shown, *, raw: bool) -> Graph:
+def make_graph(shown: View, *, raw: bool) -> Graph:
     """The graph of a sample: of its statements, of its atoms (`raw`), or where there are none of its contexts."""
-    if shown.atoms:
+    rows = shown.rows
+    if rows.atoms:
         make = raw_graph if raw else condensed_graph
-        return make(shown.atoms, shown.relations, shown.statements)
-    if shown.claims.claims:
-        return claims_graph(wanted(shown.statements), shown.claims.claims)
-    return sources_graph(shown.statements, (shown.sample or {}).get("contexts") or ())
+        return make(rows.atoms, rows.relations, rows.statements)
+    if rows.claims:
+        return claims_graph(required(rows.statements), rows.claims)
+    return sources_graph(rows.statements, (rows.sample or {}).get("contexts") or ())
 
 
-def describe(shown: Shown) -> list[str]:
+def describe(shown: View) -> list[str]:
     """The lines that say what a sample covers and misses. No text of the run can move a terminal's cursor.
 
     Statements that are missing come first, as they are what a reader looks for; `*` marks the basis.
     """
-    missing = [row for row in shown.statements if not row["covered"]]
-    # Of a blank response there is no claim, and yet aspects that claims would cover
-    if are_ranked(shown.statements):
-        facts = Facts(shown.statements, shown.claims, texts_of_contexts(shown.sample))
-        return [*_head(shown, "verdict"), *_wrapped(facts.lines()), ""]
-    has_claims = bool(shown.claims.claims) or any(row.get("claims") is not None for row in shown.statements)
-    word, judged = _words(shown, has_claims)
-    lines = _head(shown, judged)
-    if shown.statements:
-        lines += ["", _missing_line(missing, word), *_statement_lines(missing, 1, shown)]
-        covered = shown.statements[len(missing) :]
-        lines += ["", f"covered: {_count(covered, word)}"]
-        lines += _statement_lines(covered, len(missing) + 1, shown)
-    return [*lines, *(_other_claims(shown) if has_claims else []), ""]
-
-
-def _head(shown: Shown, judged: str) -> list[str]:
-    """What every sample is shown with, whatever its statements are; `judged`: of what some may be unjudged."""
-    failed = [f"failed: {text}" for text in describe_failures(shown.failures)]
+    failed = [f"failed: {text}" for text in describe_failures(shown.rows.failures)]
     texts = (line for name in ("query", "response") for line in _text_lines(shown, name))
-    return [_heading(shown.score), *texts, _score_line(shown.score, judged), *failed]
-
-
-def _words(shown: Shown, has_claims: bool) -> tuple[str, str]:
-    """What a statement is called, and what is counted where it is unjudged."""
-    if shown.candidates is not None:
-        return "reference", "reference"
-    return ("aspect", "claim") if has_claims else ("statement", "pair")
+    return [_heading(shown.rows.score), *texts, _score_line(shown), *failed, *_wrapped(shown.lines()), ""]
 
 
 def _heading(score: Row) -> str:
@@ -266,12 +219,12 @@ def _heading(score: Row) -> str:
     return f"sample {one_line(score['sample_id'])}, metric {one_line(score['metric'])}{system}"
 
 
-def _of_sample(shown: Shown, column: str) -> str | None:
+def _of_sample(shown: View, column: str) -> str | None:
     """A text of the sample; None where the run has no such sample, or no text."""
-    return (shown.sample or {}).get(column)
+    return (shown.rows.sample or {}).get(column)
 
 
-def _text_lines(shown: Shown, column: str) -> Iterator[str]:
+def _text_lines(shown: View, column: str) -> Iterator[str]:
     """The lines of a text of the sample, as far as it has any."""
     text = _of_sample(shown, column)
     if text is None:
@@ -281,73 +234,27 @@ def _text_lines(shown: Shown, column: str) -> Iterator[str]:
         yield from _wrap(line, "  " if number else f"{column}: ", "  ")
 
 
-def _other_claims(shown: Shown) -> Iterator[str]:
-    """The claims that cover no aspect, grounded or not."""
-    covering = (name for row in shown.statements for name in row.get("claims") or ())
-    others = _wrapped((shown.candidates or shown.claims).others(covering))
-    return (line for part in ([""], others) for line in part)
-
-
 def _wrapped(lines: Iterable[Line]) -> Iterator[str]:
     for text, start, indent in lines:
         yield from _wrap(text, start, indent)
 
 
-def _score_line(score: Row, judged: str) -> str:
-    """The score with its bounds where they differ from it, its status, and what was counted; `judged`: of what."""
+def _score_line(shown: View) -> str:
+    """The score with its bounds where they differ from it, its status, and what was counted."""
+    score = shown.rows.score
     value = _number(score["score"])
     bounds = ""
     if score["score_low"] is not None and not score["score_low"] == score["score"] == score["score_high"]:
         bounds = f", between {_number(score['score_low'])} and {_number(score['score_high'])}"
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
-    unjudged = f", {_number_of(score['unjudged'], judged)} unjudged" if score["unjudged"] else ""
-    name = score["metric"]
-    reason = f"beyond {name}.max_facts left out" if name in CAPPED else "without a source dropped"
-    dropped = f", {score['dropped']:,} {reason}" if score.get("dropped") else ""
+    unjudged = f", {count(score['unjudged'], shown.unjudged)} unjudged" if score["unjudged"] else ""
+    dropped = f", {score['dropped']:,} {shown.dropped}" if score.get("dropped") else ""
     return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
 
 
 def _number(value: float | None) -> str:
     """A score to two decimals; `none` for null."""
     return "none" if value is None else f"{value:.2f}"
-
-
-def _missing_line(missing: Sequence[Row], word: str) -> str:
-    """How many statements are missing, and how many of them would make up for all (methods, section 5)."""
-    basis = sum(bool(row["in_basis"]) for row in missing)
-    told = f"; adding the {_number_of(basis, word)} marked * would complete the answer" if basis else ""
-    return f"missing: {_count(missing, word)}{told}"
-
-
-def _count(rows: Sequence[Row], word: str) -> str:
-    """How many rows there are, in words."""
-    return _number_of(len(rows), word)
-
-
-def _number_of(count: int, word: str) -> str:
-    """A number of things in words: `1 statement`, `2 statements`."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def _statement_lines(rows: Iterable[Row], first: int, shown: Shown) -> Iterator[str]:
-    """A statement's text with its number in the picture, the contexts that state it, and its other wordings.
-
-    Of one that is missing, the sentences that state it.
-
-    Of an aspect, the claims that cover it with what grounds them; of a reference the facts that cover it, or were shown
-    as candidates. `?` marks one that is not judged.
-    """
-    contexts = texts_of_contexts(shown.sample)
-    for number, row in enumerate(rows, first):
-        mark = "*" if row["in_basis"] else "?" if row["covered"] is None else " "
-        yield from _wrap(one_line(row["text"] or ""), f"{mark} {number:>3}  ", "       ")
-        yield from _wrapped(stating_lines(row["text"] or "", row["sources"], contexts, quoted=not row["covered"]))
-        for member in row["members"] or ():
-            if member != row["text"]:
-                yield from _wrap(one_line(member), "       also: ", "         ")
-        yield from _wrapped((shown.candidates or shown.claims).covering(row.get("claims")))
-        if shown.candidates is not None and not row["covered"]:
-            yield from _wrapped(shown.candidates.best(row))
 
 
 def _wrap(text: str, start: str, indent: str) -> list[str]:
@@ -365,9 +272,9 @@ def _print(lines: Iterable[str]) -> None:
         print(line.encode(encoding, "replace").decode(encoding))
 
 
-def _title(shown: Shown) -> str:
+def _title(shown: View) -> str:
     """The picture's title."""
-    score = shown.score
+    score = shown.rows.score
     return (
         f"{score['sample_id'][:NAME_LENGTH]} · {score['metric']} · score {_number(score['score'])} ({score['status']})"
     )

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.study.aggregate import interval_text
-from untold.jobs.study.lines import (
+from untold.jobs.summary.aggregate import interval_text
+from untold.jobs.summary.bands import (
     check_measured,
     count_distinct,
     draw_bands,
@@ -29,7 +29,7 @@ from untold.jobs.study.lines import (
     write_lines,
 )
 from untold.jobs.tables import BETA_SWEEP
-from untold.udfs.facts.coverage import COVERAGE, FACT, icat_score
+from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
 from untold.udfs.statistics.intervals import bca_interval
 
 METRIC, TABLE = "icat", "beta_sweep"
@@ -91,9 +91,7 @@ def sweep_rows(system: str | None, pairs: Pairs, betas: Iterable[float], seed: i
         yield {
             "system": system,
             "beta": beta,
-            "mean": interval.mean,
-            "ci_low": interval.low,
-            "ci_high": interval.high,
+            **interval.columns("mean"),
             "n": pairs.total(),
         }
 

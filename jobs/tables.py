@@ -76,22 +76,7 @@ STATEMENTS = pa.schema(
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {
-    "statements": (
-        "reference_id",
-        "claims",
-        "anchor",
-        "found_by",
-        "relevance",
-        "salience",
-        "weight",
-        "rank",
-        "kept",
-        "arecall",
-        "erecall",
-        "holistic",
-    )
-}
+ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :]}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -223,6 +208,10 @@ SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, over scored and failed
         ("mean_high", pa.float64()),
+        ("answer_rate", pa.float64()),  # of samples with something to state, those with a score
+        ("answer_ci_low", pa.float64()),  # 95 % Wilson
+        ("answer_ci_high", pa.float64()),
+        ("mean_zero", pa.float64()),  # mean where the others of these count as 0
     ]
 )
 # A measure over all samples of a metric, or over those of one system
@@ -239,6 +228,13 @@ MEASURES_SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, where there are any
         ("mean_high", pa.float64()),
+        ("answer_rate", pa.float64()),  # of samples with something to state, those with a value
+        ("answer_ci_low", pa.float64()),  # 95 % Wilson
+        ("answer_ci_high", pa.float64()),
+        (
+            "mean_zero",
+            pa.float64(),
+        ),  # mean where the others of these count as 0; null where 0 is not the worst
     ]
 )
 # ICAT of a system, or of all samples, under one beta
@@ -268,9 +264,9 @@ RECALL_CURVE = pa.schema(
 META_EVALUATION = pa.schema(
     [
         ("dataset", pa.string()),
-        ("metric", pa.string()),  # null, as model, for the floors
+        ("metric", pa.string()),  # null, as model, for the baselines
         ("model", pa.string()),
-        ("undefined", pa.string()),  # the convention: mismatch, zero or published
+        ("convention", pa.string()),  # of undefined scores: mismatch, zero or published
         ("measure", pa.string()),  # lmr, kappa, ...
         ("value", pa.float64()),  # null where the measure is undefined
         ("ci_low", pa.float64()),
@@ -282,17 +278,17 @@ META_EVALUATION = pa.schema(
         ("p_value", pa.float64()),  # of a correlation, two-sided
     ]
 )
-# A labelled sample under a metric of a model, or under a floor (docs/methods.md, section 6)
+# A labelled sample under a metric of a model, or under a baseline (docs/methods.md, section 6)
 COVERAGE = pa.schema(
     [
         ("sample_id", pa.string()),
         ("query_id", pa.string()),  # the query itself, or the sample, where none was given
-        ("metric", pa.string()),  # or the floor, whose model is null
+        ("metric", pa.string()),  # or the baseline, whose model is null
         ("model", pa.string()),
         ("human", pa.float64()),  # share of the labelled items that people found covered; null without any
         ("labelled", pa.int64()),  # items with a majority
         ("ties", pa.int64()),  # items whose annotators are split evenly: left out
-        ("value", pa.float64()),  # share of its items that the metric found covered, or what the floor is
+        ("value", pa.float64()),  # share of its items that the metric found covered, or what the baseline is
         ("true_positives", pa.int64()),  # labelled items that both found covered; null where the metric judged none
         ("false_positives", pa.int64()),  # that the metric alone did
         ("false_negatives", pa.int64()),  # that people alone did
@@ -331,7 +327,7 @@ MATCH_COUNTS = pa.schema(
         ("dataset", pa.string()),
         ("metric", pa.string()),
         ("model", pa.string()),
-        ("undefined", pa.string()),
+        ("convention", pa.string()),
         ("measure", pa.string()),
         ("scale", pa.int64()),  # points of a unit that matches in full
         ("points", pa.int64()),  # whole, so that equal ones meet
@@ -351,7 +347,7 @@ COMPARISONS = pa.schema(
         ("p_value", pa.float64()),
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg
         ("n", pa.int64()),  # units that both have points of
-        ("undefined", pa.string()),  # the convention that points are under
+        ("convention", pa.string()),  # that points are under
     ]
 )
 # A share that people found, with its 95 % interval (docs/methods.md, section 6)

@@ -193,23 +193,23 @@ def test_results_notebook_runs_where_nothing_was_scored(shown: dict[str, Shown],
     assert ("truncated" in cells["failures-count"]) == (name == "failures")
 
 
-LMR = (("lmr", 0.625, 0.5), ("kappa", None, None), ("floor_constant", 0.77, None))
+LMR = (("lmr", 0.625, 0.5), ("kappa", None, None), ("baseline_constant", 0.77, None))
 
 
 def label_rows(metrics: Sequence[str]) -> list[dict[str, Any]]:
     """Agreement with labels of whole responses."""
     names = {"dataset": "wikicontradict", "model": "<m>", "n": 40}
     return [
-        {**names, "metric": metric, "undefined": undefined, "measure": measure, "value": value, "ci_low": low}
+        {**names, "metric": metric, "convention": convention, "measure": measure, "value": value, "ci_low": low}
         | {"ci_high": None if low is None or value is None else value + 0.1}
         for metric in metrics
-        for undefined in ("mismatch", "zero", "published")
+        for convention in ("mismatch", "zero", "published")
         for measure, value, low in LMR
     ]
 
 
 def coverage_rows() -> list[dict[str, Any]]:
-    """Agreement with labels of items, and a floor, which has no model."""
+    """Agreement with labels of items, and a baseline, which has no model."""
     rows = [{"metric": metric, "model": "<m>", "measure": "f1", "value": 0.5} for metric in METRICS]
     rows += [{"metric": "word_overlap", "measure": "accuracy", "value": 0.25}]
     return [{"dataset": "coverage", "level": "item", "n": 40, **row} for row in rows]
@@ -233,7 +233,7 @@ def test_meta_evaluation_notebook_shows_agreement_and_comparisons(shown: dict[st
     cells = shown["study labels"]
     assert "finished; wikicontradict, 40 samples" in cells["open"]
     assert "<svg" in cells["figure"]
-    assert "floor: constant label" in cells["figure"]
+    assert "baseline: constant label" in cells["figure"]
     assert cells["agreement"].count("<tr>") == 1 + 9
     assert "0.625 [0.500, 0.725]" in cells["agreement"]
     assert "&lt;m&gt;" in cells["agreement"]

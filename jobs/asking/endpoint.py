@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import section_of
-from untold.jobs.settings.lookups import EmbeddingSettings, SearchSettings
 from untold.jobs.settings.model import LlmSettings, Settings
+from untold.jobs.settings.retrieval import EmbeddingSettings, SearchSettings
 from untold.udfs.llm.client import is_loopback
 
 # Some endpoints say 403 where others say 401; the client writes either as this

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
 from untold.jobs.asking.job import Job, job_from_json, job_to_json
-from untold.jobs.asking.snapshots import list_folder
+from untold.jobs.asking.snapshots import is_segment, list_folder
 from untold.jobs.run.locks import FolderLock
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.store_files import DamagedError, read_column
 from untold.udfs.llm.units import count_unit, list_units
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import without_secrets
@@ -42,7 +43,7 @@ class SpooledJob:
 
     @property
     def name(self) -> str:
-        """`<stage>-<digest>-<store>-<run>`."""
+        """`<stage>-<digest>-<store>-<part>-<run>`; store and part are hexadecimal."""
         return self.place.name
 
     @property
@@ -99,19 +100,25 @@ class SpooledJob:
         (self.place / f"{USAGE}{worker}.json").write_bytes(json.dumps(asdict(usage)).encode())
 
     def collect(self, folder: str) -> Usage:
-        """Copies the completions to a stage's folder and gives what they took, each time what is new alone."""
+        """Copies the completions to a stage's folder and gives what they took, each time what is new alone.
+
+        What a worker that was killed had not noted yet of its calls is not known; its answers count all the same.
+        """
         listing = list_folder(folder)
         known = {*listing.files, *(file.name for file in listing.replaced)}
         Place(folder).make_folder()
+        errors: list[str | None] = []
         for entry in Place(self.completions).entries():
-            if entry.name.endswith(".parquet") and entry.name[0] not in "._" and entry.name not in known:
+            if entry.name not in known and is_segment(entry.name):
                 entry.place.copy_whole(Place(folder) / entry.name)
+                with suppress(DamagedError):
+                    errors += read_column(entry.place, "error_type")
         used = Usage()
         for entry in self.place.entries():
             if entry.name.startswith(USAGE):
                 used += Usage(**json.loads(entry.place.read_bytes()))
                 entry.place.remove()
-        return used
+        return replace(used, done=len(errors), failed=sum(error is not None for error in errors))
 
     @contextmanager
     def locked(

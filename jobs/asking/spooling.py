@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 from untold.jobs.asking.answerers import Unanswered
 from untold.jobs.asking.endpoint import RunEndpoint
@@ -16,6 +17,9 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
 from untold.udfs.storage import Place
+
+# Of what tells the jobs of one stage and start apart: there are a few of them
+JOB_CHARACTERS = 8
 
 
 @dataclass
@@ -50,7 +54,7 @@ class SpoolAnswerer:
         if pending:
             known = spark.read.parquet(*pending).select("request_id")
             unanswered = replace(unanswered, rows=unanswered.rows.join(known, on="request_id", how="left_anti"))
-        job = spool.job(f"{prefix}{self.engines.run}")
+        job = spool.job(f"{prefix}{uuid4().hex[:JOB_CHARACTERS]}-{self.engines.run}")
         unanswered.write(self.settings, job.requests)
         if job.count_requests():
             base_url = self.endpoint.base_url(stage.api)

@@ -35,10 +35,11 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.lookups import COMMANDS as LOOKUPS
+from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 from untold.jobs.cli.values import bars, one_of, with_hint
+from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
@@ -221,6 +222,8 @@ def _show(options: Options) -> int:
 
     if options.raw and options.picture is None:
         raise click.UsageError("--raw goes with --picture")
+    if options.picture is not None:
+        require("show --picture", "study", "matplotlib", "networkx")
     show(ShowRequest(options.run, options.sample, options.metric, options.picture, options.raw))
     return 0
 

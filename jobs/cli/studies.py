@@ -29,22 +29,26 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.values import count, known_metrics, metric_names, names, one_of, weights, whole_number
+from untold.jobs.cli.values import (
+    CONTEXTS_APART,
+    claim_formats,
+    count,
+    known_formats,
+    known_metrics,
+    metric_names,
+    names,
+    one_of,
+    question_formats,
+    studied,
+    study_formats,
+    weights,
+    whole_number,
+)
 from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
-    from untold.jobs.meta_evaluate import Endpoint, Sheet
-
-# Data sets that people have labelled, or whose contexts say what is right (methods, section 6)
-META_DATASETS = ("wikicontradict", "conflictbank", "coverage", "claims")
-# Layouts of samples with labelled items; without one they are samples as they are
-COVERAGE_FORMATS = ("realsumm", "k_qa", "k_qa_questions", "expertqa")
-# Layouts of labelled claims; without one they are rows of claim, evidence and label
-CLAIM_FORMATS = ("expertqa", "factscore")
-# Questions whose contexts lie in a second file, and questions that bring theirs, or have none
-CONTEXTS_APART = "eli5_category"
-QUESTION_FORMATS = (CONTEXTS_APART, "trec_web", "expertqa", "qampari", "romqa", "longfact")
+    from untold.jobs.meta_evaluate import Sheet, StudyEndpoint
 
 
 def _generate(options: Options) -> int:
@@ -113,11 +117,20 @@ def _compare(options: Options) -> int:
             seed=settings.statistics.seed,
             notify=display.note,
             cluster=options.cluster,
+            undefined=options.undefined,
         )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_lines(comparison_lines(found, page_of(sys.stdout), every=options.all, clustered=options.cluster))
+        print_lines(
+            comparison_lines(
+                found,
+                page_of(sys.stdout),
+                every=options.all,
+                clustered=options.cluster,
+                undefined=options.undefined,
+            )
+        )
     return 0
 
 
@@ -254,7 +267,7 @@ def _check_coverage(options: Options) -> None:
         given += ["--format"] if options.format is not None and options.dataset != "claims" else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
-    elif options.format not in (None, *COVERAGE_FORMATS):
+    elif options.format not in (None, *known_formats("items")):
         raise click.UsageError(f"--format {options.format} is of --dataset claims")
     elif options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which coverage has not")
@@ -268,7 +281,7 @@ def _check_claims(options: Options) -> None:
         raise click.UsageError("--metric goes with --scores: claims are judged by the stage verify_claim")
     if options.annotation_sheet:
         raise click.UsageError("--annotation-sheet draws from labels of whole responses, which claims have not")
-    if options.format not in (None, *CLAIM_FORMATS):
+    if options.format not in (None, *claim_formats()):
         raise click.UsageError(f"--format {options.format} is of --dataset coverage")
 
 
@@ -351,8 +364,8 @@ def _run_meta_evaluate(options: Options) -> int:
 def _check_labelled(options: Options) -> ReadOptions:
     """How the input of a study is read. Raises what `check_samples` raises."""
     from untold.jobs.inputs.checking import adapter_of
-    from untold.jobs.study.covering import NEEDS
-    from untold.jobs.study.verifying import layout_of
+    from untold.jobs.study.claims_study import layout_of
+    from untold.jobs.study.coverage_study import NEEDS
 
     if options.dataset == "claims":
         return check_samples(options, (), layout_of(options.format))
@@ -361,7 +374,7 @@ def _check_labelled(options: Options) -> ReadOptions:
     return check_samples(options, NEEDS, adapter_of(name))
 
 
-def _sheet_of(options: Options, endpoints: Sequence[Endpoint]) -> Sheet | None:
+def _sheet_of(options: Options, endpoints: Sequence[StudyEndpoint]) -> Sheet | None:
     """The annotation sheet of `--annotation-sheet`, or None; the first endpoint restates the answers of qa on it.
 
     Scores that exist need no endpoint, but a sheet of qa does: one that the settings name, if any, is taken for it.
@@ -379,7 +392,7 @@ _QUESTIONS = [
     Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),
     Option("--output", "DIR", "where the tables go", required=True),
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
-    Option("--format", "NAME", f"a known data set: {', '.join(QUESTION_FORMATS)}", read=one_of(QUESTION_FORMATS)),
+    Option("--format", "NAME", "a known data set", names=question_formats, read=one_of(question_formats)),
     Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
     *READ_OPTIONS,
     RANDOM_OPTION,
@@ -389,6 +402,13 @@ _COMPARED = [
     Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
+    Option(
+        "--undefined",
+        "HOW",
+        "rank by the mean of the scores (mean, the default), or with 0 for samples that state nothing (zero)",
+        read=one_of(("mean", "zero")),
+        default="mean",
+    ),
     flag("--all", "print all pairs, and not only those that differ by more than chance"),
     flag("--json", "print JSON"),
 ]
@@ -402,7 +422,7 @@ _SCORES = (
     "METRIC:JUDGE=DIR where each metric has a judge of its own"
 )
 _LABELLED = [
-    Option("--dataset", "NAME", " or ".join(META_DATASETS), read=one_of(META_DATASETS)),
+    Option("--dataset", "NAME", "what people have labelled", names=studied, read=one_of(studied)),
     Option("--input", "PATH", "the data set's file"),
     Option("--output", "DIR", "where runs, tables and report go", required=True),
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
@@ -410,12 +430,7 @@ _LABELLED = [
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
-    Option(
-        "--format",
-        "NAME",
-        f"a known data set: of coverage {', '.join(COVERAGE_FORMATS)}, of claims {', '.join(CLAIM_FORMATS)}",
-        read=one_of(tuple(dict.fromkeys((*COVERAGE_FORMATS, *CLAIM_FORMATS)))),
-    ),
+    Option("--format", "NAME", "a data set of coverage or claims", names=study_formats, read=one_of(study_formats)),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     *READ_OPTIONS,
@@ -440,12 +455,16 @@ COMMANDS: dict[str, click.Command] = {
     ),
     "compare": Command("rank systems by their scores", _compare, [*_COMPARED, *settings_options()]),
     "combine-studies": Command(
-        "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
+        "average meta-evaluations over data sets",
+        _combine_studies,
+        [*_COMBINED, *settings_options()],
+        needs=("matplotlib", "networkx"),
     ),
     "meta-evaluate": Command(
         "evaluate metrics against human labels",
         _meta_evaluate,
         [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
+        needs=("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu"),
     ),
     "sweep": Command(
         "weigh coverage against factuality over a range: ICAT by beta",
@@ -455,6 +474,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
     "curve": Command(
         "draw recall of the most important facts against their number",
@@ -463,5 +483,6 @@ COMMANDS: dict[str, click.Command] = {
             Argument("run", "RUN", "an output of untold score with the metric importance"),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
 }

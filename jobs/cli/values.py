@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from untold.udfs.hints import did_you_mean, near_misses
 
+# Questions whose contexts lie in a second file
+CONTEXTS_APART = "eli5_category"
+
 
 def with_hint(message: str, word: str, known: Iterable[str]) -> str:
     """The message, and which of the known words may have been meant.
@@ -18,10 +21,11 @@ def with_hint(message: str, word: str, known: Iterable[str]) -> str:
     return f"{message}; {near}" if near else message
 
 
-def one_of(known: Sequence[str]) -> Callable[[str], str]:
+def one_of(words: Sequence[str] | Callable[[], Sequence[str]]) -> Callable[[str], str]:
     """Reads one of these words. What it gives raises ValueError for any other."""
 
     def read(text: str) -> str:
+        known = words() if callable(words) else words
         if text not in known:
             raise ValueError(with_hint(f"invalid choice: {text!r} (choose from {', '.join(known)})", text, known))
         return text
@@ -45,11 +49,33 @@ def known_metrics() -> Sequence[str]:
     return list(METRICS)
 
 
-def known_formats() -> Sequence[str]:
-    """The names of the data sets that samples may be read from."""
+def known_formats(use: str | None = None) -> Sequence[str]:
+    """The names of the data sets that samples may be read from, or of those of one use (`Adapter.uses`)."""
     from untold.udfs.samples.adapters import FORMATS
 
-    return list(FORMATS)
+    return [name for name, adapter in FORMATS.items() if use is None or use in adapter.uses]
+
+
+def question_formats() -> Sequence[str]:
+    """The names of the data sets of questions."""
+    return [CONTEXTS_APART, *known_formats("questions")]
+
+
+def claim_formats() -> Sequence[str]:
+    """The names of the data sets of labelled claims."""
+    from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, PLAIN
+
+    return [name for name in CLAIM_FORMATS if name != PLAIN]
+
+
+def study_formats() -> Sequence[str]:
+    """The names of the data sets of labelled items, and of labelled claims."""
+    return list(dict.fromkeys([*known_formats("items"), *claim_formats()]))
+
+
+def studied() -> Sequence[str]:
+    """What `untold meta-evaluate --dataset` may be: a data set of labelled responses, labelled items, or claims."""
+    return [*known_formats("labels"), "coverage", "claims"]
 
 
 def metric_names(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import PurePath
 
 from untold.jobs.inputs.files import (
-    Facts,
+    FileFacts,
     InputFile,
     ReadOptions,
     SampleError,
@@ -24,9 +24,7 @@ from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import Tally
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, QUESTION_ID, REQUIRED
-from untold.udfs.samples.files import encoding_of
-from untold.udfs.samples.plain import Names, given
-from untold.udfs.samples.records import (
+from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
     READ_ERRORS,
     READERS_OF_PARTS,
@@ -36,6 +34,8 @@ from untold.udfs.samples.records import (
     UnreadableFileError,
     describe_break,
 )
+from untold.udfs.samples.files import encoding_of
+from untold.udfs.samples.plain import Names, given
 
 # Of an input of thousands of files the first tell what there is to tell before a start
 CHECKED_FILES = 20
@@ -132,19 +132,19 @@ def check_input(
         raise SampleError(f"{path}: no samples in it; give a file with at least one row")
 
 
-def with_names(facts: Mapping[int, Facts], files: Sequence[InputFile], names: Names) -> dict[int, Facts]:
+def with_names(facts: Mapping[int, FileFacts], files: Sequence[InputFile], names: Names) -> dict[int, FileFacts]:
     """The facts of files with our columns among those that they have under other names."""
-    found = {number: facts.get(number, Facts()) for number in range(len(files))}
+    found = {number: facts.get(number, FileFacts()) for number in range(len(files))}
     return {
         number: replace(one, columns=one.columns | given(names, one.columns.union(files[number].types)))
         for number, one in found.items()
     }
 
 
-def _head(file: InputFile, read: Reader | None, columns: Mapping[str, str]) -> Facts:
+def _head(file: InputFile, read: Reader | None, columns: Mapping[str, str]) -> FileFacts:
     """What the first rows of a file tell, or the footer of Parquet; `read` is how an adapter reads files of its own."""
     if file.kind == "parquet":
-        return Facts(frozenset(file.types), rows=sum(file.row_groups))
+        return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
     length = HEAD_BYTES if file.kind == "lines" else 0
     unit = Unit(0, file.path, file.kind, length=length, encoding=file.encoding, delimiter=file.delimiter)
     found, tally = set(file.types), Tally()
@@ -152,14 +152,14 @@ def _head(file: InputFile, read: Reader | None, columns: Mapping[str, str]) -> F
         for record in islice(tally.rows(unit, read or READERS_OF_PARTS[file.kind], columns), HEAD_ROWS):
             found.update(record.values)
     except (UnreadableFileError, *READ_ERRORS) as error:
-        return Facts(problem=describe_break(error))
-    return Facts(frozenset(found), rows=tally.rows_read)
+        return FileFacts(problem=describe_break(error))
+    return FileFacts(frozenset(found), rows=tally.rows_read)
 
 
 def check_columns(
     path: str,
     files: Sequence[InputFile],
-    facts: Mapping[int, Facts],
+    facts: Mapping[int, FileFacts],
     required: Sequence[str],
     renaming: Mapping[str, str],
 ) -> None:
@@ -170,7 +170,7 @@ def check_columns(
     problems = []
     union: set[str] = set()
     for number, file in enumerate(files):
-        found = facts.get(number, Facts())
+        found = facts.get(number, FileFacts())
         columns = set(found.columns).union(file.types)
         union |= columns
         needed = dict.fromkeys((*required, *renaming))

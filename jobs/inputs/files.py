@@ -16,15 +16,7 @@ from pyspark.sql import types as T
 
 from untold.jobs.inputs.column_types import spark_type
 from untold.udfs.errors import UserError
-from untold.udfs.samples.files import (
-    COMPRESSIONS,
-    UTF_8,
-    compression_of,
-    cuts_lines,
-    encoding_of,
-    is_remote,
-)
-from untold.udfs.samples.records import (
+from untold.udfs.samples.file_records import (
     READ_ERRORS,
     Unit,
     UnreadableFileError,
@@ -33,6 +25,14 @@ from untold.udfs.samples.records import (
     json_kind,
     open_parquet,
     renamed,
+)
+from untold.udfs.samples.files import (
+    COMPRESSIONS,
+    UTF_8,
+    compression_of,
+    cuts_lines,
+    encoding_of,
+    is_remote,
 )
 from untold.udfs.samples.shapes import Shape, merge_columns
 from untold.udfs.storage import Place, local_path
@@ -93,7 +93,7 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Facts:
+class FileFacts:
     """What reading a file to its end has found: columns, the shapes of those carried along, rows, and what is wrong."""
 
     columns: frozenset[str] = frozenset()
@@ -101,11 +101,11 @@ class Facts:
     rows: int = 0
     problem: str | None = None
 
-    def merge(self, other: Facts) -> Facts:
+    def merge(self, other: FileFacts) -> FileFacts:
         """The facts of both, which are parts of one file; of two problems the first."""
         shapes = merge_columns(self.shapes, other.shapes)
         columns, rows = self.columns | other.columns, self.rows + other.rows
-        return Facts(columns, shapes, rows, self.problem or other.problem)
+        return FileFacts(columns, shapes, rows, self.problem or other.problem)
 
 
 def find_files(path: str) -> list[InputFile]:

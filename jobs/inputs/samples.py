@@ -25,7 +25,7 @@ from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, 
 from untold.jobs.inputs.column_types import carried_types
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
-from untold.jobs.inputs.places import Parts, read_parts, with_row
+from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
 from untold.udfs.samples.adapters import FORMATS, Adapter

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from untold.jobs.inputs.checking import check_columns, describe_left_out, input_files, with_names
 from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
-from untold.jobs.inputs.places import Parts, read_parts, with_row
+from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.workspace import Workspace
 from untold.udfs.samples.plain import Names, read_plain
 

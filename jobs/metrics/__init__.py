@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from untold.jobs.metrics import e2e, icat, importance, longrecall, nli, qa
-from untold.jobs.metrics.base import Metric
-from untold.jobs.settings.model import Settings
+from untold.jobs.metrics.settings import GROUP
 from untold.udfs.errors import UserError
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.registry import Registry
 
-GROUP = "untold.metrics"
-"""The entry points by which other packages add metrics."""
+if TYPE_CHECKING:
+    from untold.jobs.metrics.base import Metric
+    from untold.jobs.settings.model import Settings
 
+# Loaded when they are looked up: settings need the package's names, and metrics import Spark
 METRICS: Registry[Metric] = Registry(
-    (e2e.METRIC, nli.METRIC, qa.METRIC, icat.METRIC, importance.METRIC, longrecall.METRIC), GROUP
+    (),
+    GROUP,
+    places={
+        name: f"untold.jobs.metrics.{name}:METRIC" for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall")
+    },
 )
 
 

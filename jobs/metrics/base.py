@@ -10,7 +10,9 @@ from pyspark.sql import Column, DataFrame
 
 from untold.graph.distributed import Condensed
 from untold.jobs.asking.requests import Requests
+from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import stages_of_knowledge
+from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.udfs.stages.figures import Figures
 
@@ -61,54 +63,58 @@ LOOKED_UP = ("knowledge", "index", "embeddings", "search")
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a plan takes for granted where nothing is known.
+    """What a plan takes for granted where nothing is known."""
 
-    `results`: for each stage the output of a request that was not answered, never less and never shorter than what
-    could come, as columns over the stage's variables. `settings`: those to plan under, where some settings make what
-    is asked depend on answers; stages of `at_most` may then be asked less than is counted. `likely` gives the same
-    outputs as they are in the mean (`untold.jobs.metrics.likely`), by the figures of the metric's stages.
-    """
-
+    # Those to plan under: some settings make what is asked depend on answers
     settings: Settings
+    # By stage the output of a request that was not answered, never less and never shorter than what could come, as
+    # columns over the stage's variables
     results: Mapping[str, Mapping[str, Column]]
-    # By the names of stages; under nli.skip_implied how many pairs are implied is known only from the answers
+    # Stages that may be asked less than is counted, as under nli.skip_implied, where answers say what is implied
     at_most: frozenset[str] = frozenset()
-    # From the figures of its stages to what `results` are in the mean; without, these are what is expected too
+    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.likely`); without, these
+    # are what is expected too
     likely: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as the jobs see it.
-
-    `stages` that it asks, in order; `settings` that its results depend on besides those of its stages, by dotted key or
-    section, None where it may be any; `tables` that it gives,
-    `needs`, the columns that samples must have; `reads`, those of `udfs.samples.conversion.OPTIONAL` that it reads
-    where they are there; `retrieves`, whether it looks facts up, which asks stages of its own and may need contexts, or
-    the column of `looks_in`;
-    `assume`, for a plan; `score`, from valid samples (columns of the table `samples`) to rows of its tables. One row a
-    sample of `scores`, and every failed request in `failures`. `unknown`: its measures, one row a sample of `measures`,
-    each with the bounds of a sample of which nothing is known. `digests`: of files that settings name, by the setting:
-    what they hold belongs to an output; a file that cannot be used is an error here, before anything is paid for.
-    `pooled`: from the tables measures and scores as they were written, further rows of `measures_summary`, of what is
-    no mean over samples. `dropped`: what samples with `dropped` in the table `scores` lack, where a run is to say that
-    there are some.
-    """
+    """A metric as the jobs see it. All that a metric brings stands here; the jobs name none."""
 
     name: str
+    # The stages that it asks, in order
     stages: Callable[[Settings], tuple[str, ...]]
+    # From valid samples (columns of the table `samples`) to rows of its tables: one row a sample of `scores`, every
+    # failed request in `failures`
     score: Callable[[DataFrame, Tools, Settings], Tables]
+    # What a plan takes for granted
     assume: Callable[[Settings], Assumptions]
     tables: tuple[str, ...] = ("statements", "scores", "failures")
+    # The columns that samples must have
     needs: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ("query", "response", "contexts")
-    settings: tuple[str, ...] | None = None
-    retrieves: bool = False
+    # Columns of `udfs.samples.conversion.OPTIONAL` that it reads where they are there
     reads: tuple[str, ...] = ()
-    unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
+    # Settings of its own, by section: `{"toy": ToySettings}` adds `toy.*`, and `settings.of(ToySettings)` reads them
+    sections: Mapping[str, type[Section]] = field(default_factory=dict)
+    # Settings that its results depend on besides those of its stages, by dotted key or section; None: it may be any
+    settings: tuple[str, ...] | None = None
+    # Digests of the files that settings name, by setting: what they hold belongs to an output. Raises UserError for a
+    # file that cannot be used, before anything is paid for
     digests: Callable[[Settings], Mapping[str, str]] | None = None
+    # Whether it looks facts up, which asks stages of its own and may need contexts, or the column of `looks_in`
+    retrieves: bool = False
     looks_in: str = "contexts"
+    # Its measures, one row a sample of `measures`, each with the bounds of a sample of which nothing is known
+    unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
+    # From the tables measures and scores, as they were written, further rows of `measures_summary`: of what is no mean
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
+    # What samples with `dropped` in the table `scores` lack, where a run is to say that there are some
     dropped: str | None = None
+    # Measures that are undefined where a response states nothing, and count as 0 in `mean_zero` then; such a response
+    # has the measure `claims` 0
+    zeroed: tuple[str, ...] = ()
+    # What `untold show` prints of a sample
+    view: type[View] = View
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""

@@ -13,26 +13,28 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.claims import (
+from untold.jobs.metrics.claim_lines import ClaimView
+from untold.jobs.metrics.contexts import MARK
+from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
+from untold.jobs.metrics.grounded_claims import (
     Grounded,
     chunk_rows,
     claim_failures,
-    claim_id,
     claim_rows,
+    covered_statements,
     evidence_rows,
     ground_claims,
 )
-from untold.jobs.metrics.contexts import MARK
-from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
 from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
-from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claims import CLAIMS, SUPPORTED, number_claims
-from untold.udfs.facts.coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
-from untold.udfs.facts.coverage import CLAIMS as COUNT
+from untold.udfs.facts.aspect_coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
+from untold.udfs.facts.aspect_coverage import CLAIMS as COUNT
+from untold.udfs.facts.claim_verdicts import CLAIMS, SUPPORTED, number_claims
 from untold.udfs.facts.qrels import ANNOTATIONS, QrelsError, annotated_documents, digest_of_qrels
 
 NAME = "icat"
@@ -242,11 +244,10 @@ def _conclude(gathered: DataFrame, aligned: DataFrame | None, settings: Settings
 def _tables(samples: DataFrame, found: _Found, verifier: str) -> Tables:
     judged = _with_status(samples, found)
     asked = [failure_rows(NAME, stage, rows) for stage, rows in found.asked.items()]
-    unknown = judged.where(~F.col("status").isin(*JUDGED))
     return {
-        "statements": _statement_rows(judged),
-        "scores": _score_rows(judged),
-        "measures": _measure_rows(judged).unionByName(unknown_measures(unknown, NAME, UNKNOWN)),
+        "statements": covered_statements(judged.where(F.col("status").isin(*JUDGED)), NAME),
+        "scores": measured_scores(judged, NAME, ICAT, F.lit(0)),
+        "measures": measure_rows(judged, NAME, UNKNOWN),
         "claims": claim_rows(NAME, found.claims, found.grounded.claims),
         "evidence": evidence_rows(NAME, found.grounded),
         "chunks": chunk_rows(found.grounded.hits),
@@ -274,59 +275,19 @@ def _with_status(samples: DataFrame, found: _Found) -> DataFrame:
     return joined.withColumn("status", status)
 
 
-def _measure(name: str) -> Column:
-    """A measure of a concluded sample: struct<measure, value, value_low, value_high>."""
-    return F.filter("measures", lambda one: one["measure"] == name)[0]
-
-
-def _score_rows(judged: DataFrame) -> DataFrame:
-    """The table `scores`: the score is ICAT, and aspects are what is covered or not."""
-    icat = _measure(ICAT)
-    return judged.select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        "system",
-        *bounded(icat["value"], icat["value_low"], icat["value_high"]),
-        *map(counted, ("covered", "uncovered", "unjudged")),
-        F.when(F.col("status").isin(*JUDGED), F.lit(0)).cast("long").alias("dropped"),
-        "status",
-    )
-
-
-def _measure_rows(judged: DataFrame) -> DataFrame:
-    """The table `measures`, of samples of which something is known."""
-    known = judged.where(F.col("status").isin(*JUDGED))
-    return known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("measures"))
-
-
-def _statement_rows(judged: DataFrame) -> DataFrame:
-    """The table `statements`: the aspects, each with the claims that cover it."""
-    known = judged.where(F.col("status").isin(*JUDGED)).select("sample_id", F.inline("statements"))
-    texts = F.lit(None).cast("array<string>")
-    return known.select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        claim_id(NAME, "number").alias("statement_id"),
-        "text",
-        "covered",
-        F.lit(None).cast("boolean").alias("in_basis"),
-        texts.alias("sources"),
-        texts.alias("members"),
-        "reference_id",
-        F.transform("claims", lambda position: claim_id(NAME, position)).alias("claims"),
-    )
-
-
 METRIC = Metric(
     name=NAME,
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: IcatSettings},
     settings=(NAME, "grounding"),
     tables=TABLES,
     needs=needs,
     retrieves=True,
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
+    zeroed=(FACT, COVERAGE, ICAT),
     digests=digests,
+    view=ClaimView,
 )

@@ -13,15 +13,18 @@ from pyspark.sql import functions as F
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
+from untold.jobs.metrics.fact_lines import FactView
 from untold.jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
 from untold.jobs.metrics.importance_pooled import pool_measures
-from untold.jobs.metrics.importance_tables import NAME, Found, make_tables, unknown_bounds
-from untold.jobs.metrics.owners import Owners, find_evidence, find_owners
+from untold.jobs.metrics.importance_tables import NAME, ImportanceFindings, make_tables, unknown_bounds
 from untold.jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
-from untold.jobs.metrics.verifying import verify_claims
+from untold.jobs.metrics.settings import ImportanceSettings
+from untold.jobs.metrics.shared_evidence import Owners, find_evidence, find_owners
+from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claims import CLAIMS, number_claims
+from untold.udfs.facts.claim_verdicts import CLAIMS, number_claims
+from untold.udfs.facts.importance_measures import F1, PRECISION, RECALL, WEIGHTED
 from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
 from untold.udfs.samples.conversion import EITHER
 
@@ -54,7 +57,9 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     checked = tools.ask(CHECK, _to_check(gathered, settings))
     concluded = tools.keep(_conclude(gathered, checked, settings), "concluded")
     asked = {EXTRACT_CLAIMS: extracted, CHECK: checked}
-    return make_tables(samples, Found(owners, evidence, facts, claims, verified, gathered, concluded, asked), settings)
+    return make_tables(
+        samples, ImportanceFindings(owners, evidence, facts, claims, verified, gathered, concluded, asked), settings
+    )
 
 
 def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
@@ -163,6 +168,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: ImportanceSettings},
     settings=(NAME, "summarise_contexts"),
     tables=TABLES,
     needs=needs,
@@ -171,5 +177,7 @@ METRIC = Metric(
     unknown=unknown_bounds,
     looks_in=EITHER,
     pooled=pool_measures,
+    zeroed=(PRECISION, RECALL, WEIGHTED, F1),
     dropped="facts beyond importance.max_facts, which were left out",
+    view=FactView,
 )

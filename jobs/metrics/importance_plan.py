@@ -23,11 +23,11 @@ from untold.jobs.metrics.likely import (
 )
 from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
 from untold.jobs.metrics.reference_facts import RATE, RELATE
-from untold.jobs.metrics.verifying import VERIFY
+from untold.jobs.metrics.verified_claims import VERIFY
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claims import SUPPORTED
+from untold.udfs.facts.claim_verdicts import SUPPORTED
 
 EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
 EXTRACTING = {EXTRACT_FACTS: "facts", EXTRACT_CLAIMS: "claims"}

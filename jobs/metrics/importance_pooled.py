@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics.importance_tables import NAME
-from untold.udfs.facts.importance import CLAIMS, FACTS, PRECISION, RATES
+from untold.udfs.facts.importance_measures import CLAIMS, FACTS, PRECISION, RATES
 
 # By the measure of a sample, that of all claims
 SHARES = {name: f"{verdict}_share" for name, verdict in RATES.items()}

@@ -11,20 +11,20 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed
 from untold.jobs.metrics.base import Tables
-from untold.jobs.metrics.claims import CLAIM, chunk_name, claim_id, claim_rows
-from untold.jobs.metrics.owners import Evidence, Owners, owners_failures
+from untold.jobs.metrics.grounded_claims import CLAIM, chunk_name, claim_id, claim_rows
 from untold.jobs.metrics.reference_facts import ReferenceFacts
-from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
-from untold.jobs.metrics.verifying import CHUNK, Verified, evidence_rows
+from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.shared_evidence import Evidence, Owners, owners_failures
+from untold.jobs.metrics.verified_claims import CHUNK, Verified, evidence_rows
 from untold.jobs.retrieval.vectors import OUTCOME
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.importance import CLAIMS, FACTS, WEIGHTED, names_of_measures
+from untold.udfs.facts.importance_measures import CLAIMS, FACTS, WEIGHTED, names_of_measures
 
 NAME = "importance"
 
 
 @dataclass(frozen=True)
-class Found:
+class ImportanceFindings:
     """What the metric has found out about its samples, before tables are made of it.
 
     claims: sample_id, position, text, all that were extracted; gathered: a row a sample, with lost, waiting, facts;
@@ -47,15 +47,15 @@ def unknown_bounds(settings: Settings) -> dict[str, tuple[float | None, float | 
     return {name: (None, None) if name in (CLAIMS, FACTS) else (0.0, 1.0) for name in names}
 
 
-def make_tables(samples: DataFrame, found: Found, settings: Settings) -> Tables:
+def make_tables(samples: DataFrame, found: ImportanceFindings, settings: Settings) -> Tables:
     """The tables, from samples (columns of the table `samples`)."""
     judged = _with_status(samples, found)
-    unknown = judged.where(~F.col("status").isin(*JUDGED))
     source = settings.knowledge.source
     return {
         "statements": _statement_rows(judged),
-        "scores": _score_rows(judged),
-        "measures": _measure_rows(judged).unionByName(unknown_measures(unknown, NAME, unknown_bounds(settings))),
+        # Dropped are the facts beyond `importance.max_facts`
+        "scores": measured_scores(judged, NAME, WEIGHTED, F.col("left_out")),
+        "measures": measure_rows(judged, NAME, unknown_bounds(settings)),
         "claims": _claim_rows(found),
         "evidence": evidence_rows(NAME, found.verified),
         "chunks": _chunk_rows(found, source),
@@ -63,7 +63,7 @@ def make_tables(samples: DataFrame, found: Found, settings: Settings) -> Tables:
     }
 
 
-def _with_status(samples: DataFrame, found: Found) -> DataFrame:
+def _with_status(samples: DataFrame, found: ImportanceFindings) -> DataFrame:
     """sample_id, system, status, facts, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores")."""
     joined = (
         samples.select("sample_id", "system")
@@ -74,26 +74,6 @@ def _with_status(samples: DataFrame, found: Found) -> DataFrame:
     waiting = F.col("waiting") | F.coalesce("unchecked", F.lit(False))
     status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
-
-
-def _score_rows(judged: DataFrame) -> DataFrame:
-    """The table `scores`: the score is weighted recall; dropped are the facts beyond `importance.max_facts`."""
-    weighted = F.filter("measures", lambda one: one["measure"] == WEIGHTED)[0]
-    return judged.select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        "system",
-        *bounded(weighted["value"], weighted["value_low"], weighted["value_high"]),
-        *map(counted, ("covered", "uncovered", "unjudged")),
-        F.when(F.col("status").isin(*JUDGED), F.coalesce("left_out", F.lit(0))).cast("long").alias("dropped"),
-        "status",
-    )
-
-
-def _measure_rows(judged: DataFrame) -> DataFrame:
-    """The table `measures`, of samples of which something is known."""
-    known = judged.where(F.col("status").isin(*JUDGED))
-    return known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("measures"))
 
 
 def _statement_rows(judged: DataFrame) -> DataFrame:
@@ -128,14 +108,14 @@ def _statement_rows(judged: DataFrame) -> DataFrame:
     )
 
 
-def _claim_rows(found: Found) -> DataFrame:
+def _claim_rows(found: ImportanceFindings) -> DataFrame:
     """The table `claims`: all that were extracted, each with the ids of the chunks that it was shown, by rank."""
     shown = F.transform("shown", lambda one: one["chunk_id"])
     exploded = found.verified.claims.select("sample_id", "position", "verdict", shown.alias("evidence"))
     return claim_rows(NAME, found.claims, exploded)
 
 
-def _chunk_rows(found: Found, source: str | None) -> DataFrame:
+def _chunk_rows(found: ImportanceFindings, source: str | None) -> DataFrame:
     """The table `chunks`: of an index or the web all that was found; of contexts what claims were shown."""
     if source == "contexts":
         named = found.verified.chunks
@@ -145,7 +125,7 @@ def _chunk_rows(found: Found, source: str | None) -> DataFrame:
     return named.dropDuplicates(["chunk_id"])
 
 
-def _failures(found: Found) -> DataFrame:
+def _failures(found: ImportanceFindings) -> DataFrame:
     """The rows of `failures`: of what owners share, of claims, and of samples."""
     owned = found.owners.owned
     shared = owners_failures(NAME, owned, found.facts.asked)

@@ -16,14 +16,14 @@ from pyspark.sql import functions as F
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import has_failed, incomplete_samples, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
+from untold.jobs.metrics.candidate_lines import ReferenceView
 from untold.jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
-from untold.jobs.metrics.longrecall_tables import NAME, TABLES, Found, make_tables, unknown_bounds
+from untold.jobs.metrics.longrecall_tables import NAME, TABLES, RecallFindings, make_tables, unknown_bounds
+from untold.jobs.metrics.settings import LongrecallSettings
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.recall.candidates import Thresholds
-from untold.udfs.recall.concluding import CONCLUDED, HOLISTIC, conclude_samples
-from untold.udfs.recall.showing import (
+from untold.udfs.recall.candidate_pairs import (
     OPEN,
     PREPARED,
     SHOWN,
@@ -33,7 +33,9 @@ from untold.udfs.recall.showing import (
     prepare_samples,
     shown_by_words,
 )
-from untold.udfs.recall.sides import CUT, FREE, Options, add_extracted, cut_samples, free_sides
+from untold.udfs.recall.candidates import Thresholds
+from untold.udfs.recall.concluding import CONCLUDED, HOLISTIC, conclude_samples
+from untold.udfs.recall.sample_facts import CUT, FREE, Options, add_extracted, cut_samples, free_sides
 from untold.udfs.retrieval.local_models import MINILM
 
 EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
@@ -117,7 +119,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
         gathered = gathered.withColumn("holistic", F.lit(None).cast("array<array<int>>"))
     conclude = partial(conclude_samples, baselines=settings.longrecall.baselines)
     concluded = tools.keep(gathered.mapInArrow(conclude, spark_schema(CONCLUDED)), "concluded")
-    return make_tables(samples, Found(incomplete, prepared, concluded, asking.results), settings)
+    return make_tables(samples, RecallFindings(incomplete, prepared, concluded, asking.results), settings)
 
 
 def _facts(samples: DataFrame, asking: _Asking, options: Options, asked: tuple[str, ...]) -> DataFrame:
@@ -208,10 +210,12 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: LongrecallSettings},
     settings=(NAME, "embeddings"),
     tables=TABLES,
     needs=("query", "response", "references"),
     reads=("references",),
     unknown=unknown_bounds,
     dropped="facts beyond longrecall.max_facts, which were left out",
+    view=ReferenceView,
 )

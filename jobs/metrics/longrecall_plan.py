@@ -16,7 +16,7 @@ from untold.jobs.metrics.likely import Likely, made_up, size_of_things, tokens_o
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.settings.model import Settings
-from untold.udfs.recall.sides import REFERENCES, RESPONSE
+from untold.udfs.recall.sample_facts import REFERENCES, RESPONSE
 
 # A fact takes two words at least, so that no text has more than half its words
 WORDS_OF_A_FACT = 2
@@ -80,7 +80,7 @@ def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
 
 
 def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
-    """The sizes by the facts of each sample (columns of `untold.udfs.recall.sides.CUT`) and its query.
+    """The sizes by the facts of each sample (columns of `untold.udfs.recall.sample_facts.CUT`) and its query.
 
     In each step a reference is one request at most, whichever stage has it: with one candidate or with several.
     """

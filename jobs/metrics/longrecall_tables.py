@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows
 from untold.jobs.metrics.base import Bounds, Tables
-from untold.jobs.metrics.claims import claim_id
-from untold.jobs.metrics.scores import JUDGED, bounded, counted, status_of, unknown_measures
+from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
+from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
 from untold.jobs.settings.model import Settings
 from untold.udfs.recall.concluding import BASELINES, GENERATED, RECALL, REFERENCES
 
@@ -21,11 +21,11 @@ TABLES = ("statements", "scores", "measures", "claims", "candidates", "failures"
 
 
 @dataclass(frozen=True)
-class Found:
+class RecallFindings:
     """What the metric has found out about its samples, before tables are made of it.
 
-    incomplete: what `incomplete_samples` gives; prepared: the columns of `udfs.recall.showing.PREPARED`; concluded:
-    those of `CONCLUDED`; asked: by stage its results, each with the column sample_id.
+    incomplete: what `incomplete_samples` gives; prepared: the columns of `udfs.recall.candidate_pairs.PREPARED`;
+    concluded: those of `CONCLUDED`; asked: by stage its results, each with the column sample_id.
     """
 
     incomplete: DataFrame
@@ -40,17 +40,16 @@ def unknown_bounds(settings: Settings) -> Bounds:
     return {**shares, **dict.fromkeys((REFERENCES, GENERATED), (None, None))}
 
 
-def make_tables(samples: DataFrame, found: Found, settings: Settings) -> Tables:
+def make_tables(samples: DataFrame, found: RecallFindings, settings: Settings) -> Tables:
     """The tables of `TABLES`, from samples (columns of the table `samples`)."""
     judged = _with_status(samples, found)
     known = judged.where(F.col("status").isin(*JUDGED))
-    unknown = judged.where(~F.col("status").isin(*JUDGED))
-    measures = known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("measures"))
     lost = [failure_rows(NAME, stage, rows) for stage, asked in found.asked.items() for rows in asked]
     return {
-        "statements": _statement_rows(known),
-        "scores": _score_rows(judged),
-        "measures": measures.unionByName(unknown_measures(unknown, NAME, unknown_bounds(settings))),
+        "statements": covered_statements(known, NAME, "anchor", "found_by", *BASELINES),
+        # Dropped are the facts beyond `longrecall.max_facts`
+        "scores": measured_scores(judged, NAME, RECALL, F.col("dropped")),
+        "measures": measure_rows(judged, NAME, unknown_bounds(settings)),
         "claims": _claim_rows(found.prepared),
         "candidates": _candidate_rows(known),
         # A stage that is asked twice may need one request for two references
@@ -58,7 +57,7 @@ def make_tables(samples: DataFrame, found: Found, settings: Settings) -> Tables:
     }
 
 
-def _with_status(samples: DataFrame, found: Found) -> DataFrame:
+def _with_status(samples: DataFrame, found: RecallFindings) -> DataFrame:
     """sample_id, system, status, dropped, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores").
 
     Left joins: a sample that lacks nothing is not in `incomplete`, and one that does was not concluded.
@@ -72,39 +71,6 @@ def _with_status(samples: DataFrame, found: Found) -> DataFrame:
     waiting = F.col("waiting") | F.col("unasked")
     status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
-
-
-def _score_rows(judged: DataFrame) -> DataFrame:
-    """The table `scores`: the score is recall; dropped are the facts beyond `longrecall.max_facts`."""
-    recall = F.filter("measures", lambda one: one["measure"] == RECALL)[0]
-    return judged.select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        "system",
-        *bounded(recall["value"], recall["value_low"], recall["value_high"]),
-        *map(counted, ("covered", "uncovered", "unjudged", "dropped")),
-        "status",
-    )
-
-
-def _statement_rows(known: DataFrame) -> DataFrame:
-    """The table `statements`: the references, each with the generated facts that cover it."""
-    texts = F.lit(None).cast("array<string>")
-    return known.select("sample_id", F.inline("statements")).select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        claim_id(NAME, "number").alias("statement_id"),
-        "text",
-        "covered",
-        F.lit(None).cast("boolean").alias("in_basis"),
-        texts.alias("sources"),
-        texts.alias("members"),
-        "reference_id",
-        F.transform("claims", _claim_id).alias("claims"),
-        "anchor",
-        "found_by",
-        *BASELINES,
-    )
 
 
 def _claim_rows(prepared: DataFrame) -> DataFrame:
@@ -130,7 +96,3 @@ def _candidate_rows(known: DataFrame) -> DataFrame:
         claim_id(NAME).alias("claim_id"),
         *("step", "rank", "jaccard", "lcs", "cosine", "chosen"),
     )
-
-
-def _claim_id(position: Column) -> Column:
-    return claim_id(NAME, position)

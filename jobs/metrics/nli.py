@@ -30,6 +30,7 @@ from untold.jobs.metrics.likely import (
     value_of,
     whole,
 )
+from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
@@ -358,6 +359,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: NliSettings},
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
 )

@@ -28,6 +28,7 @@ from untold.jobs.metrics.likely import (
     value_of,
     whole,
 )
+from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
@@ -246,6 +247,7 @@ METRIC = Metric(
     stages=stages,
     score=score,
     assume=assume,
+    sections={NAME: QaSettings},
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
 )

@@ -1,6 +1,6 @@
 """The facts that an answer to each query ought to give: extracted, merged, rated and ranked, once for all its samples.
 
-"Beyond Precision" 2026; methods, section 12. Frames are of owners (`untold.jobs.metrics.owners`).
+"Beyond Precision" 2026; methods, section 12. Frames are of owners (`untold.jobs.metrics.shared_evidence`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 from untold.graph.condensation import condense_batches
 from untold.jobs.asking.requests import Rows
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.claims import chunk_name
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import condense_contexts
-from untold.jobs.metrics.owners import Evidence, Owners, complete_alone, incomplete_owners
+from untold.jobs.metrics.grounded_claims import chunk_name
+from untold.jobs.metrics.shared_evidence import Evidence, Owners, complete_alone, incomplete_owners
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings

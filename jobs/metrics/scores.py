@@ -57,6 +57,30 @@ def comprehensiveness() -> Column:
     return F.try_divide(covered, covered + uncovered)
 
 
+def measured_scores(judged: DataFrame, metric: str, measure: str, dropped: Column) -> DataFrame:
+    """The table `scores` of a metric whose score is one of its measures.
+
+    judged: sample_id, system, status, covered, uncovered, unjudged, and measures array<struct<measure, value,
+    value_low, value_high>>; dropped: a count, null as 0.
+    """
+    one = F.filter("measures", lambda row: row["measure"] == measure)[0]
+    return judged.withColumn("dropped", dropped).select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        "system",
+        *bounded(one["value"], one["value_low"], one["value_high"]),
+        *map(counted, ("covered", "uncovered", "unjudged", "dropped")),
+        "status",
+    )
+
+
+def measure_rows(judged: DataFrame, metric: str, bounds: Mapping[str, tuple[float | None, float | None]]) -> DataFrame:
+    """The table `measures`: of `judged` samples (as `measured_scores`) what is known, of the others the bounds."""
+    is_known = F.col("status").isin(*JUDGED)
+    known = judged.where(is_known).select("sample_id", F.lit(metric).alias("metric"), F.inline("measures"))
+    return known.unionByName(unknown_measures(judged.where(~is_known), metric, bounds))
+
+
 def unknown_measures(
     samples: DataFrame, metric: str, bounds: Mapping[str, tuple[float | None, float | None]]
 ) -> DataFrame:

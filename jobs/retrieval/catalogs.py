@@ -13,7 +13,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.retrieval.catalog import Catalog, read_catalog
 
 
-class IndexError(UserError):
+class UnusableIndexError(UserError):
     """A folder that is no index to search in. The message says what to do."""
 
 
@@ -26,24 +26,24 @@ def catalog_in(manifest: Mapping[str, Any] | None) -> Catalog | None:
 def open_catalog(index: str) -> Catalog:
     """The index of a folder, as it was when it was last whole: one that is grown meanwhile stays searchable.
 
-    Raises IndexError where there is none.
+    Raises UnusableIndexError where there is none.
     """
     manifest = read_manifest(index)
     if manifest is None:
-        raise IndexError(f"{index} holds no index; make one with: untold index --input CORPUS --output {index}")
+        raise UnusableIndexError(f"{index} holds no index; make one with: untold index --input CORPUS --output {index}")
     try:
         found = catalog_in(manifest)
     except (KeyError, TypeError) as error:
-        raise IndexError(f"{index}/manifest.json is damaged; make the index anew with --overwrite") from error
+        raise UnusableIndexError(f"{index}/manifest.json is damaged; make the index anew with --overwrite") from error
     if found is None:
-        raise IndexError(f"{index} holds no whole index; start untold index again, it goes on where it was")
+        raise UnusableIndexError(f"{index} holds no whole index; start untold index again, it goes on where it was")
     return found
 
 
 def check_model(index: str, catalog: Catalog, model: str) -> None:
-    """Raises IndexError for vectors of another model, which could be compared with nothing."""
+    """Raises UnusableIndexError for vectors of another model, which could be compared with nothing."""
     if catalog.making.model != model:
-        raise IndexError(
+        raise UnusableIndexError(
             f"{index} was made with another embedding model or other settings of it; "
             "set embeddings.* as they were, or search with --retriever bm25"
         )

@@ -18,7 +18,7 @@ from untold.jobs.retrieval.growing import Kept, bury, find_kept, without_kept
 from untold.jobs.retrieval.vectors import STAGE, Ask, embed
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.workspace import Counted, Workspace
-from untold.jobs.settings.lookups import IndexSettings
+from untold.jobs.settings.retrieval import IndexSettings
 from untold.jobs.tables import FAILURES
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval import building, cutting

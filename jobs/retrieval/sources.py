@@ -8,12 +8,12 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.retrieval.catalogs import IndexError, check_model, open_catalog
+from untold.jobs.retrieval.catalogs import UnusableIndexError, check_model, open_catalog
 from untold.jobs.retrieval.vectors import OUTCOME, STAGE
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.lookups import IndexSettings
 from untold.jobs.settings.model import Settings
+from untold.jobs.settings.retrieval import IndexSettings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.retrieval.cutting import CONTEXT_CHUNKS, chunk_contexts
@@ -51,14 +51,14 @@ def stages_of_knowledge(settings: Settings) -> tuple[str, ...]:
 
 
 def open_knowledge(settings: Settings, stages: Mapping[str, Stage]) -> Catalog | None:
-    """The index that the settings name; None for other sources. Raises IndexError for one that cannot be used.
+    """The index that the settings name; None for other sources. Raises UnusableIndexError for one that cannot be used.
 
     To be called before anything is paid for: its digest is part of what an output is of.
     """
     if settings.knowledge.source != "index":
         return None
     if settings.knowledge.index is None:
-        raise IndexError("knowledge.index: not set, and knowledge.source is index: --set knowledge.index=DIR")
+        raise UnusableIndexError("knowledge.index: not set, and knowledge.source is index: --set knowledge.index=DIR")
     place = absolute(settings.knowledge.index)
     catalog = open_catalog(place)
     if STAGE in stages:

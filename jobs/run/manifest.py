@@ -11,7 +11,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
 
-from untold.jobs.settings.model import STAGE_NAMES, Settings, result_settings
+from untold.jobs.settings.model import STAGE_NAMES, Settings, result_settings, settings_model
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage, canonical_json
 from untold.udfs.redaction import without_secrets
@@ -29,7 +29,7 @@ PARTS = {
     "metrics": "other metrics",
     "statistics": "another statistics.seed or --cluster",
     "covered": "another --covered",
-    "floors": "another embeddings.model",
+    "baselines": "another embeddings.model",
 }
 
 Identity = Mapping[str, Any]
@@ -105,7 +105,7 @@ def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any], added: 
     The decoding of a stage that only one side asks is no difference.
     """
     asked = own.get("stages", {}).keys() & theirs.get("stages", {}).keys()
-    defaults = _flat(result_settings(Settings(), asked & set(STAGE_NAMES)))
+    defaults = _flat(result_settings(settings_model()(), asked & set(STAGE_NAMES)))
     ours, others = ({**defaults, **_flat(_of_stages(given, asked))} for given in (own, theirs))
     changed = {key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)}
     counts = {key for key in changed if added is None or key.startswith("stages.") or added.uses(key)}

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from untold.jobs.settings.layers import KNOWN, SECTIONS, Layer, assign_text, locate, no_such, problem_line
+from untold.jobs.settings.layers import (
+    Layer,
+    assign_text,
+    known_sections,
+    known_settings,
+    locate,
+    no_such,
+    problem_line,
+)
 from untold.udfs.hints import near_misses
 
 PREFIX = "UNTOLD_"
@@ -26,9 +34,6 @@ def _variable(key: str) -> str:
 
 def _name_of(key: str) -> str:
     return key.upper().replace(".", "__")
-
-
-_NAMES = tuple(map(_name_of, [*KNOWN, *SECTIONS]))
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Layer]:
@@ -63,7 +68,8 @@ def _variables(environ: Mapping[str, str]) -> Iterator[str]:
 def _is_strange(variable: str) -> bool:
     """Whether a variable is of no section and near no setting. The prefix, which all share, does not count."""
     name = variable.removeprefix(PREFIX).upper()
-    return name.split("__")[0].lower() not in SECTIONS and not near_misses(name, _NAMES, cutoff=NEAR)
+    names = map(_name_of, [*known_settings(), *known_sections()])
+    return name.split("__")[0].lower() not in known_sections() and not near_misses(name, tuple(names), cutoff=NEAR)
 
 
 def _assign_variable(layer: Layer, variable: str, text: str) -> None:
@@ -72,8 +78,8 @@ def _assign_variable(layer: Layer, variable: str, text: str) -> None:
     if name.startswith("spark.conf."):
         hint = 'Spark\'s names are case-sensitive: give UNTOLD_SPARK__CONF a mapping, as {"spark.ui.enabled": "true"}'
         layer.problems.append(problem_line(variable, {}, "environment", hint))
-    elif variable != variable.upper() or not (locate(name) or name in SECTIONS):
-        nearest = no_such(variable.upper(), {_variable(key): known.allowed for key, known in KNOWN.items()})
+    elif variable != variable.upper() or not (locate(name) or name in known_sections()):
+        nearest = no_such(variable.upper(), {_variable(key): known.allowed for key, known in known_settings().items()})
         layer.problems.append(problem_line(variable, text, "environment", nearest))
     else:
         assign_text(layer, name, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -124,5 +124,10 @@ class Section(BaseModel):
 
     Strict: "1" is no number and 1 no text, for layers have typed the values already.
     """
+
+    # Fields that change no result: they may differ between two starts of one run
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset()
+    # Fields that hardly anybody sets: the reference lists them last
+    ADVANCED: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)

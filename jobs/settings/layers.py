@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
-from untold.jobs.settings.model import STAGE_NAMES, Settings, StageSettings
+from untold.jobs.settings.fields import Section
+from untold.jobs.settings.model import STAGE_NAMES, StageSettings, settings_model
 from untold.jobs.settings.yaml_text import MOST_CHARACTERS, NULL, BoundError, CoreLoader, compose, scalar
 from untold.udfs.hints import near_misses
 from untold.udfs.redaction import is_secret_name
@@ -26,14 +27,16 @@ _LONGEST_SHOWN = 60
 
 @dataclass(frozen=True)
 class Known:
-    """A setting as its field declares it. `names`: keys below a mapping are taken `whole` or `split` at dots."""
+    """A setting as its field declares it."""
 
     key: str
     allowed: str
     default: Any
     description: str
     is_text: bool
+    # How keys below a mapping are taken: `whole`, or `split` at dots
     names: str | None
+    advanced: bool
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         return str(schema["allowed"])
     if "anyOf" in schema:
         return " or ".join(map(_allowed, schema["anyOf"]))
+    if "const" in schema:
+        return str(schema["const"])
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     match schema.get("type"):
@@ -112,7 +117,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return {str(one.get("type")) for one in schema.get("anyOf", [schema])}
 
 
-def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
+def _known(model: type[Section], prefix: str) -> Iterator[Known]:
     """Every setting below a model, by its fields; those of a stage once for each stage.
 
     Keys below `spark.conf` are taken whole, for Spark's names have dots of their own.
@@ -120,7 +125,7 @@ def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
     properties = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         key = prefix + name
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             yield from _known(info.annotation, f"{key}.")
         elif key == "stages":
             for stage in STAGE_NAMES:
@@ -129,14 +134,23 @@ def _known(model: type[BaseModel], prefix: str) -> Iterator[Known]:
             types = _types(properties[name])
             names = ("whole" if key == "spark.conf" else "split") if "object" in types else None
             default = info.get_default(call_default_factory=True)
-            is_text = "string" in types and names is None
-            yield Known(key, _allowed(properties[name]), default, info.description or "", is_text, names)
+            is_text = "string" in types and names is None and not types & {"integer", "number"}
+            yield Known(
+                key, _allowed(properties[name]), default, info.description or "", is_text, names, name in model.ADVANCED
+            )
 
 
-KNOWN: Mapping[str, Known] = {known.key: known for known in _known(Settings, "")}
-SECTIONS = frozenset(
-    ".".join(parts[:length]) for parts in (key.split(".") for key in KNOWN) for length in range(1, len(parts))
-)
+@cache
+def known_settings() -> Mapping[str, Known]:
+    """Every setting by its dotted key, those of other packages' metrics last."""
+    return {known.key: known for known in _known(settings_model(), "")}
+
+
+@cache
+def known_sections() -> frozenset[str]:
+    """The dotted names above settings."""
+    keys = (key.split(".") for key in known_settings())
+    return frozenset(".".join(parts[:length]) for parts in keys for length in range(1, len(parts)))
 
 
 def _names_a_secret(name: str) -> bool:
@@ -171,9 +185,10 @@ def no_such(name: str, names: Mapping[str, str]) -> str:
 def _no_such_key(name: str) -> str:
     """What an unknown setting gets to read: the nearest of its own section, else of all settings and sections."""
     section = name.rpartition(".")[0]
-    sections = dict.fromkeys(SECTIONS, "a mapping of settings")
-    within = {key: known.allowed for key, known in KNOWN.items() if key.rpartition(".")[0] == section and section}
-    return no_such(name.lower(), within or {key: known.allowed for key, known in KNOWN.items()} | sections)
+    sections = dict.fromkeys(known_sections(), "a mapping of settings")
+    allowed = {key: known.allowed for key, known in known_settings().items()}
+    within = {key: words for key, words in allowed.items() if section and key.rpartition(".")[0] == section}
+    return no_such(name.lower(), within or allowed | sections)
 
 
 def locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
@@ -183,9 +198,9 @@ def locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
     >>> known.key, path
     ('llm.extra_body', ('provider', 'order'))
     """
-    if name in KNOWN:
-        return KNOWN[name], ()
-    for known in KNOWN.values():
+    if name in known_settings():
+        return known_settings()[name], ()
+    for known in known_settings().values():
         if known.names and name.startswith(f"{known.key}."):
             rest = name.removeprefix(f"{known.key}.")
             return known, (rest,) if known.names == "whole" else tuple(rest.split("."))
@@ -200,7 +215,7 @@ def _assign(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -
         if any((known.key, path) == (one.key, one.path) for one in layer.assignments):
             layer.complain(name, {}, "set twice", node)
         layer.assignments.append(Assignment(known.key, path, _value(known, path, node, loader), *layer.where(node)))
-    elif name in SECTIONS or not name:
+    elif name in known_sections() or not name:
         _assign_section(layer, name, node, loader)
     else:
         layer.complain(name, loader.construct_object(node, deep=True), _no_such_key(name), node)

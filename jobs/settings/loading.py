@@ -13,20 +13,18 @@ from pydantic import ValidationError
 
 from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
-    KNOWN,
     Assignment,
     Layer,
+    known_settings,
     problem_line,
     read_file,
     read_overrides,
     read_yaml,
 )
-from untold.jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for
+from untold.jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for, settings_model
 from untold.udfs.hints import near_misses
 from untold.udfs.retrieval.local_models import MINILM
 
-# Their addresses answer nobody without a key; those of other presets may be a server of one's own
-_KEYED_PRESETS = frozenset({"openai", "openrouter"})
 # What belongs to an address and is wrong at any other: a system with an endpoint of its own inherits none of it
 _OF_ENDPOINTS = frozenset(
     f"llm.{name}"
@@ -63,15 +61,18 @@ class Resolved:
     embedded: bool
 
 
-def describe() -> list[tuple[str, str, str, str]]:
+def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]:
     """(dotted key, type, default as JSON, description) of every setting; the stages' overrides once.
 
-    The page of settings of the documentation is these rows.
+    The page of settings of the documentation is these rows. `advanced`: only those that are, or only those that are not
+    (`Section.ADVANCED`).
     """
     first = f"stages.{STAGE_NAMES[0]}."
     rows = []
-    for known in KNOWN.values():
+    for known in known_settings().values():
         overrides = known.key.startswith("stages.")
+        if advanced not in (None, known.advanced):
+            continue
         if not overrides:
             rows.append((known.key, known.allowed, json.dumps(known.default), known.description))
         elif known.key.startswith(first):
@@ -124,13 +125,6 @@ def _beneath(system: Layer | None, layer: Layer, endpoint: frozenset[str] = froz
     return replace(layer, assignments=[one for one in layer.assignments if one.key not in replaced])
 
 
-def _yielding(default: Layer, above: Iterable[Layer]) -> Layer:
-    """The shipped defaults without those of single stages that a layer above sets for all stages: `llm.max_tokens`."""
-    set_for_all = {one.key.removeprefix("llm.") for layer in above for one in layer.assignments}
-    yields = {f"stages.{stage}.{name}" for stage in STAGE_NAMES for name in set_for_all}
-    return replace(default, assignments=[one for one in default.assignments if one.key not in yields])
-
-
 @dataclass
 class _Merged:
     """Layers merged: the value of each setting, and which assignment it is from."""
@@ -158,7 +152,7 @@ def _merge(layers: Iterable[Layer]) -> _Merged:
 
 def _over(value: Any, one: Assignment) -> Any:
     """A setting's value once an assignment is over it. An explicit null empties a mapping; a stage's stays null."""
-    if KNOWN[one.key].names is None:
+    if known_settings()[one.key].names is None:
         return one.value
     # A patch with null removes what lies below, so null for the whole of it removes all
     if not one.path and one.value is None:
@@ -187,17 +181,13 @@ def _combined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     return both
 
 
-# Sections with an endpoint of their own, each with its own key
-_KEYED_SECTIONS = tuple(key.removesuffix(".api_key_env") for key in KNOWN if key.endswith(".api_key_env"))
-
-
 def _withhold_keys(given: _Merged, merged: _Merged) -> None:
     """Takes back a preset's key from an address that the user gave: the key was not named for it.
 
     `given` is what the user set, `merged` everything. OPENAI_BASE_URL is no setting: it moves the preset with its key.
     """
-    for section in _KEYED_SECTIONS:
-        key, address = f"{section}.api_key_env", f"{section}.base_url"
+    for key in (name for name in known_settings() if name.endswith(".api_key_env")):
+        address = f"{key.removesuffix('.api_key_env')}.base_url"
         if given.given(address) and not given.given(key):
             merged.values[key], merged.sources[key] = None, merged.sources[address]
 
@@ -212,12 +202,12 @@ def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
             section = section.setdefault(parent, {})
         section[name] = merge_patch({}, value) if key == "spark.conf" and isinstance(value, dict) else value
     try:
-        return Settings.model_validate(nested)
+        return settings_model().model_validate(nested)
     except ValidationError as error:
         found: dict[str, str] = {}
         for one in error.errors(include_url=False):
             key = _key_of(one["loc"])
-            reason = str(one["ctx"]["error"]) if one["type"] == "value_error" else KNOWN[key].allowed
+            reason = str(one["ctx"]["error"]) if one["type"] == "value_error" else known_settings()[key].allowed
             found.setdefault(key, reason)
         # One line a setting: a field of several types fails once for each type
         for key, reason in found.items():
@@ -229,7 +219,7 @@ def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
 def _key_of(location: tuple[int | str, ...]) -> str:
     """The setting in which a validation error lies: the longest beginning of its location that is one."""
     names = [".".join(map(str, location[:length])) for length in range(len(location), 0, -1)]
-    return next(name for name in names if name in KNOWN)
+    return next(name for name in names if name in known_settings())
 
 
 @dataclass(frozen=True)
@@ -304,9 +294,9 @@ def _redirect(layer: Layer, given: _Merged, environ: Mapping[str, str]) -> None:
 
 
 def _incomplete(
-    settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], asks: bool
+    settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], needs_key: bool
 ) -> Iterator[str]:
-    """What an endpoint that is not the embedded model lacks; a command that asks nothing needs no key.
+    """What an endpoint that is not the embedded model lacks.
 
     A line a problem: no address, no model, no key where the preset's own address needs one, and a budget of cost
     without the prices to count it by.
@@ -319,7 +309,7 @@ def _incomplete(
         yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
     # An address of the user's behind a preset's name, a proxy for example, may need no key
     from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
-    if asks and preset in _KEYED_PRESETS and from_preset and not environ.get(llm.api_key_env or ""):
+    if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
     if budget.max_cost is not None and not all(prices_for(settings, stage).complete for stage in STAGE_NAMES):
@@ -386,7 +376,7 @@ def load_settings(
     choice = _chosen(given, environ, demo, local_installed)
     where = given.origins["llm.endpoint"].where if "llm.endpoint" in given.origins else choice.layer.origin
     presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, where))]
-    lower = [_yielding(default, [*presets, *upper]), *presets]
+    lower = [default, *presets]
     merged = _merge([*lower, *upper, choice.layer])
     # After all layers: an address may be given by one and the key that belongs to another come from a preset
     _withhold_keys(given, merged)
@@ -398,7 +388,9 @@ def load_settings(
         need = "needs llm.base_url: a spool is answered elsewhere, and the embedded model runs beside the start"
         problems = [problem_line("llm.answering", "spool", merged.origins["llm.answering"].where, need)]
     if settings is not None and not problems and not choice.embedded:
-        problems = list(_incomplete(settings, merged, choice.preset, environ, asks))
+        # The address of a shipped preset that names a variable answers nobody without its key
+        needs_key = asks and any(one.key == "llm.api_key_env" for layer in presets for one in layer.assignments)
+        problems = list(_incomplete(settings, merged, choice.preset, environ, needs_key))
     if settings is not None and not problems:
         problems = list(_incomplete_lookups(settings, merged))
     if problems == [_NO_ENDPOINT]:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
+    create_model,
     field_validator,
     model_serializer,
 )
 
-from untold.jobs.settings.claims import IcatSettings, ImportanceSettings, LongrecallSettings
+from untold.jobs.metrics.settings import (
+    IcatSettings,
+    ImportanceSettings,
+    LongrecallSettings,
+    NliSettings,
+    QaSettings,
+    package_sections,
+)
 from untold.jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
@@ -33,7 +42,7 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.lookups import (
+from untold.jobs.settings.retrieval import (
     EmbeddingSettings,
     GroundingSettings,
     IndexSettings,
@@ -48,18 +57,12 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
 NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error"})
-# And of sections that have both: where and how fast is asked, not what
-NO_RESULT_WITHIN = {
-    "embeddings": EmbeddingSettings.NO_RESULT,
-    "search": SearchSettings.NO_RESULT,
-    "index": IndexSettings.NO_RESULT,
-    "knowledge": KnowledgeSettings.NO_RESULT,
-    "icat": IcatSettings.NO_RESULT,
-}
 
 Api = Literal["chat", "completions"]
 Structured = Literal["auto", "off", "json_schema", "guided_json"]
-UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
+# What a stage declares (`StageDefinition.max_tokens`)
+AUTO: Literal["auto"] = "auto"
+Own = TypeVar("Own", bound=Section)
 
 
 class SettingsError(UserError):
@@ -75,6 +78,8 @@ class LlmSettings(Section):
     What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
     and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
     """
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"deadline_seconds", "outage_minutes", "actors", "flush_seconds"})
 
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
@@ -110,7 +115,9 @@ class LlmSettings(Section):
     max_attempts: Count = Field(default=4, description="Attempts a request; being rate limited uses none")
     temperature: Amount | None = Field(default=0.0, description="Sampling temperature; null is not sent")
     top_p: Share | None = Field(default=1.0, description="Nucleus sampling share; null is not sent")
-    max_tokens: Count | None = Field(default=4096, description="Longest completion, tokens; null is not sent")
+    max_tokens: Count | Literal["auto"] | None = Field(
+        default=AUTO, description="Longest completion, tokens; auto is each stage's own limit, null is not sent"
+    )
     requests_per_minute: Positive | None = Field(
         default=None, description="Request limit of the endpoint a minute; null is none"
     )
@@ -223,6 +230,8 @@ class ThresholdSettings(Section):
     between whole numbers. Methods, section 1.
     """
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"relevance", "confidence"})
+
     relevance: Rating = Field(default=3.5, description="Least expected relevance to the query, 1 to 5")
     confidence: Rating = Field(default=2.0, description="Least expected confidence of an answer, 1 to 5")
 
@@ -233,31 +242,10 @@ class StatisticsSettings(Section):
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
 
 
-class NliSettings(Section):
-    """Options of the metric nli: methods, section 2."""
-
-    # Not strict: YAML has lists and no tuples
-    unit_types: tuple[UnitType, ...] = Field(
-        default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
-    )
-    skip_implied: bool = Field(default=False, description="Whether pairs that earlier relations imply are not asked")
-    max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
-
-
-class QaSettings(Section):
-    """Options of the metric qa: methods, section 3."""
-
-    quantity_tool: Literal["tool", "resolve", "none"] = Field(
-        default="tool",
-        description="Quantities are compared by the model's tool, resolved without the model, or left to it",
-    )
-    questions: Literal["all", "contexts"] = Field(
-        default="all", description="Questions are mined from response and contexts, or from contexts alone"
-    )
-
-
 class GraphSettings(Section):
     """Where fact graphs are condensed: methods, section 5, and docs/architecture.md, "Statements out of graphs"."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"method", "max_edges_in_task", "jar"})
 
     method: Literal["auto", "local", "graphframes"] = Field(
         default="auto", description="SciPy within tasks, GraphFrames, or whichever fits"
@@ -269,25 +257,11 @@ class GraphSettings(Section):
     )
 
 
-# A list, or reasoning before an answer, takes more than a label; what a model thinks counts too (conf/default.yaml).
-_LONG_STAGES = (
-    *("extract_atoms", "revise_atoms", "rate_relevance", "mine_questions", "refine_questions"),
-    *("answer_questions", "compare_answers", "extract_claims", "align_claims", "extract_facts", "rate_importance"),
-    *("resolve_coreference", "match_holistic"),
-)
-
-
-def _default_stages() -> dict[str, StageSettings]:
-    """The longest completions of stages whose answers are long, as in `conf/default.yaml`."""
-    longest = {"evaluate_coverage": StageSettings(max_tokens=16_384)}
-    return longest | {name: StageSettings(max_tokens=8_192) for name in _LONG_STAGES}
-
-
 class Settings(Section):
     """Every setting of a run, validated."""
 
     llm: LlmSettings = LlmSettings()
-    stages: dict[str, StageSettings] = Field(default_factory=_default_stages, description="Overrides of llm.* by stage")
+    stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
     prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: Text | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
@@ -318,6 +292,13 @@ class Settings(Section):
     importance: ImportanceSettings = ImportanceSettings()
     longrecall: LongrecallSettings = LongrecallSettings()
 
+    def of(self, section: type[Own]) -> Own:
+        """The section of this class: how a metric of another package reads settings of its own.
+
+        The section's defaults in settings that were made without that package.
+        """
+        return next((value for _, value in self if isinstance(value, section)), section())
+
     @property
     def offers_tools(self) -> bool:
         """Whether stages may offer their tools to the model."""
@@ -331,6 +312,22 @@ class Settings(Section):
         if unknown:
             raise ValueError(f"stages among {', '.join(STAGE_NAMES)}")
         return value
+
+
+@cache
+def settings_model() -> type[Settings]:
+    """`Settings` with the sections that metrics of other packages bring. Imports these packages.
+
+    Raises SettingsError for a section whose name is taken.
+    """
+    found: dict[str, tuple[str, type[Section]]] = {}
+    for metric, name, section in package_sections():
+        taken = "Untold" if name in Settings.model_fields else found.get(name, (metric, section))[0]
+        if name in Settings.model_fields or found.get(name, (metric, section))[1] is not section:
+            raise SettingsError(f"metric {metric}: {taken} has settings {name}.* already; rename its section")
+        found[name] = (metric, section)
+    fields: dict[str, Any] = {name: (section, section()) for name, (_, section) in found.items()}
+    return create_model("Settings", __base__=Settings, **fields) if fields else Settings
 
 
 @dataclass(frozen=True)
@@ -358,6 +355,8 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
         name: getattr(own if name in own.model_fields_set else settings.llm, name)
         for name in ("model", "api", "structured", "temperature", "top_p", "max_tokens")
     }
+    if values["max_tokens"] == AUTO:
+        values["max_tokens"] = STAGES[stage].max_tokens
     return Decoding(**values, extra_body=_extra_body(settings.llm, own))
 
 
@@ -389,10 +388,11 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     """The settings that change results, as JSON values: what an output belongs to, beside its input and templates.
 
     `stages` narrows the decoding to the stages that a run asks. Limits, prices, budgets, retries, addresses, keys,
-    stores, Spark and Ray are left out (`NO_RESULT`, `NO_RESULT_WITHIN`).
+    stores, Spark and Ray are left out (`NO_RESULT`, and `NO_RESULT` of sections).
     """
     decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
-    left_out = dict.fromkeys(NO_RESULT, True) | {name: set(keys) for name, keys in NO_RESULT_WITHIN.items()}
+    within = {name: set(section.NO_RESULT) for name, section in settings if isinstance(section, Section)}
+    left_out = {name: keys for name, keys in within.items() if keys} | dict.fromkeys(NO_RESULT, True)
     return {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from untold.jobs.study.points import DATASETS, FLOORS, LAX, LMR, STRICT, predicted_label
+from untold.jobs.study.label_points import DATASETS, LABEL_BASELINES, LAX, LMR, STRICT, predicted_label
 from untold.udfs.statistics.confusion import (
     CONVENTIONS,
     FAILED,
@@ -27,7 +27,7 @@ from untold.udfs.statistics.confusion import (
 )
 from untold.udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.questions import (
+from untold.udfs.statistics.question_resampling import (
     SHAPE,
     SUMS_FIELDS,
     Resampled,
@@ -39,8 +39,8 @@ from untold.udfs.statistics.questions import (
 __all__ = ["DATASETS", "LMR"]
 
 # The order of rows in the table `meta_evaluation`
-ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *FLOORS)
-GROUP = ("model", "metric", "undefined", "measure")
+ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *LABEL_BASELINES)
+GROUP = ("model", "metric", "convention", "measure")
 COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
 # Distinct tables of a question that the driver resamples itself; five answers to a question have at most 4,368
 MAX_TABLES = 20_000
@@ -49,7 +49,7 @@ Key = tuple[str | None, str | None, str, str]
 
 
 @dataclass(frozen=True)
-class Found:
+class AgreementRows:
     """A measure with its interval, over how many units, and how many comparisons it leaves out."""
 
     interval: Interval
@@ -60,9 +60,9 @@ class Found:
 def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
     """How often units, or with `clustered` questions, earn the same: the columns of the table `match_counts`.
 
-    model, metric, undefined, measure strings, points (their sum), size (units with points), count, left_out long.
-    Points are whole numbers, so that sums are exact and equal ones meet; `points` as `jobs.study.points` describes
-    them.
+    model, metric, convention, measure strings, points (their sum), size (units with points), count, left_out long.
+    Points are whole numbers, so that sums are exact and equal ones meet; `points` as `jobs.study.label_points`
+    describes them.
     """
     if clustered:
         earned = [F.sum("points").alias("points"), F.count("points").alias("size"), F.sum("left_out").alias("left_out")]
@@ -83,11 +83,12 @@ def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: b
 
     LMR points of units under `COMPARED_UNDER`, `first` before `second` in `metrics`.
 
-    points: as `jobs.study.points` describes them. A unit counts where both metrics have points of it, so that a pair is
-    of the same units. With `clustered` the difference is the sum over a question's units and `size` their number.
+    points: as `jobs.study.label_points` describes them. A unit counts where both metrics have points of it, so that a
+    pair is of the same units. With `clustered` the difference is the sum over a question's units and `size` their
+    number.
     """
     place = F.array_position(F.array(*map(F.lit, metrics)), F.col("metric"))
-    lmr = (F.col("measure") == LMR) & (F.col("undefined") == COMPARED_UNDER)
+    lmr = (F.col("measure") == LMR) & (F.col("convention") == COMPARED_UNDER)
     earned = points.where(lmr & F.col("points").isNotNull())
     side = earned.select("model", "unit", "cluster", "metric", "points", place.alias("place"))
     first = side.select("model", "unit", "cluster", *_renamed("first"))
@@ -176,18 +177,20 @@ def confusion_table(resampled: Resampled) -> IntArray:
     return under_convention(resampled.table, CONVENTIONS[0])
 
 
-def point_intervals(counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int], *, seed: int) -> dict[Key, Found]:
-    """By model, metric, undefined and measure: the mean and its BCa interval, from rows of `count_units`.
+def point_intervals(
+    counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int], *, seed: int
+) -> dict[Key, AgreementRows]:
+    """By model, metric, convention and measure: the mean and its BCa interval, from rows of `count_units`.
 
     scales: by measure the points of a unit that earns all. Methods, section 7.
     """
     found: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in counted:
-        found[row["model"], row["metric"], row["undefined"], row["measure"]].append(row)
+        found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
     return {key: _interval(rows, scales[key[3]], seed) for key, rows in found.items()}
 
 
-def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> Found:
+def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> AgreementRows:
     """The mean share of the points and its interval; by cluster where any cluster has more than one unit."""
     sums, sizes, counts = unit_counts(rows, scale)
     left_out = sum(row["left_out"] for row in rows)
@@ -196,7 +199,7 @@ def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> Found
     else:
         # sizes are 0 or 1 here: a unit without points has no weight
         interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
-    return Found(interval, int(np.dot(sizes, counts)), left_out)
+    return AgreementRows(interval, int(np.dot(sizes, counts)), left_out)
 
 
 def unit_counts(rows: Sequence[Mapping[str, Any]], scale: int) -> tuple[list[float], list[int], list[int]]:
@@ -211,46 +214,44 @@ def unit_counts(rows: Sequence[Mapping[str, Any]], scale: int) -> tuple[list[flo
 def match_counts(dataset: str, counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int]) -> list[dict[str, Any]]:
     """The rows of the table `match_counts`, from which averages over data sets are made: `count_units`, in order."""
     rows = [{"dataset": dataset, **row, "scale": scales[row["measure"]]} for row in counted]
-    names = ("metric", "model", "undefined", "measure", "points", "size")
-    # None sorts before names, which it cannot be compared with: floors are of no model and no metric
+    names = ("metric", "model", "convention", "measure", "points", "size")
+    # None sorts before names, which it cannot be compared with: baselines are of no model and no metric
     return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
 
 
-def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, Found]:
-    """By model, metric, undefined and measure of a confusion table: the measure and its BCa interval, and the rows.
+def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, AgreementRows]:
+    """By model, metric, convention and measure of a confusion table: the measure and its BCa interval, and the rows.
 
     left_out: rows that the convention leaves out; only `zero` does, the failed ones.
     """
-    found: dict[Key, Found] = {}
+    found: dict[Key, AgreementRows] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
-        for undefined, name in product(CONVENTIONS, MEASURES):
-            n = int(under_convention(resampled.table, undefined).sum())
-            found[model, metric, undefined, name] = Found(resampled.interval(undefined, name), n, rows - n)
+        for convention, name in product(CONVENTIONS, MEASURES):
+            n = int(under_convention(resampled.table, convention).sum())
+            found[model, metric, convention, name] = AgreementRows(resampled.interval(convention, name), n, rows - n)
     return found
 
 
 def agreement_rows(
-    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Found]
+    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, AgreementRows]
 ) -> list[dict[str, Any]]:
-    """The rows of the table `meta_evaluation`, in the order given; the floors, of no model and metric, beside each.
+    """The rows of the table `meta_evaluation`, in the order given; the baselines, of no model and metric, beside each.
 
     What a model has no scores of has no row. value and limits are None where the measure is undefined.
     """
     rows = []
-    for metric, model, undefined, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
-        owner = (None, None) if measure in FLOORS else (model, metric)
-        if (model, metric, undefined, LMR) in found and (*owner, undefined, measure) in found:
-            names = {"dataset": dataset, "metric": metric, "model": model, "undefined": undefined, "measure": measure}
-            rows.append(names | _values(found[*owner, undefined, measure]))
+    for metric, model, convention, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
+        owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
+        if (model, metric, convention, LMR) in found and (*owner, convention, measure) in found:
+            names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": measure}
+            rows.append(names | _values(found[*owner, convention, measure]))
     return rows
 
 
-def _values(found: Found) -> dict[str, Any]:
+def _values(found: AgreementRows) -> dict[str, Any]:
     """The columns value, ci_low, ci_high, n and left_out of a row."""
-    interval = found.interval
-    limits = {"ci_low": interval.low, "ci_high": interval.high}
-    return {"value": interval.mean, **limits, "n": found.n, "left_out": found.left_out}
+    return {**found.interval.columns(), "n": found.n, "left_out": found.left_out}
 
 
 def compare_metrics(
@@ -280,7 +281,7 @@ def compare_metrics(
             "p_value": test.p_value,
             "p_adjusted": p_adjusted,
             "n": test.n,
-            "undefined": COMPARED_UNDER,
+            "convention": COMPARED_UNDER,
         }
         for (key, test), p_adjusted in zip(tests.items(), adjusted, strict=True)
     ]

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from untold.jobs.study.agreement import unit_counts
-from untold.jobs.study.points import LMR
+from untold.jobs.study.label_points import LMR
 from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
 from untold.udfs.statistics.intervals import joint_bca_interval
 
 SPREAD = "lmr_spread"
 Row = Mapping[str, Any]
-Owner = tuple[str, str, str]  # metric, model, undefined
+Owner = tuple[str, str, str]  # metric, model, convention
 
 
 def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
 
 def has_answered(rows: Iterable[Row]) -> bool:
     """Whether rows of `meta_evaluation` are of scores that did not all fail: only `zero` leaves failed ones out."""
-    return any(row["value"] is not None for row in rows if (row["measure"], row["undefined"]) == (LMR, "zero"))
+    return any(row["value"] is not None for row in rows if (row["measure"], row["convention"]) == (LMR, "zero"))
 
 
 def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
@@ -54,7 +54,7 @@ def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
     by_owner: dict[Owner, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in counts:
         if row["measure"] == LMR:
-            by_owner[row["metric"], row["model"], row["undefined"]][row["dataset"]].append(row)
+            by_owner[row["metric"], row["model"], row["convention"]][row["dataset"]].append(row)
     return by_owner
 
 
@@ -66,11 +66,9 @@ def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str
     interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
     return {
         "dataset": AVERAGE,
-        **dict(zip(("metric", "model", "undefined"), owner, strict=True)),
+        **dict(zip(("metric", "model", "convention"), owner, strict=True)),
         "measure": LMR,
-        "value": interval.mean,
-        "ci_low": interval.low,
-        "ci_high": interval.high,
+        **interval.columns(),
         "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
         "left_out": sum(row["left_out"] for rows in sets for row in rows),
     }
@@ -85,22 +83,22 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
     for row in averages:
         # A model whose average is undefined says nothing of the spread
         if row["value"] is not None:
-            values[row["metric"], row["undefined"]].append(row["value"])
+            values[row["metric"], row["convention"]].append(row["value"])
     return [
         {
             "dataset": AVERAGE,
             "metric": metric,
             "model": None,
-            "undefined": undefined,
+            "convention": convention,
             "measure": SPREAD,
             "value": statistics.stdev(found),
             "ci_low": None,
             "ci_high": None,
             "n": len(found),
             "left_out": None,
-            "published": PUBLISHED_SPREADS.get(metric) if undefined == PUBLISHED_CONVENTION else None,
+            "published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None,
         }
-        for (metric, undefined), found in sorted(values.items())
+        for (metric, convention), found in sorted(values.items())
         # One model has no spread; 0 would look like agreement
         if len(found) > 1
     ]

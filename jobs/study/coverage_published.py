@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from untold.jobs.study.coverage import BY_QUERY, KAPPA
-from untold.jobs.study.report import markdown_table
+from untold.jobs.study.coverage_rows import BY_QUERY, KAPPA
+from untold.jobs.study.markdown import Row, number, section
 from untold.udfs.statistics.correlation import COEFFICIENTS
 
-Row = Mapping[str, Any]
 Key = tuple[str | None, str]
 # Samarinas et al. 2025; what is not printed for a row is None. Correlations are of ICAT-S with a 70B aligner
 ICAT, IMPORTANCE, LONGRECALL = "icat", "importance", "longrecall"
@@ -19,11 +17,11 @@ ICAT_CORRELATIONS = {
 }
 ICAT_ITEMS = {"precision": 0.903, "recall": 0.798, "f1": 0.835}
 ICAT_KAPPA = 0.829
-ICAT_FLOORS = {"bertscore_recall": 0.291, "meteor": 0.027, "rouge1": -0.058, "bleu": -0.099}
+ICAT_BASELINES = {"bertscore_recall": 0.291, "meteor": 0.027, "rouge1": -0.058, "bleu": -0.099}
 ICAT_NOTE = (
     "Published (Samarinas et al. 2025) of responses to topics of the TREC Web Track, with ClueWeb or a web search as "
     "the source. ClueWeb and the paper's human labels are not at hand: these figures are of other samples than ours, "
-    "and show only how large such figures are. Which coefficient the published floors are is not known here."
+    "and show only how large such figures are. Which coefficient the published baselines are is not known here."
 )
 # By data set and answering model: precision, recall and F1 of its answers in per cent, means over prompts
 IMPORTANCE_MEANS = {
@@ -56,7 +54,7 @@ LONGRECALL_NOTE = (
 
 
 def published(rows: Sequence[Row], means: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    """A section a paper whose metric the study has; that of ICAT, which has floors, where it has none of the others.
+    """A section a paper whose metric the study has; that of ICAT, which has baselines, where it has none of the others.
 
     rows: of the table `meta_evaluation`; means: by model, of the measures of importance.
     """
@@ -83,9 +81,9 @@ def _icat(by_key: Mapping[Key, Mapping[str | None, Row]]) -> str:
     for name, value in ICAT_ITEMS.items():
         lines.append([f"{name} of covered aspects", _ours(by_key, ICAT, f"{name}_macro"), f"{value:.3f}"])
     lines.append(["Fleiss' kappa of annotators", _ours(by_key, None, KAPPA), f"{ICAT_KAPPA:.3f}"])
-    for name, value in ICAT_FLOORS.items():
+    for name, value in ICAT_BASELINES.items():
         lines.append([f"correlation of {name} (ours: pearson)", _ours(by_key, name, "pearson"), f"{value:.3f}"])
-    return "\n\n".join(["## Published", ICAT_NOTE, markdown_table(["figure", "here", "published"], lines)])
+    return section("Published", ICAT_NOTE, ["figure", "here", "published"], lines)
 
 
 def _importance(means: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -93,7 +91,7 @@ def _importance(means: Mapping[str, Mapping[str, float | None]]) -> str:
     for (data, system), figures in IMPORTANCE_MEANS.items():
         lines.append([f"{data}, {system}", *(f"{value:.1f}" for value in figures)])
     heads = ["answers", "precision %", "recall %", "F1 %"]
-    return "\n\n".join(["## Published: importance", IMPORTANCE_NOTE, markdown_table(heads, lines)])
+    return section("Published: importance", IMPORTANCE_NOTE, heads, lines)
 
 
 def _percent(means: Mapping[str, float | None]) -> list[str]:
@@ -111,10 +109,10 @@ def _longrecall(by_key: Mapping[Key, Mapping[str | None, Row]]) -> str:
         shown = ", ".join(f"{value:.2f}" for value in values)
         lines.append([f"Fleiss' kappa {name}", _ours(by_key, owner, measure), shown])
     heads = ["figure", "here, pooled", "published"]
-    return "\n\n".join(["## Published: LongRecall", LONGRECALL_NOTE, markdown_table(heads, lines)])
+    return section("Published: LongRecall", LONGRECALL_NOTE, heads, lines)
 
 
 def _ours(by_key: Mapping[Key, Mapping[str | None, Row]], metric: str | None, measure: str) -> str:
     """Our figure, or those of all models, in their order; `-` without one."""
     values = [row["value"] for row in by_key.get((metric, measure), {}).values()]
-    return ", ".join("-" if value is None else f"{value:.3f}" for value in values) or "-"
+    return ", ".join(map(number, values)) or "-"

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from untold.jobs.study.coverage import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, Labels
 from untold.jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
 from untold.jobs.study.coverage_published import published
-from untold.jobs.study.report import Cost, cost_cells, markdown_cell, markdown_table
-from untold.udfs.retrieval.token_states import BERTSCORE
+from untold.jobs.study.coverage_rows import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, ItemLabels
+from untold.jobs.study.markdown import Row, by_owner, interval, markdown_cell, number, section
+from untold.jobs.study.report import Cost, cost_cells
 from untold.udfs.statistics.correlation import COEFFICIENTS
-from untold.udfs.statistics.coverage import AVERAGES, MEASURES
-from untold.udfs.statistics.surface import SURFACE
+from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
 from untold.udfs.statistics.tiers import Subset
 
-Row = Mapping[str, Any]
-FLOORS = (*SURFACE, *BERTSCORE)
 MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
 
 
 @dataclass(frozen=True)
-class Found:
+class CoverageFindings:
     """What a study of coverage found: rows of its tables, the labels, and those of them that mean covered.
 
     rows: of `meta_evaluation`; tiers, misses: of `tiers` and `false_negatives`; means: by model, of the measures of
@@ -30,7 +26,7 @@ class Found:
     """
 
     rows: Sequence[Row]
-    labels: Labels
+    labels: ItemLabels
     covered: Sequence[str]
     tiers: Sequence[Row] = ()
     misses: Sequence[Row] = ()
@@ -38,7 +34,9 @@ class Found:
     subset: Subset | None = None
 
 
-def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]) -> str:
+def render(
+    found: CoverageFindings, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]
+) -> str:
     """The report as Markdown.
 
     costs: of a sample, by model and metric; none for scores that were given. notes: lines on what is left out. The same
@@ -65,7 +63,7 @@ def render(found: Found, costs: Mapping[str, Mapping[str, Cost]], *, clustered: 
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _labels(found: Found) -> str:
+def _labels(found: CoverageFindings) -> str:
     """What people said; what the study is of, where that is not all."""
     labels, kappa = found.labels, next(row for row in found.rows if row["measure"] == KAPPA)
     taken = "" if found.subset is None else f"Of the subset {found.subset} alone. "
@@ -75,92 +73,76 @@ def _labels(found: Found) -> str:
         f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in found.covered)}. Of "
         f"{labels.items:,} items, {labels.labelled:,} have a majority; {labels.ties:,} are ties and "
         f"{labels.items - labels.labelled - labels.ties:,} have no label: these are left out. Fleiss' kappa of the "
-        f"annotators: {_number(kappa['value'])}, over {kappa['n']:,} items with two labels or more."
+        f"annotators: {number(kappa['value'])}, Krippendorff's alpha {number(labels.alpha)}, over {kappa['n']:,} "
+        "items with two labels or more."
     )
 
 
 def _agreements(rows: Sequence[Row]) -> str:
     """A line a method: what agreement with the majority of annotators there is over all labelled items."""
-    own = [row for row in rows if row["model"] is not None and row["measure"] in AGREEMENTS]
-    by_owner: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in own:
-        by_owner.setdefault((row["metric"], row["model"]), {})[row["measure"]] = row
+    own = by_owner((row for row in rows if row["model"] is not None), AGREEMENTS)
     lines = [
-        [*owner, f"{found['kappa']['n']:,}", *(_interval(found[name]) for name in AGREEMENTS)]
-        for owner, found in by_owner.items()
+        [*map(str, owner), f"{found['kappa']['n']:,}", *(interval(found[name]) for name in AGREEMENTS)]
+        for owner, found in own.items()
     ]
     note = "Cohen's kappa, mean F1 of covered and not covered, and accuracy, of all labelled items together."
-    heads = ["metric", "model", "n", *AGREEMENTS]
-    return "\n\n".join(["## Agreement with the majority", note, markdown_table(heads, lines)]) if lines else ""
+    return section("Agreement with the majority", note, ["metric", "model", "n", *AGREEMENTS], lines)
 
 
 def _single_items(rows: Sequence[Row]) -> str:
-    """The floors and ceilings of single items, and how weights tell must-have from nice-to-have references."""
+    """The baselines and ceilings of single items, and how weights tell must-have from nice-to-have references."""
     measures = ("auc", "auc_weight", "accuracy")
     own = [
         row for row in rows if row["measure"] in measures and (row["model"] is None or row["measure"] == "auc_weight")
     ]
-    lines = [[row["metric"], row["model"] or "-", row["measure"], _interval(row), f"{row['n']:,}"] for row in own]
+    lines = [[row["metric"], row["model"] or "-", row["measure"], interval(row), f"{row['n']:,}"] for row in own]
     note = (
         "word_overlap: the share of an item's words that stand in the response. constant: one label for all. "
         "annotator: one of them against the majority, which their own label is part of. auc_weight: weights of "
         "must-have against those of nice-to-have references."
     )
     heads = ["who", "model", "measure", "value", "n"]
-    return "\n\n".join(["## Floors and ceilings of single items", note, markdown_table(heads, lines)]) if lines else ""
+    return section("Baselines and ceilings of single items", note, heads, lines)
 
 
 def _models(rows: Sequence[Row]) -> str:
     """Fleiss' kappa of models; empty where no metric has two."""
     names = {MODELS_KAPPA: "of models", MAJORITIES_KAPPA: "of the two majorities"}
     lines = [
-        [row["metric"], names[row["measure"]], _number(row["value"]), f"{row['n']:,}", f"{row['left_out']:,}"]
+        [row["metric"], names[row["measure"]], number(row["value"]), f"{row['n']:,}", f"{row['left_out']:,}"]
         for row in rows
         if row["measure"] in names
     ]
     heads = ["metric", "Fleiss' kappa", "value", "n", "left out"]
-    return f"## Agreement of models\n\n{markdown_table(heads, lines)}" if lines else ""
+    return section("Agreement of models", "", heads, lines)
 
 
-def _tiers(found: Found) -> str:
+def _tiers(found: CoverageFindings) -> str:
     """How many methods call a reference covered, of all references."""
-    if not found.tiers:
-        return ""
     lines = [[row["tier"], f"{row['count']:,}"] for row in found.tiers]
     note = "How many methods call a reference covered: all, some, one alone, none. Of all references, drawn or not."
-    return "\n\n".join(["## Tiers", note, markdown_table(["tier", "references"], lines)])
+    return section("Tiers", note, ["tier", "references"], lines)
 
 
 def _misses(misses: Sequence[Row]) -> str:
     """What methods missed; empty where nothing was."""
-    if not any(row["fn"] for row in misses):
-        return ""
     columns = ("fn", "fn_candidate", "fn_entailment")
-    lines = [[row["method"], *(_count(row[name]) for name in columns)] for row in misses]
+    lines = [[row["method"], *(number(row[name]) for name in columns)] for row in misses]
     note = "Covered by most annotators and not by the method: no candidate covers it, or entailment said no."
     heads = ["method", "missed", "no candidate", "no entailment"]
-    return "\n\n".join(["## False negatives", note, markdown_table(heads, lines)])
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+    return section("False negatives", note, heads, lines) if any(row["fn"] for row in misses) else ""
 
 
 def _correlations(rows: Sequence[Row], level: str) -> str:
-    """A line a metric of a model, then a line a floor; empty for a level that the study does not have."""
-    by_owner: dict[tuple[str, str | None], dict[str, Row]] = {}
-    for row in rows:
-        if row["measure"] in COEFFICIENTS and row["level"] == level:
-            by_owner.setdefault((row["metric"], row["model"]), {})[row["measure"]] = row
-    if not by_owner:
-        return ""
+    """A line a metric of a model, then a line a baseline; empty for a level that the study does not have."""
     lines = []
-    for (metric, model), found in by_owner.items():
+    own = by_owner((row for row in rows if row["level"] == level), COEFFICIENTS)
+    for (metric, model), found in own.items():
         first = found["pearson"]
-        cells = [cell for name in COEFFICIENTS for cell in (_interval(found[name]), _p_value(found[name]["p_value"]))]
-        lines.append([metric, model or "(floor)", f"{first['n']:,}", f"{first['left_out']:,}", *cells])
+        cells = [cell for name in COEFFICIENTS for cell in (interval(found[name]), _p_value(found[name]["p_value"]))]
+        lines.append([metric, model or "(baseline)", f"{first['n']:,}", f"{first['left_out']:,}", *cells])
     heads = ["metric", "model", "n", "left out", *[head for name in COEFFICIENTS for head in (name, "p")]]
-    return f"## Correlation with human coverage, by {level}\n\n" + markdown_table(heads, lines)
+    return section(f"Correlation with human coverage, by {level}", "", heads, lines)
 
 
 def _items(rows: Sequence[Row]) -> str:
@@ -170,10 +152,8 @@ def _items(rows: Sequence[Row]) -> str:
         measure, _, average = row["measure"].rpartition("_")
         if average in AVERAGES:
             by_line.setdefault((row["metric"], row["model"], average), {})[measure] = row
-    if not by_line:
-        return ""
     lines = [
-        [*owner, *[cell for name in MEASURES for cell in (_interval(found[name]), f"{found[name]['n']:,}")]]
+        [*owner, *[cell for name in MEASURES for cell in (interval(found[name]), f"{found[name]['n']:,}")]]
         for owner, found in by_line.items()
     ]
     note = (
@@ -181,25 +161,14 @@ def _items(rows: Sequence[Row]) -> str:
         "denominator."
     )
     heads = ["metric", "model", "average", *[head for name in MEASURES for head in (name, "n")]]
-    return "\n\n".join(["## Covered items", note, markdown_table(heads, lines)])
+    return section("Covered items", note, heads, lines)
 
 
 def _costs(costs: Mapping[str, Mapping[str, Cost]]) -> str:
     """A line a metric of a model that was run; empty where none was."""
     lines = [[metric, model, *cost_cells(cost)] for model, own in costs.items() for metric, cost in own.items()]
-    heads = ["metric", "model", "calls", "tokens", "cost"]
-    return f"## What a sample cost\n\nOf all starts.\n\n{markdown_table(heads, lines)}" if lines else ""
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _interval(row: Row) -> str:
-    """A value with its interval, where that is known; `-` where it is undefined."""
-    limits = "" if row["ci_low"] is None else f" [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
-    return _number(row["value"]) + (limits if row["value"] is not None else "")
+    return section("What a sample cost", "Of all starts.", ["metric", "model", "calls", "tokens", "cost"], lines)
 
 
 def _p_value(value: float | None) -> str:
-    return "-" if value is None else "<0.0001" if value < 0.0001 else f"{value:.4f}"
+    return "<0.0001" if value is not None and value < 0.0001 else number(value, 4)

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 
 from untold.jobs.run.session import spark_schema
 from untold.jobs.study.agreement import read_rows
-from untold.jobs.study.items import ITEM, Verdicts
+from untold.jobs.study.coverage_items import ITEM, ItemVerdicts
 from untold.udfs.samples.k_qa import MUST_HAVE, NICE_TO_HAVE
-from untold.udfs.samples.labelled import OVERLAPS, overlap_batches
+from untold.udfs.samples.labelled_items import OVERLAPS, overlap_batches
 from untold.udfs.statistics.totals import auc, score_counts, total_interval
 
 OVERLAP, CONSTANT, ANNOTATOR = "word_overlap", "constant", "annotator"
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def overlap_rows(samples: DataFrame, judged: DataFrame, *, clustered: bool, seed: int) -> list[Row]:
-    """How well the share of an item's words in the response tells what people found covered: the AUC of a floor.
+    """How well the share of an item's words in the response tells what people found covered: the AUC of a baseline.
 
     Beside it how many labels a constant would match. samples: of `read_items`; judged: of `judge_items`. Items without
     a majority, a word or a response are left out.
@@ -50,7 +50,9 @@ def overlap_rows(samples: DataFrame, judged: DataFrame, *, clustered: bool, seed
     ]
 
 
-def weight_rows(verdicts: Verdicts, samples: DataFrame, judged: DataFrame, *, clustered: bool, seed: int) -> list[Row]:
+def weight_rows(
+    verdicts: ItemVerdicts, samples: DataFrame, judged: DataFrame, *, clustered: bool, seed: int
+) -> list[Row]:
     """For each metric that weighs references, the AUC of its weights for must-have against nice-to-have ones.
 
     Arguments as `overlap_rows`. A metric that was given the weights tells nothing of ratings by this: its AUC is that
@@ -84,7 +86,7 @@ def _auc(rows: Sequence[Row], score: str, positive: str, everything: int, seed: 
     )
     found = total_interval(auc, counts, seed=seed)
     sizes = {"n": len(each), "left_out": everything - len(each)}
-    return {"value": found.mean, "ci_low": found.low, "ci_high": found.high, **sizes}
+    return {**found.columns(), **sizes}
 
 
 def annotator_rows(judged: DataFrame) -> list[Row]:

@@ -13,18 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from untold.graph.drawing import FORMATS, STYLE, one_line, save_figure
+from untold.graph.drawing import STYLE, save_figure
+from untold.graph.views import FORMATS, one_line
 from untold.jobs.run.terminal import Page, table
+from untold.jobs.study.markdown import Row, interval, markdown_cell, markdown_table, number, section
 from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.intervals import IntArray
 
-Row = Mapping[str, Any]
 Values = dict[str, Row]
 
 # Okabe and Ito's colours, which colour-blind people tell apart
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-FLOOR_STYLES = {"floor_constant": ("dashed", "constant label"), "floor_overlap": ("dotted", "token overlap")}
+BASELINE_STYLES = {"baseline_constant": ("dashed", "constant label"), "baseline_overlap": ("dotted", "token overlap")}
 # Of the distance between metrics: what is left keeps their bars apart
 GROUP_WIDTH = 0.8
 MEASURE_HEADS = {
@@ -34,12 +35,12 @@ MEASURE_HEADS = {
     "kappa": "kappa",
     "macro_f1": "macro-F1",
     "balanced_accuracy": "balanced accuracy",
-    "floor_constant": "constant label",
-    "floor_overlap": "token overlap",
+    "baseline_constant": "constant label",
+    "baseline_overlap": "token overlap",
 }
 # How a cell of a number, an interval or nothing begins
 _NUMBER = re.compile(r"[-+<]?(\d|$)")
-# Floors are drawn as lines and told as bare numbers
+# Baselines are drawn as lines and told as bare numbers
 WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
 PUBLISHED_NOTE = (
     "Published (Dejl et al. 2025), means of the LMR of WikiContradict and ConflictBank: 0.85 for E2E with Llama 4 "
@@ -111,7 +112,7 @@ def _published_value(row: Row) -> float | None:
 
 def _as_published(row: Row) -> bool:
     """Whether the convention is the paper's: where nothing was left out, `zero` is the same."""
-    return row["undefined"] == PUBLISHED_CONVENTION or (row["undefined"] == "zero" and not row.get("left_out"))
+    return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and not row.get("left_out"))
 
 
 def _plain(model: str) -> str:
@@ -159,9 +160,8 @@ def render_averages(rows: Sequence[Row]) -> str:
     """
     lines = [
         [
-            *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["undefined"]),
-            *(f"{row['n']:,}", _value(row, interval=True)),
-            "-" if row["published"] is None else f"{row['published']:.3f}",
+            *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["convention"]),
+            *(f"{row['n']:,}", interval(row), number(row["published"])),
         ]
         for row in rows
     ]
@@ -169,15 +169,16 @@ def render_averages(rows: Sequence[Row]) -> str:
         "LMR. Averages count every data set the same; their intervals are 95 % BCa, joint over the data sets, 10,000 "
         "resamples of each."
     )
-    heads = ["data set", "metric", "model", "undefined", "n", "LMR", "published"]
-    return "\n\n".join(["# Meta-evaluations together", note, markdown_table(heads, lines), PUBLISHED_NOTE]) + "\n"
+    heads = ["data set", "metric", "model", "convention", "n", "LMR", "published"]
+    table = markdown_table(heads, lines)
+    return "\n\n".join(["# Meta-evaluations together", note, table, PUBLISHED_NOTE]) + "\n"
 
 
 def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
-    """By data set, metric, model and undefined: the rows by measure."""
+    """By data set, metric, model and convention: the rows by measure."""
     lines: dict[tuple[str, str, str, str], Values] = {}
     for row in rows:
-        key = row["dataset"], row["metric"], row["model"], row["undefined"]
+        key = row["dataset"], row["metric"], row["model"], row["convention"]
         lines.setdefault(key, {})[row["measure"]] = row
     return lines
 
@@ -188,28 +189,24 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
     measures = [name for name in MEASURE_HEADS if name in present]
     heads = [MEASURE_HEADS[name] for name in measures]
     lines = []
-    for (_, metric, model, undefined), values in _by_line(rows).items():
-        cost = costs.get(model, {}).get(metric)
-        published = values["lmr"]["published"]
+    for (_, metric, model, convention), values in _by_line(rows).items():
+        measured = (values.get(name) for name in measures)
         lines.append(
             [
-                *(metric, model, undefined, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
-                *(_value(values.get(name), interval=name in WITH_INTERVAL) for name in measures),
-                *cost_cells(cost),
-                "-" if published is None else f"{published:.3f}",
+                *(metric, model, convention, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
+                *("-" if row is None else _cell(row) for row in measured),
+                *cost_cells(costs.get(model, {}).get(metric)),
+                number(values["lmr"]["published"]),
             ]
         )
     return markdown_table(
-        ["metric", "model", "undefined", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
+        ["metric", "model", "convention", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
     )
 
 
-def _value(row: Row | None, *, interval: bool) -> str:
-    """A value to three decimals, with its interval where that is wanted and known; `-` where it is undefined."""
-    if row is None or row["value"] is None:
-        return "-"
-    shown = f"{row['value']:.3f}"
-    return shown if not interval or row["ci_low"] is None else f"{shown} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+def _cell(row: Row) -> str:
+    """A value, with its interval where measures have one to be shown."""
+    return interval(row) if row["measure"] in WITH_INTERVAL else number(row["value"])
 
 
 def cost_cells(cost: Cost | None) -> list[str]:
@@ -217,7 +214,7 @@ def cost_cells(cost: Cost | None) -> list[str]:
     if cost is None:
         return ["-", "-", "-"]
     tokens = shown_tokens(cost.tokens, estimated=cost.tokens_estimated)
-    return [f"{cost.calls:.2f}", tokens, "-" if cost.cost is None else f"{cost.cost:.6f}"]
+    return [f"{cost.calls:.2f}", tokens, number(cost.cost, 6)]
 
 
 def _published_table(rows: Sequence[Row]) -> str:
@@ -236,33 +233,23 @@ def _published_table(rows: Sequence[Row]) -> str:
 
 def _comparison_table(comparisons: Sequence[Row]) -> str:
     """The paired tests of the metrics; nothing where a model has one metric alone."""
-    if not comparisons:
-        return ""
     lines = [
         [
             *(row["model"], row["first"], row["second"], f"{row['n']:,}"),
-            *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("difference", "p_value", "p_adjusted")),
+            *(number(row[name], 4) for name in ("difference", "p_value", "p_adjusted")),
         ]
         for row in comparisons
     ]
-    under = comparisons[0]["undefined"]
+    under = comparisons[0]["convention"] if comparisons else None
     note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
     heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
-    return "\n\n".join(["## Metrics compared", note, markdown_table(heads, lines)])
+    return section("Metrics compared", note, heads, lines)
 
 
 def _confusion_table(model: str, metric: str, table: IntArray) -> str:
     """Labels in rows, predictions in columns, `undefined` last."""
     lines = [[label, *(f"{count:,}" for count in counts)] for label, counts in zip(LABELS, table.tolist(), strict=True)]
-    return f"## Labels and predictions of {metric}, {markdown_cell(model)}\n\n" + markdown_table(
-        ["label", *PREDICTIONS], lines
-    )
-
-
-def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of cells that are escaped."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+    return section(f"Labels and predictions of {metric}, {markdown_cell(model)}", "", ["label", *PREDICTIONS], lines)
 
 
 def report_lines(report: str, page: Page) -> list[str]:
@@ -283,16 +270,11 @@ def _cells(line: str) -> list[str]:
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def markdown_cell(cell: str) -> str:
-    """A cell that neither ends the line nor the column, whatever name a model or a metric has."""
-    return one_line(cell).replace("|", "\\|")
-
-
 def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
     """LMR with its intervals by metric and model as the bytes of an SVG or a PNG, the same for the same rows.
 
-    One panel for each convention of undefined scores. Lines are the floors, diamonds published figures: on the bar of
-    the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
+    One panel for each convention of undefined scores. Lines are the baselines, diamonds published figures: on the bar
+    of the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
     another form.
     """
     if form not in FORMATS:
@@ -311,9 +293,9 @@ def _draw(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(len(CONVENTIONS) * width + 2.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(CONVENTIONS), sharey=True)
-    for axes, undefined in zip(panels, CONVENTIONS, strict=True):
-        _draw_panel(axes, [row for row in rows if row["undefined"] == undefined], metrics, models)
-        axes.set_title(f"undefined: {undefined}", fontsize=10)
+    for axes, convention in zip(panels, CONVENTIONS, strict=True):
+        _draw_panel(axes, [row for row in rows if row["convention"] == convention], metrics, models)
+        axes.set_title(f"undefined scores: {convention}", fontsize=10)
     panels[0].set_ylabel("LMR")
     # Each label once, though every panel has it
     handles = {
@@ -329,19 +311,19 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
     bar = GROUP_WIDTH / max(len(models), 1)
     # Where a bar stands: groups at whole numbers, its bars about their middle
     at = {
-        (metric, model): place + (number - (len(models) - 1) / 2) * bar
+        (metric, model): place + (position - (len(models) - 1) / 2) * bar
         for place, metric in enumerate(metrics)
-        for number, model in enumerate(models)
+        for position, model in enumerate(models)
     }
-    for number, model in enumerate(models):
+    for position, model in enumerate(models):
         shown = [row for row in rows if row["model"] == model and row["measure"] == "lmr" and row["value"] is not None]
         places = [at[row["metric"], model] for row in shown]
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLOURS[position % len(COLOURS)]
         axes.bar(places, [row["value"] for row in shown], width=0.9 * bar, color=colour, label=one_line(model))
         for place, row in zip(places, shown, strict=True):
             if row["ci_low"] is not None:
                 axes.plot([place, place], [row["ci_low"], row["ci_high"]], color="black", linewidth=1.2)
-    _draw_floors(axes, rows)
+    _draw_baselines(axes, rows)
     if any(row["measure"] == "lmr" and _as_published(row) for row in rows):
         _draw_published(axes, rows, metrics, models, at)
     axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
@@ -350,12 +332,12 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
     axes.set_xlim(-0.6, max(len(metrics), 1) - 0.4)
 
 
-def _draw_floors(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line at what each floor reaches; a panel without one has none."""
-    for measure, (line, name) in FLOOR_STYLES.items():
+def _draw_baselines(axes: Axes, rows: Sequence[Row]) -> None:
+    """A line at what each baseline reaches; a panel without one has none."""
+    for measure, (line, name) in BASELINE_STYLES.items():
         value = next((row["value"] for row in rows if row["measure"] == measure), None)
         if value is not None:
-            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"floor: {name}")
+            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"baseline: {name}")
 
 
 def _draw_published(

@@ -21,6 +21,7 @@ from tests.benchmarks import (
     memory,
     nights,
     pairs,
+    readers,
     realsumm,
     recall,
     retrieval,
@@ -56,6 +57,7 @@ BENCHMARKS = {
     "importance": Benchmark("checks of coverage, memory and the largest query of importance", importance.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
+    "readers": Benchmark("readers of completions over random recombinations of forms", readers.measure),
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
     "longrecall": Benchmark("requests, seconds and memory of longrecall", longrecall.measure),
     "recall": Benchmark("pairs of facts on the way to candidates, beside a loop over rapidfuzz", recall.measure),
@@ -67,7 +69,7 @@ BENCHMARKS = {
 
 REQUESTS = (
     "requests a run (throughput, limit, cpu, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
-    "grounding, longrecall), samples in the store (start), all (soak)"
+    "grounding, longrecall), recombinations a stage (readers), samples in the store (start), all (soak)"
 )
 REPETITIONS = (
     "repetitions (throughput, cpu, reuse, nights, condensation, embedding, importance, pairs, recall, start, "

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from tests.benchmarks.figures import Figure, Options
 from untold.udfs.recall.candidates import Form, Thresholds, form_of, lexical_candidates
 from untold.udfs.recall.forms import match_form, shown_form, tokens_of
-from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.list_facts import Fact
 from untold.udfs.recall.overlap import number_tokens
 
 REPETITIONS = 3

@@ -27,7 +27,7 @@ from tests.fakes.world_longrecall import VARIANTS, LongRecallWorld, Saying, long
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.recall.candidates import Thresholds, form_of, lexical_candidates
 from untold.udfs.recall.forms import match_form, shown_form
-from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.list_facts import Fact
 from untold.udfs.recall.segmentation import cut
 from untold.udfs.stages import STAGES
 

@@ -16,10 +16,9 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from untold.graph import drawing
-from untold.graph.drawing import (
+from untold.graph.drawing import draw_graph, make_figure
+from untold.graph.views import (
     condensed_graph,
-    draw_graph,
-    make_figure,
     one_line,
     order_statements,
     raw_graph,

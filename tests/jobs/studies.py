@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from tests.jobs.study.test_agreement import SETS, VALUES
 from tests.sample_files import CONFLICTBANK_ROW, write_lines
 from untold.jobs.meta_evaluate import (
-    Endpoint,
     MetaEvaluationOutcome,
     MetaEvaluationRequest,
+    StudyEndpoint,
     endpoint_of,
     meta_evaluate,
 )
@@ -100,5 +100,5 @@ def write_bank(path: Path, instances: int) -> str:
     return write_lines(path, [CONFLICTBANK_ROW | {"question": f"q{n}"} for n in range(instances)])
 
 
-def endpoint(model: str) -> Endpoint:
+def endpoint(model: str) -> StudyEndpoint:
     return endpoint_of(Settings(llm=LlmSettings(model=model, base_url="http://localhost:1/v1")), embedded=False)

@@ -29,8 +29,8 @@ def write_study(folder: Path, dataset: str, counts: Counts, **manifest: Any) -> 
     """An output of meta-evaluate with these matches under each convention."""
     tables: dict[str, list[dict[str, Any]]] = {"meta_evaluation": [], "match_counts": []}
     for (metric, model), (held, of) in counts.items():
-        for undefined in ("mismatch", "zero", "published"):
-            names = {"dataset": dataset, "metric": metric, "model": model, "undefined": undefined, "measure": "lmr"}
+        for convention in ("mismatch", "zero", "published"):
+            names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": "lmr"}
             tables["meta_evaluation"].append({**names, "value": held / of, "n": of, "left_out": 0})
             for points, count in ((1, held), (0, of - held)):
                 row = {**names, "scale": 1, "points": points, "size": 1, "count": count, "left_out": 0}
@@ -50,7 +50,7 @@ def studies(tmp_path: Path) -> list[str]:
 
 def rows_of(output: Path) -> dict[tuple[str, str, str | None, str, str], dict[str, Any]]:
     rows = open_run(output).table("meta_evaluation").to_pylist()
-    keys = ("dataset", "metric", "model", "undefined", "measure")
+    keys = ("dataset", "metric", "model", "convention", "measure")
     return {tuple(row[key] for key in keys): row for row in rows}  # type: ignore[misc]
 
 

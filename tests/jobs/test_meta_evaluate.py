@@ -54,7 +54,7 @@ def evaluated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -> None:
     table = open_run(evaluated.output).table("meta_evaluation")
     assert table.schema.equals(META_EVALUATION)
-    rows = {(row["metric"], row["model"], row["undefined"], row["measure"]): row for row in table.to_pylist()}
+    rows = {(row["metric"], row["model"], row["convention"], row["measure"]): row for row in table.to_pylist()}
     assert len(rows) == table.num_rows == 2 * 2 * 3 * 6
     assert {(row["dataset"], row["n"]) for row in rows.values()} == {("wikicontradict", 20)}
     for model, scores in GIVEN.items():
@@ -63,7 +63,7 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
         row = rows["nli", model, "zero", "lmr"]
         assert (row["value"], row["ci_low"], row["ci_high"]) == (expected.mean, expected.low, expected.high)
     most = max([label_of(row["sample_id"]) for row in GIVEN["org/large"]].count(label) for label in LABELS) / 2
-    assert {row["value"] for key, row in rows.items() if key[3] == "floor_constant"} == {most / 20}
+    assert {row["value"] for key, row in rows.items() if key[3] == "baseline_constant"} == {most / 20}
 
 
 def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest) -> None:
@@ -85,7 +85,7 @@ def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest
             "p_value": test.p_value,
             "p_adjusted": p_adjusted,
             "n": 20,
-            "undefined": "mismatch",
+            "convention": "mismatch",
         }
         for model, test, p_adjusted in zip(GIVEN, tests, adjusted, strict=True)
     ]
@@ -126,7 +126,7 @@ def test_clustered_intervals_resample_questions_tables_included(spark: SparkSess
     scores = make_scores(("e2e",))
     request = ask(wiki, {"m": write_scores(wiki / "m", scores)}, cluster=True)
     run(spark, request)
-    rows = {(row["undefined"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    rows = {(row["convention"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
     found = matches(scores, "e2e")
     sums = [sum(value for name, value in found.items() if int(name[0]) // 2 == question) for question in (0, 1)]
     expected = clustered_bca_interval(sums, [10, 10], seed=0)
@@ -153,20 +153,20 @@ def test_failed_scores_are_left_out_under_zero_counted_and_wrong_as_published(sp
     rows[4] |= {"score": None, "status": "budget"}
     request = ask(wiki, {"m": write_scores(wiki / "m", rows)})
     run(spark, request)
-    found = {(row["undefined"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    found = {(row["convention"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
     zero, published = matches(rows[5:], "e2e", zero=True), matches(rows, "e2e", zero=True)
     mismatch = matches(rows, "e2e")
-    for undefined, earned, left_out in (("mismatch", mismatch, 0), ("zero", zero, 5), ("published", published, 0)):
-        row = found[undefined, "lmr"]
+    for convention, earned, left_out in (("mismatch", mismatch, 0), ("zero", zero, 5), ("published", published, 0)):
+        row = found[convention, "lmr"]
         assert (row["n"], row["left_out"]) == (len(earned), left_out)
         assert row["value"] == pytest.approx(sum(earned.values()) / len(earned))
-        assert (found[undefined, "kappa"]["n"], found[undefined, "kappa"]["left_out"]) == (len(earned), left_out)
+        assert (found[convention, "kappa"]["n"], found[convention, "kappa"]["left_out"]) == (len(earned), left_out)
 
 
 def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -> None:
     report = (Path(evaluated.output) / "meta_evaluation.md").read_text(encoding="utf-8")
     rows = {
-        (row["metric"], row["model"], row["undefined"]): row
+        (row["metric"], row["model"], row["convention"]): row
         for row in rows_of(evaluated, "meta_evaluation")
         if row["measure"] == "lmr"
     }
@@ -208,7 +208,7 @@ def test_recorded_judges_have_the_published_agreement(
         arguments += ["--scores", f"{judge}={place}"]
     assert main(["meta-evaluate", *arguments, "--output", str(output), *SPARK]) == 0
     rows = {
-        (row["model"], row["undefined"], row["measure"]): row
+        (row["model"], row["convention"], row["measure"]): row
         for row in open_run(output).table("meta_evaluation").to_pylist()
     }
     for judge, expected in JUDGES.items():
@@ -217,7 +217,7 @@ def test_recorded_judges_have_the_published_agreement(
     published = rows["gpt-oss-120b", "zero", "lmr"]
     assert [published["ci_low"], published["ci_high"]] == pytest.approx([0.731, 0.779], abs=0.002)
     assert rows["gpt-oss-120b", "mismatch", "lmr"]["value"] == pytest.approx((104 + 758 + 14) / 1200)
-    assert {row["value"] for key, row in rows.items() if key[2] == "floor_constant"} == {0.77}
+    assert {row["value"] for key, row in rows.items() if key[2] == "baseline_constant"} == {0.77}
     assert {row["n"] for row in rows.values()} == {1200}
     assert capsys.readouterr().out == (output / "meta_evaluation.md").read_text(encoding="utf-8")
 
@@ -234,7 +234,7 @@ def test_nan_is_an_undefined_score(spark: SparkSession, wiki: Path) -> None:
     rows = [row | {"score": float("nan")} for row in make_scores(("e2e",))]
     request = ask(wiki, {"m": write_scores(wiki / "m", rows)})
     run(spark, request)
-    found = {(row["undefined"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    found = {(row["convention"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
     assert (found["mismatch", "lmr"]["value"], found["mismatch", "lmr"]["ci_low"]) == (0.0, None)
     assert found["zero", "lmr"]["value"] == [label_of(row["sample_id"]) for row in rows].count("Incorrect") / 20
 

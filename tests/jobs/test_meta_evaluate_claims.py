@@ -18,11 +18,11 @@ from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.inputs.samples import SampleError
 from untold.jobs.results import open_run
-from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.samples import factscore
-from untold.udfs.samples.records import Unit
-from untold.udfs.statistics.verdicts import VERDICTS
+from untold.udfs.samples.file_records import Unit
+from untold.udfs.statistics.verdict_agreement import VERDICTS
 
 
 def write_claims(folder: Path) -> Rows:

@@ -27,13 +27,13 @@ from tests.jobs.study.test_agreement import SETS, VALUES, of_sets, strict_and_la
 from untold.jobs.meta_evaluate import (
     MetaEvaluationRequest,
 )
-from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import ATOMS, STATEMENTS
 
 
 def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]) -> None:
     """The means of the strict and the lax parts of groups."""
-    found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["undefined"] == "mismatch"}
+    found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["convention"] == "mismatch"}
     assert found.keys() == {"lmr", "lmr_strict", "lmr_lax"}
     strict, lax = (sum(part) / len(groups) for part in zip(*groups, strict=True))
     assert [found[name]["value"] for name in ("lmr_strict", "lmr_lax", "lmr")] == pytest.approx(

@@ -32,12 +32,12 @@ from untold.jobs.meta_evaluate import MetaEvaluationRequest
 from untold.jobs.results import open_run
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.settings.model import Settings
-from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import COVERAGE, META_EVALUATION
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.token_states import BERTSCORE
+from untold.udfs.samples.file_records import Unit
 from untold.udfs.samples.realsumm import read_system
-from untold.udfs.samples.records import Unit
 from untold.udfs.statistics.surface import SURFACE
 
 FACTS = ["bees make honey", "bees sting people", "honey never spoils", "queens lay eggs"]
@@ -123,7 +123,7 @@ def test_each_sample_has_what_people_and_the_metric_say(study: MetaEvaluationReq
             assert row["judged"] == sum(counts)
 
 
-def test_floors_are_the_libraries_on_the_items_joined_by_newlines(study: MetaEvaluationRequest) -> None:
+def test_baselines_are_the_libraries_on_the_items_joined_by_newlines(study: MetaEvaluationRequest) -> None:
     rows = [row for row in rows_of(study, "coverage") if row["model"] is None]
     assert {row["metric"] for row in rows} == {*SURFACE, *BERTSCORE}
     values = {(row["metric"], row["sample_id"]): row["value"] for row in rows}
@@ -209,7 +209,7 @@ def read_realsumm(folder: Path) -> Rows:
 
 
 def check_realsumm(samples: Rows, verdicts: Rows, coverage: Rows, measures: Rows) -> None:
-    """All figures of a study of REALSumm against counts by hand, SciPy and the libraries of the floors."""
+    """All figures of a study of REALSumm against counts by hand, SciPy and the libraries of the baselines."""
     people = {s["sample_id"]: [fact["labels"] == ["1"] for fact in s["aspects"]] for s in samples}
     said: dict[str, list[bool]] = defaultdict(list)
     for row in verdicts:

@@ -24,8 +24,8 @@ from untold.jobs.meta_evaluate import MetaEvaluationRequest
 from untold.jobs.results import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
+from untold.udfs.samples.file_records import Unit
 from untold.udfs.samples.k_qa import read_answers
-from untold.udfs.samples.records import Unit
 from untold.udfs.statistics.tiers import Subset, largest_remainder
 
 MODELS = ("gpt", "llama")
@@ -34,7 +34,7 @@ SAMPLES, REFERENCES = 20, 6
 FACTS = ["Bees make honey.", "Bees sting people.", "Honey never spoils."]
 
 
-# No such model is there: token states are floors of their own tests
+# No such model is there: token states are baselines of their own tests
 QUICK = Settings.model_validate({"embeddings": {"model": "none"}})
 
 
@@ -217,7 +217,7 @@ def test_agreement_is_that_of_statsmodels(study: MetaEvaluationRequest) -> None:
     assert majorities["n"] == len(known)
 
 
-def test_single_items_have_floors_and_ceilings(study: MetaEvaluationRequest) -> None:
+def test_single_items_have_baselines_and_ceilings(study: MetaEvaluationRequest) -> None:
     samples = samples_of(study)
     found = {(row["metric"], row["model"], row["measure"]): row for row in rows_of(study, "meta_evaluation")}
     people, labels = said_by_people(samples), [one["labels"] for s in samples for one in s["references"]]

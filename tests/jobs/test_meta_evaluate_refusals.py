@@ -28,7 +28,7 @@ from untold.jobs.meta_evaluate import (
 )
 from untold.jobs.results import UnreadableRunError
 from untold.jobs.run.progress import Display
-from untold.jobs.study.inputs import MetaEvaluationError
+from untold.jobs.study.study_inputs import MetaEvaluationError
 
 
 def refused(spark: SparkSession, request: MetaEvaluationRequest) -> str:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from untold.jobs.cli.values import weights
 from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.manifest import FORMAT
-from untold.jobs.study.lines import UnmeasuredError
+from untold.jobs.summary.bands import UnmeasuredError
 from untold.jobs.sweep import BETAS, SweepRequest, draw_sweep, sweep, sweep_rows
 from untold.jobs.tables import MEASURES, SCORES
 

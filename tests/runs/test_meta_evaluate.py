@@ -76,7 +76,7 @@ def test_two_models_are_run_continued_and_set_side_by_side(
     assert {(row["metric"], row["model"]) for row in rows} == {
         (metric, model) for metric in ("e2e", "nli") for model in MODELS
     }
-    lmr = {(row["metric"], row["undefined"]): row["value"] for row in rows if row["measure"] == "lmr"}
+    lmr = {(row["metric"], row["convention"]): row["value"] for row in rows if row["measure"] == "lmr"}
     assert lmr["e2e", "mismatch"] == lmr["nli", "zero"] == 0.8  # the empty answer is incorrect, and labelled otherwise
 
     (shown,) = [line for line in ended.out.splitlines() if line.startswith("| e2e | judge-b | zero |")]

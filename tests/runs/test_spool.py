@@ -103,6 +103,9 @@ def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
 
     second = run_here(server, samples, output, settings=settings)
     assert (second.code, sum_usage(output, "answered")) == (6, wanted - kept)
+    worker = start_worker(mount / "spool", "--set", "budget.max_calls=5", A_KEY=KEY)
+    told = worker.communicate(timeout=WAIT_SECONDS)[0]
+    assert (worker.returncode, "the budget is used up after 5 calls" in told) == (3, True), told
     worker = start_worker(mount / "spool", "--set", "llm.max_concurrency=8", A_KEY=KEY)
     told = worker.communicate(timeout=WAIT_SECONDS)[0]
     assert worker.returncode == 0, told
@@ -146,10 +149,8 @@ def embed(runner: StageRunner, texts: list[str]) -> dict[str, str | None]:
 
 def answer_by_hand(job: SpooledJob, failing: int = 0) -> None:
     """What a worker leaves that answers a job but for some requests, which fail for a passing reason."""
-    run, ids = (
-        job.read().run,
-        [one for file in Path(job.requests).glob("*.parquet") for one in read_request_ids(str(file))],
-    )
+    run, files = job.read().run, Path(job.requests).glob("*.parquet")
+    ids = [one for file in files for one in read_request_ids(str(file))]
     rows = [failed("http_500", request_id=one, run_id=run) for one in ids[:failing]]
     rows += [row(one, vector=[1.0, 0.0], run_id=run) for one in ids[failing:]]
     write(Path(job.completions), f"{run}-1.parquet", rows)
@@ -177,7 +178,7 @@ def test_what_a_worker_could_not_get_keeps_no_run_in_its_stage(
         usage = runner.usage[0]
         assert runner.ended is None
         assert (usage["answered"], usage["failed"], usage["reused"], usage["calls"]) == (2, 1, 0, 3)
-        assert (usage["prompt_tokens"], usage["cost"], usage["seconds"]) == (100, 100 * 2e-6, 2.0)
+        assert (usage["prompt_tokens"], usage["cost"], usage["seconds"]) == (100, pytest.approx(2e-4), 2.0)
     assert spool.jobs() == []
     # A start that does not go on with that one asks what failed for a passing reason
     with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:

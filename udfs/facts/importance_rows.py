@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.importance import RANKINGS, Checked, Fact, measures_of, rank_facts, weigh
+from untold.udfs.facts.importance_measures import RANKINGS, CheckedFact, RatedFact, measures_of, rank_facts, weigh
 
 RANKED_FACT = pa.struct(
     [
@@ -65,7 +65,7 @@ def rank_batches(
         yield pa.RecordBatch.from_pylist(rows, RANKED)
 
 
-def _weighted(row: Row, relevance_weight: float) -> list[Fact]:
+def _weighted(row: Row, relevance_weight: float) -> list[RatedFact]:
     """The facts with the ratings that are theirs, in order: those with a weight of their own have none."""
     ratings = iter(
         list(
@@ -77,10 +77,10 @@ def _weighted(row: Row, relevance_weight: float) -> list[Fact]:
     facts = []
     for number, given in enumerate(row["facts"] or (), start=1):
         if given["weight"] is not None:
-            facts.append(Fact(number, None, None, given["weight"]))
+            facts.append(RatedFact(number, None, None, given["weight"]))
             continue
         relevance, salience = next(ratings)
-        facts.append(Fact(number, relevance, salience, weigh(relevance, salience, relevance_weight)))
+        facts.append(RatedFact(number, relevance, salience, weigh(relevance, salience, relevance_weight)))
     return facts
 
 
@@ -105,7 +105,7 @@ def _conclude(row: Row, ks: Sequence[int]) -> dict[str, Any]:
     ]
     ranks = [{name: fact[name] for name in RANKINGS.values()} for fact in kept]
     facts = [
-        Checked(fact["weight"], one["covered"], **own) for fact, one, own in zip(kept, coverage, ranks, strict=True)
+        CheckedFact(fact["weight"], one["covered"], **own) for fact, one, own in zip(kept, coverage, ranks, strict=True)
     ]
     claims = row["claims"]
     verdicts = [claim["verdict"] for claim in claims] if row["judged"] and claims is not None else None

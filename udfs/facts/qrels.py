@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from untold.udfs.errors import UserError
 from untold.udfs.samples.batches import in_batches
+from untold.udfs.samples.file_records import READ_ERRORS
 from untold.udfs.samples.files import open_text
-from untold.udfs.samples.records import READ_ERRORS
 from untold.udfs.samples.values import load_json, text_of
 
 NAMES = ("query_id", "subtopic_id", "doc_id", "relevance")

@@ -11,7 +11,7 @@ from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cdist
 
 from untold.udfs.recall.forms import match_form, negations_of, numbers_of, tokens_of
-from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.list_facts import Fact
 from untold.udfs.recall.overlap import SLACK, Tokens, jaccard, number_tokens
 
 Values = NDArray[np.float64]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.recall.candidate_pairs import LEXICAL, PAIR, SEMANTIC
 from untold.udfs.recall.rows import batches_of, rows_of
-from untold.udfs.recall.showing import LEXICAL, PAIR, SEMANTIC
 
 RECALL, ARECALL, ERECALL, HOLISTIC, REFERENCES, GENERATED = (
     *("recall", "arecall", "erecall", "holistic", "references", "generated"),
@@ -52,7 +52,7 @@ CONCLUDED = pa.schema(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReferenceVerdict:
     """What became of a reference: the positions of the generated facts that cover it, none where nothing does.
 
     `chosen` is None where it is not known: a request was lost, or never asked (`waiting`).
@@ -66,10 +66,10 @@ class Verdict:
 def conclude_samples(batches: Iterable[pa.RecordBatch], *, baselines: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Rows of `CONCLUDED`, a row a sample.
 
-    batches: the columns of `udfs.recall.showing.PREPARED`; outcomes list<OUTCOME> of what words found; by_vectors
-    list<struct<number, pairs, lost, waiting, outcome OUTCOME>>, of the references that words left open; holistic
-    list<list<int>>, null where it was not asked or was lost. `empty`: there are no references; `unasked`: something
-    that a verdict needs was never asked.
+    batches: the columns of `udfs.recall.candidate_pairs.PREPARED`; outcomes list<OUTCOME> of what words found;
+    by_vectors list<struct<number, pairs, lost, waiting, outcome OUTCOME>>, of the references that words left open;
+    holistic list<list<int>>, null where it was not asked or was lost. `empty`: there are no references; `unasked`:
+    something that a verdict needs was never asked.
     """
     return batches_of((_conclude(row, baselines) for row in rows_of(batches)), CONCLUDED)
 
@@ -97,30 +97,30 @@ def _conclude(row: Mapping[str, Any], baselines: Sequence[str]) -> dict[str, Any
     }
 
 
-def judge_reference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Verdict:
+def judge_reference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> ReferenceVerdict:
     """The verdict of a reference by what words found (an OUTCOME), and of one left open by what vectors found.
 
     Both are None where nothing was shown. What covers a reference does so whatever else is missing.
 
     >>> judge_reference({"chosen": [2], "lost": False, "waiting": False}, None)
-    Verdict(chosen=(2,), found_by='lexical', waiting=False)
+    ReferenceVerdict(chosen=(2,), found_by='lexical', waiting=False)
     """
     if first is not None and (first["chosen"] or first["lost"] or first["waiting"]):
         return _verdict(first, LEXICAL)
     if second is None:
-        return Verdict(())
+        return ReferenceVerdict(())
     outcome = second["outcome"]
-    found = Verdict(()) if outcome is None else _verdict(outcome, SEMANTIC)
+    found = ReferenceVerdict(()) if outcome is None else _verdict(outcome, SEMANTIC)
     if found.chosen == () and (second["lost"] or second["waiting"]):
-        return Verdict(None, waiting=bool(second["waiting"]))
+        return ReferenceVerdict(None, waiting=bool(second["waiting"]))
     return found
 
 
-def _verdict(outcome: Mapping[str, Any], step: str) -> Verdict:
+def _verdict(outcome: Mapping[str, Any], step: str) -> ReferenceVerdict:
     if outcome["lost"] or outcome["waiting"]:
-        return Verdict(None, waiting=bool(outcome["waiting"]))
+        return ReferenceVerdict(None, waiting=bool(outcome["waiting"]))
     chosen = tuple(outcome["chosen"])
-    return Verdict(chosen, step if chosen else None)
+    return ReferenceVerdict(chosen, step if chosen else None)
 
 
 def _baseline(row: Mapping[str, Any], name: str) -> list[bool] | None:
@@ -132,7 +132,9 @@ def _baseline(row: Mapping[str, Any], name: str) -> list[bool] | None:
     return None if row["holistic"] is None else [bool(numbers) for numbers in row["holistic"]]
 
 
-def _statement(reference: Mapping[str, Any], verdict: Verdict, baselines: Mapping[str, bool]) -> dict[str, Any]:
+def _statement(
+    reference: Mapping[str, Any], verdict: ReferenceVerdict, baselines: Mapping[str, bool]
+) -> dict[str, Any]:
     known = verdict.chosen is not None
     return {
         **{name: reference[name] for name in ("number", "text", "anchor")},

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Literal
 
 from untold.udfs.recall.forms import match_form, shown_form
-from untold.udfs.recall.items import Item, ends_with_colon, is_list, read_list
-from untold.udfs.recall.lists import Fact, fact_of, name_of
+from untold.udfs.recall.list_facts import Fact, fact_of, name_of
+from untold.udfs.recall.list_items import ListItem, ends_with_colon, is_list, read_list
 from untold.udfs.texts import sentence_ends
 
 Segmentation = Literal["list", "sentences", "atomic"]
@@ -43,7 +43,7 @@ def cut(text: str, segmentation: Segmentation, anchor_words: int) -> list[Fact]:
     return [fact for part in found.parts for fact in _facts_of(part, anchor_words)]
 
 
-def _facts_of(part: Item | str, anchor_words: int) -> list[Fact]:
+def _facts_of(part: ListItem | str, anchor_words: int) -> list[Fact]:
     """The facts of an item or of prose. An item that only names those below it, or announces some, is none."""
     if isinstance(part, str):
         return free_facts(sentences(part))

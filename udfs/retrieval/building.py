@@ -12,10 +12,10 @@ import pyarrow as pa
 from untold.udfs.retrieval import dense
 from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
 from untold.udfs.retrieval.cutting import CHUNKS
-from untold.udfs.retrieval.places import coarse_of, open_shard, place_to_write, shard_folder
+from untold.udfs.retrieval.shard_files import coarse_of, open_shard, place_to_write, shard_folder
 from untold.udfs.retrieval.shards import (
     DamagedShardError,
-    Facts,
+    ShardFacts,
     ShardName,
     ShardWriter,
     groups_by,
@@ -78,7 +78,7 @@ def describe_shard(index: str, name: str) -> dict[str, Any] | None:
     return _described(name, read_facts(folder))
 
 
-def _described(name: str, facts: Facts) -> dict[str, Any]:
+def _described(name: str, facts: ShardFacts) -> dict[str, Any]:
     """A row of `BUILT`."""
     counts = {"chunks": facts.chunks, "texts": facts.texts, "tokens": facts.tokens}
     return {"name": name, **counts, "size": facts.size}
@@ -160,8 +160,8 @@ def bury(batches: Iterable[pa.RecordBatch], index: str, cache: str) -> Iterator[
 class Spread:
     """How chunks are spread over shards of nearly one size, in whatever order they are ranked.
 
-    >>> [Spread(10, 4).shard_of(rank) for rank in (0, 3, 4, 9)]
-    [0, 0, 1, 2]
+    >>> Spread(10, 4).shards, Spread(10, 4).size
+    (3, 4)
     """
 
     chunks: int
@@ -176,10 +176,6 @@ class Spread:
     def size(self) -> int:
         """The chunks of each shard but the last."""
         return -(-self.chunks // max(self.shards, 1))
-
-    def shard_of(self, rank: int) -> int:
-        """The shard of the chunk of this rank, from 0."""
-        return rank // self.size
 
 
 def starts_of(counts: Mapping[int, int]) -> Sequence[tuple[int, int]]:

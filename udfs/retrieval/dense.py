@@ -91,7 +91,7 @@ def use_one_thread() -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class NearestVectors:
     """The hits of one query: positions of chunks and similarities (float32), the best first."""
 
     positions: Integers
@@ -111,7 +111,7 @@ class Dense:
         self._distinct = index.ntotal == len(texts)
         self._selector = self._living_texts() if len(dead) else None
 
-    def search(self, queries: Vectors, k: int, probing: Probing) -> Iterator[Found]:
+    def search(self, queries: Vectors, k: int, probing: Probing) -> Iterator[NearestVectors]:
         """For each query (n x d) its k best living chunks: similarity descending, then position ascending.
 
         Similarities are compared by `COSINE_DECIMALS`. Equal ones at the end of a list are settled by looking further,
@@ -120,7 +120,7 @@ class Dense:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             yield from self._search(queries[start : start + QUERIES_AT_ONCE], k, probing)
 
-    def _search(self, queries: Vectors, k: int, probing: Probing) -> Iterable[Found]:
+    def _search(self, queries: Vectors, k: int, probing: Probing) -> Iterable[NearestVectors]:
         found: dict[int, tuple[Vectors, npt.NDArray[np.int64]]] = {}
         # One text more than wanted tells whether others are as near as the last
         waiting, depth = np.arange(len(queries)), k + 1
@@ -180,7 +180,7 @@ class Dense:
 
     def _expand(
         self, similarities: Vectors, numbers: npt.NDArray[np.int64], chunks: dict[int, list[int]] | None, k: int
-    ) -> Found:
+    ) -> NearestVectors:
         """Texts as their chunks, in order, the k best of them."""
         if chunks is None:
             positions, scores = numbers, similarities
@@ -190,7 +190,7 @@ class Dense:
             scores = np.repeat(similarities, [len(found) for found in lists])
         by_position = np.argsort(positions, kind="stable")
         best = by_position[best_first(_compared(scores[by_position]), k)]
-        return Found(positions[best].astype(np.int32), scores[best])
+        return NearestVectors(positions[best].astype(np.int32), scores[best])
 
     def _living_texts(self) -> faiss.IDSelector:
         """What lets a search pass over texts without a living chunk."""
@@ -206,7 +206,7 @@ def _compared(similarities: Vectors) -> npt.NDArray[np.float64]:
     return similarities.astype(np.float64).round(COSINE_DECIMALS)
 
 
-def plain_search(vectors: Vectors, queries: Vectors, k: int) -> Iterator[Found]:
+def plain_search(vectors: Vectors, queries: Vectors, k: int) -> Iterator[NearestVectors]:
     """The k best of a few vectors for each query, as `Dense.search` gives them of a shard."""
     index = make_exact(vectors.shape[1])
     index.add(vectors)

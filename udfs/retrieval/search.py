@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 
-class Hit(TypedDict):
+class WebHit(TypedDict):
     """What a search found: its address, and what the service shows of it."""
 
     id: str
@@ -32,7 +32,7 @@ class Provider(Protocol):
     def query(self, variables: Mapping[str, Any]) -> str:
         """The query of the address for the variables query and count, URL-encoded."""
 
-    def hits(self, body: str) -> list[Hit]:
+    def hits(self, body: str) -> list[WebHit]:
         """The hits of an answer's body, in the service's order, an address once. Raises NoHitsError."""
 
 
@@ -59,7 +59,7 @@ class Brave:
             words.pop()
         return " ".join(words)[: self.MOST_CHARACTERS]
 
-    def hits(self, body: str) -> list[Hit]:
+    def hits(self, body: str) -> list[WebHit]:
         """Of `web.results`, which an answer without any leaves out: the url, and title and description as text."""
         try:
             answer = json.loads(body)
@@ -72,7 +72,7 @@ class Brave:
                 found.setdefault(str(hit["url"]), _text_of(hit))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NoHitsError("the answer is no result of a web search") from error
-        return [Hit(id=url, text=text) for url, text in found.items()]
+        return [WebHit(id=url, text=text) for url, text in found.items()]
 
 
 def _text_of(hit: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _text_of(hit: Mapping[str, Any]) -> str:
 PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in (Brave(),)}
 
 
-def hits_of(body: str) -> list[Hit]:
+def hits_of(body: str) -> list[WebHit]:
     """The hits of a body that some known service answered. Raises NoHitsError where it is none's."""
     for provider in PROVIDERS.values():
         try:

@@ -55,7 +55,7 @@ class DamagedShardError(UserError):
 
 
 @dataclass(frozen=True)
-class Facts:
+class ShardFacts:
     """What a shard holds: chunks, distinct texts, tokens; and of each file its bytes and a hash of them."""
 
     chunks: int
@@ -133,7 +133,7 @@ class ShardWriter:
         self._chunks += len(texts)
         self._write_groups(least=ROWS_WAITING)
 
-    def finish(self) -> Facts:
+    def finish(self) -> ShardFacts:
         """Writes the rest and moves the shard to its place; where another put the same one there, that one stays.
 
         One there that is not whole goes: what is damaged is mended by writing it again.
@@ -145,7 +145,7 @@ class ShardWriter:
         _write_mapped(self._path(PLACES_FILE), pa.concat_batches(self._places))
         names = (CHUNKS_FILE, PLACES_FILE, DENSE_FILE, TERMS_FILE)
         files = {name: _describe_file(self._path(name), sync=True) for name in names}
-        facts = Facts(self._chunks, len(self._numbers), self._tokens, files)
+        facts = ShardFacts(self._chunks, len(self._numbers), self._tokens, files)
         plain = json.dumps({"format": FORMAT, **asdict(facts)}, indent=1)
         Place(self._path(FACTS_FILE)).write_bytes(plain.encode())
         if not is_whole(self._folder):
@@ -312,13 +312,13 @@ class Shard:
             ) from error
 
 
-def read_facts(folder: str) -> Facts:
+def read_facts(folder: str) -> ShardFacts:
     """What a shard's folder says that it holds. Raises what reading raises where it says nothing that makes sense."""
     plain = json.loads((Place(folder) / FACTS_FILE).read_bytes())
     if plain.pop("format") != FORMAT:
         raise ValueError("another format")
     files = {str(name): (int(size), str(digest)) for name, (size, digest) in plain.pop("files").items()}
-    return Facts(**plain, files=files)
+    return ShardFacts(**plain, files=files)
 
 
 def is_whole(folder: str) -> bool:
@@ -335,7 +335,7 @@ def is_whole(folder: str) -> bool:
     return True
 
 
-def _check_files(folder: str, facts: Facts) -> None:
+def _check_files(folder: str, facts: ShardFacts) -> None:
     """Raises ValueError or OSError for a file that is not there or not what it was."""
     for name, (size, digest) in facts.files.items():
         path = os.path.join(folder, name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from untold.udfs.samples import expertqa, k_qa, lists, ragchecker, realsumm, trec_web
-from untold.udfs.samples.records import READERS, Record, Unit
+from untold.udfs.samples import expertqa, k_qa, list_questions, ragchecker, realsumm, trec_web
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit
 
 LINES = "*.jsonl"
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
@@ -21,27 +21,30 @@ CONFLICTBANK_CONTEXTS = {
 # The three counterfactual contexts state one and the same claim
 CONFLICTBANK_CLAIMS = {"default": "default_claim", "counterfactual": "misinformation_conflict_claim"}
 CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
+# Questions to be answered; responses whose items people have labelled, or that are labelled as a whole
+Use = Literal["questions", "items", "labels"]
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Another layout of files: the columns it needs, and the records that a record and its 0-based row stand for.
+    """Another layout of files."""
 
-    `optional`: columns that are read too, where they are there.
-
-    Files that no extension names have a `read` of their own, which is given those that are named like `files`.
-    `by_row`: ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole.
-    """
-
+    # The columns that it needs
     required: tuple[str, ...]
-    expand: Callable[[Record, int], list[Record]]
+    # The records that a record and its 0-based row stand for
+    expand: Callable[[FileRecord, int], list[FileRecord]]
+    # Names of the files that `read` is given: those that no extension names have a reader of their own
     files: str = "*"
-    read: Callable[[Unit], Iterator[Record]] | None = None
+    read: Callable[[Unit], Iterator[FileRecord]] | None = None
+    # Ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole
     by_row: bool = True
+    # Columns that are read too, where they are there
     optional: tuple[str, ...] = ()
+    # What the rows are besides samples
+    uses: tuple[Use, ...] = ()
 
 
-def _wikicontradict(record: Record, row: int) -> list[Record]:
+def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
     """The five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
     if record.problem:
         return [record]
@@ -53,7 +56,7 @@ def _wikicontradict(record: Record, row: int) -> list[Record]:
         "row": row,
     }
     return [
-        Record(
+        FileRecord(
             {
                 **shared,
                 "sample_id": f"{row}-answer{answer}",
@@ -73,14 +76,14 @@ def _wikicontradict_label(label: Any, answer: int) -> Any:
     return "Partially correct" if saw_one_context and label == "Correct" else label
 
 
-def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Record]:
+def _conflictbank(sets: tuple[str, ...], record: FileRecord, row: int) -> list[FileRecord]:
     """An instance's two claims as responses, to all four contexts or to each alone (methods, section 6)."""
     if record.problem:
         return [record]
     values = record.values
     contexts = {name: {"id": name, "text": values.get(column)} for name, column in CONFLICTBANK_CONTEXTS.items()}
     return [
-        Record(
+        FileRecord(
             {
                 "sample_id": f"{row}-{claim}-{context_set}",
                 "query": values.get("question"),
@@ -96,17 +99,17 @@ def _conflictbank(sets: tuple[str, ...], record: Record, row: int) -> list[Recor
     ]
 
 
-def _longfact(record: Record, _: int) -> list[Record]:
+def _longfact(record: FileRecord, _: int) -> list[FileRecord]:
     """A prompt of LongFact (Wei et al. 2024) as a question; the canary that stands in every row is no part of it."""
-    return [record] if record.problem else [Record({"query": record.values.get("prompt"), "contexts": []})]
+    return [record] if record.problem else [FileRecord({"query": record.values.get("prompt"), "contexts": []})]
 
 
-def read_lines(unit: Unit) -> Iterator[Record]:
+def read_lines(unit: Unit) -> Iterator[FileRecord]:
     """The rows of a file of JSON Lines, whatever it is called."""
     return READERS["lines"](replace(unit, kind="lines"))
 
 
-def _as_read(record: Record, _: int) -> list[Record]:
+def _as_read(record: FileRecord, _: int) -> list[FileRecord]:
     """The record itself."""
     return [record]
 
@@ -119,19 +122,20 @@ FORMATS: dict[str, Adapter] = {
             *(f"{name}{answer}" for name in ("answer", "label") for answer in range(5)),
         ),
         expand=_wikicontradict,
+        uses=("labels",),
     ),
     # Two evaluations an instance, from which what each source states is read; or ten, each context by itself too
-    "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",))),
+    "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
-    "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system),
-    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers),
+    "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system, uses=("items",)),
+    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers, uses=("items",)),
     # Their folders hold a licence and other files beside the rows
-    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines),
-    "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines),
+    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines, uses=("items",)),
+    "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines, uses=("questions", "items")),
     # Queries with their aspects or references; responses are whoever's answers them
-    "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics),
-    "qampari": Adapter(lists.QAMPARI, lists.qampari),
-    "romqa": Adapter(lists.ROMQA, lists.romqa),
-    "longfact": Adapter(("prompt",), _longfact),
+    "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics, uses=("questions",)),
+    "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, uses=("questions",)),
+    "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, uses=("questions",)),
+    "longfact": Adapter(("prompt",), _longfact, uses=("questions",)),
     "ragchecker": Adapter((), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False),
 }

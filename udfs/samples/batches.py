@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
-from untold.udfs.samples.records import (
+from untold.udfs.samples.file_records import (
     READ_ERRORS,
     READERS_OF_PARTS,
     ROWS_PER_BATCH,
+    FileRecord,
     Reader,
-    Record,
     UndecodableError,
     Unit,
     UnreadableFileError,
@@ -107,7 +107,7 @@ def _reader(unit: Unit, adapter: Adapter | None) -> Reader:
     return READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
 
 
-def _samples(unit: Unit, record: Record, number: int, wanted: Wanted) -> list[Sample]:
+def _samples(unit: Unit, record: FileRecord, number: int, wanted: Wanted) -> list[Sample]:
     """The samples of a record, which is the `number`th of its unit."""
     adapter = wanted.adapter
     rows = adapter.expand(record, unit.start + number - 1) if adapter else [record]
@@ -129,7 +129,7 @@ class Tally:
     lines: int = 0
     broken: Exception | None = None
 
-    def rows(self, unit: Unit, read: Reader, columns: Mapping[str, str]) -> Iterator[Record]:
+    def rows(self, unit: Unit, read: Reader, columns: Mapping[str, str]) -> Iterator[FileRecord]:
         """The records of a unit with our names for its columns."""
         for record in read(unit):
             self.lines = record.row or self.lines + 1
@@ -138,7 +138,7 @@ class Tally:
                 yield _named(unit, record, columns)
 
     def facts(self, unit: Unit, columns: Iterable[str], shapes: Mapping[str, Shape]) -> str:
-        """The facts of a unit as JSON, as `untold.jobs.inputs.places` reads them."""
+        """The facts of a unit as JSON, as `untold.jobs.inputs.row_positions` reads them."""
         undecodable = (self.broken.line, self.broken.encoding) if isinstance(self.broken, UndecodableError) else None
         facts = {
             "file": unit.file,
@@ -153,7 +153,7 @@ class Tally:
         return json.dumps(facts)
 
 
-def _named(unit: Unit, record: Record, columns: Mapping[str, str]) -> Record:
+def _named(unit: Unit, record: FileRecord, columns: Mapping[str, str]) -> FileRecord:
     """The record with our names for its columns."""
     if not columns:
         return record

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from untold.udfs.samples.file_records import FileRecord
 from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references
-from untold.udfs.samples.records import Record
 from untold.udfs.samples.values import ENCODER, load_json, text_of
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
@@ -50,7 +50,7 @@ class Sample:
 
 
 def to_sample(
-    record: Record,
+    record: FileRecord,
     items_as_text: bool,
     required_columns: Sequence[str] = REQUIRED,
     optional_columns: Sequence[str] = (),
@@ -233,7 +233,7 @@ def _is_python(text: str) -> bool:
         return False
 
 
-def _content(record: Record, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:
+def _content(record: FileRecord, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:
     """sha2-256 of every column's text, nulls left out; of text, because one column has one type."""
     values = record.values
     texts = {name: text_of(value) for name, value in rest.items()}

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from untold.udfs.samples.records import Record
+from untold.udfs.samples.file_records import FileRecord
 from untold.udfs.samples.values import canonical, text_of
 
 REQUIRED = ("question", "answers")
@@ -23,7 +23,7 @@ VERDICTS = {"Complete": "supported", "Partial": "not_supported", "Incomplete": "
 ID_CHARACTERS = 16
 
 
-def answers(record: Record, _: int) -> list[Record]:
+def answers(record: FileRecord, _: int) -> list[FileRecord]:
     """The answers of a row as samples, their relevant and correct claims as references.
 
     Contexts are the distinct texts of evidence of all claims, `field` is the expert's. A reference's id is its claim's
@@ -32,7 +32,7 @@ def answers(record: Record, _: int) -> list[Record]:
     return [record] if record.problem else [_sample(record.values, *one) for one in _answers(record.values)]
 
 
-def claims(record: Record, _: int) -> list[Record]:
+def claims(record: FileRecord, _: int) -> list[FileRecord]:
     """The claims of a row that have evidence and were judged against it: claim, evidence, label.
 
     Support that is Complete is `supported`, Partial and Incomplete are `not_supported`. sample_id is that of the
@@ -41,7 +41,7 @@ def claims(record: Record, _: int) -> list[Record]:
     if record.problem:
         return [record]
     return [
-        Record(
+        FileRecord(
             {
                 "sample_id": f"{_answer_id(record.values, system)}-{place}",
                 "query_id": _answer_id(record.values, system),
@@ -78,7 +78,7 @@ def _answer_id(values: Mapping[str, Any], system: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
 
 
-def _sample(values: Mapping[str, Any], system: str, answer: Mapping[str, Any]) -> Record:
+def _sample(values: Mapping[str, Any], system: str, answer: Mapping[str, Any]) -> FileRecord:
     evidence = [text for _, claim in _claims(answer) for text in claim.get("evidence") or []]
     references = [
         {"id": str(place), "text": claim.get("claim_string")}
@@ -86,7 +86,7 @@ def _sample(values: Mapping[str, Any], system: str, answer: Mapping[str, Any]) -
         if claim.get("informativeness") in RELEVANT and claim.get("correctness") in CORRECT
     ]
     metadata = values.get("metadata")
-    return Record(
+    return FileRecord(
         {
             "sample_id": _answer_id(values, system),
             "query": values.get("question"),

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError
 
 FILES = "*.jsonl"
 VERDICTS = {"S": "supported", "NS": "not_supported"}
 
 
-def read_claims(unit: Unit) -> Iterator[Record]:
+def read_claims(unit: Unit) -> Iterator[FileRecord]:
     """The facts of a model's biographies that are supported or not: claim, evidence, label.
 
     sample_id is `<row>-<model>-<place>`, the row from 0 and the place among the biography's facts from 1. There is no
@@ -36,12 +36,12 @@ def read_claims(unit: Unit) -> Iterator[Record]:
                 yield replace(claim, row=record.row)
 
 
-def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[Record]:
+def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[FileRecord]:
     sentences = values["annotations"] or []
     facts = [fact for sentence in sentences for fact in sentence.get("human-atomic-facts") or []]
     for place, fact in enumerate(facts, start=1):
         if fact.get("label") in VERDICTS:
-            yield Record(
+            yield FileRecord(
                 {
                     "sample_id": f"{name}-{place}",
                     "query_id": name,

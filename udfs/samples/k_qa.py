@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from untold.udfs.hints import aside, near_misses
-from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError
 
 FILES = "*.csv"
 LABELS = ("label_0", "label_1", "label_2")
@@ -25,7 +25,7 @@ WEIGHTS = {MUST_HAVE: 1.0, NICE_TO_HAVE: 0.5}
 QUESTIONS = ("Question", "Free_form_answer", MUST_HAVE, NICE_TO_HAVE)
 
 
-def read_answers(unit: Unit) -> Iterator[Record]:
+def read_answers(unit: Unit) -> Iterator[FileRecord]:
     """The answers of a file, each with its statements as references and their kinds as `reference_types`.
 
     sample_id is `<n>-<llm_x>`, n the question in order of appearance, from 0. A row that is broken is a record of its
@@ -44,7 +44,7 @@ def read_answers(unit: Unit) -> Iterator[Record]:
             yield replace(answer, row=rows[0].row)
 
 
-def questions(record: Record, row: int) -> list[Record]:
+def questions(record: FileRecord, row: int) -> list[FileRecord]:
     """A question with a physician's answer, and the statements of both kinds as references, yet to be weighed.
 
     sample_id is the row, from 0; `reference_types` says which statement is of which kind.
@@ -54,7 +54,7 @@ def questions(record: Record, row: int) -> list[Record]:
     values = record.values
     given = [(kind, text) for kind in WEIGHTS for text in values.get(kind) or []]
     return [
-        Record(
+        FileRecord(
             {
                 "sample_id": str(row),
                 "query": values.get("Question"),
@@ -67,7 +67,7 @@ def questions(record: Record, row: int) -> list[Record]:
     ]
 
 
-def _answer(record: Record) -> tuple[Any, ...]:
+def _answer(record: FileRecord) -> tuple[Any, ...]:
     """Question, system and answer of a row. Raises UnreadableFileError where one of the columns is missing."""
     values = record.values
     missing = [name for name in COLUMNS if name not in values]
@@ -79,15 +79,15 @@ def _answer(record: Record) -> tuple[Any, ...]:
 
 def _record(
     name: str, number: str, question: Any, response: Any, system: Any, rows: Sequence[Mapping[str, Any]]
-) -> Record:
+) -> FileRecord:
     references = []
     for place, row in enumerate(rows, start=1):
         if row["category_x"] not in WEIGHTS:
-            return Record(problem=f"statement {place} is neither {' nor '.join(WEIGHTS)}", raw=name)
+            return FileRecord(problem=f"statement {place} is neither {' nor '.join(WEIGHTS)}", raw=name)
         labels = [row[label] for label in LABELS]
         weight = WEIGHTS[row["category_x"]]
         references.append({"id": str(place), "text": row["claim"], "weight": weight, "labels": labels})
-    return Record(
+    return FileRecord(
         {
             "sample_id": name,
             "query_id": number,

@@ -8,7 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.samples.batches import Tally, in_batches
-from untold.udfs.samples.records import READ_ERRORS, READERS_OF_PARTS, Record, Unit, UnreadableFileError, check_width
+from untold.udfs.samples.file_records import (
+    READ_ERRORS,
+    READERS_OF_PARTS,
+    FileRecord,
+    Unit,
+    UnreadableFileError,
+    check_width,
+)
 from untold.udfs.samples.values import text_of
 
 Names = Mapping[str, Sequence[str]]
@@ -56,7 +63,7 @@ def given(names: Names, columns: Iterable[str]) -> set[str]:
     return {name for name, others in names.items() if there.intersection(others)}
 
 
-def _texts(record: Record, names: Names) -> dict[str, str | None]:
+def _texts(record: FileRecord, names: Names) -> dict[str, str | None]:
     """The columns of a record as text; null where it has none, or nothing under any of their names."""
     values = record.values
     return {name: next((text_of(values[one]) for one in names[name] if one in values), None) for name in names}

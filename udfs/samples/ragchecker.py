@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from untold.udfs.samples.records import Record, Unit, UnreadableFileError, read_text
+from untold.udfs.samples.file_records import FileRecord, Unit, UnreadableFileError, read_text
 from untold.udfs.samples.values import canonical, load_json
 
 FILES = "*.json*"
 RESULTS = "results"
 
 
-def read_results(unit: Unit) -> Iterator[Record]:
+def read_results(unit: Unit) -> Iterator[FileRecord]:
     """The results of a file as samples: `retrieved_context` as contexts, `gt_answer` as references.
 
     Raises UnreadableFileError for a file that is no object with a list of results.
@@ -33,12 +33,12 @@ def read_results(unit: Unit) -> Iterator[Record]:
         yield _record(result, row)
 
 
-def _record(result: Any, row: int) -> Record:
+def _record(result: Any, row: int) -> FileRecord:
     if not isinstance(result, dict):
-        return Record(problem="no JSON object", raw=canonical(result), row=row)
+        return FileRecord(problem="no JSON object", raw=canonical(result), row=row)
     values = dict(result)
     contexts, answer = values.pop("retrieved_context", None), values.pop("gt_answer", None)
-    return Record({**values, "contexts": _contexts(contexts), "references": answer}, row=row)
+    return FileRecord({**values, "contexts": _contexts(contexts), "references": answer}, row=row)
 
 
 def _contexts(passages: Any) -> Any:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from untold.udfs.samples.file_records import FileRecord, Unit, UnreadableFileError
 from untold.udfs.samples.files import open_text
-from untold.udfs.samples.records import Record, Unit, UnreadableFileError
 
 LABELS = "*/labels/*.label"
 # The data set has no questions; what all its systems were asked to do
@@ -17,7 +17,7 @@ QUERY = "Summarise the article."
 _OF_ARTICLES = ("ids.txt", "documents.txt", "SCUs.txt")
 
 
-def read_system(unit: Unit) -> Iterator[Record]:
+def read_system(unit: Unit) -> Iterator[FileRecord]:
     """The summaries of the system whose labels a unit is, each with its article as context, and its facts.
 
     Facts are aspects and references alike: both are what a summary ought to cover.
@@ -53,17 +53,17 @@ def _lines(path: str) -> list[str]:
         return [line.rstrip("\r\n") for line in stream]
 
 
-def _record(system: str, article: str, document: str, facts: str, summary: str, labels: str) -> Record:
+def _record(system: str, article: str, document: str, facts: str, summary: str, labels: str) -> FileRecord:
     texts, marks = facts.split("\t"), labels.split("\t")
     if len(texts) != len(marks):
-        return Record(
+        return FileRecord(
             problem=f"{len(marks)} labels where its article has {len(texts)} facts", raw=f"{article} {system}"
         )
     items = [
         {"id": str(place), "text": text, "labels": [mark]}
         for place, (text, mark) in enumerate(zip(texts, marks, strict=True), start=1)
     ]
-    return Record(
+    return FileRecord(
         {
             "sample_id": f"{article}-{system}",
             "query_id": article,

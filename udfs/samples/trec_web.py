@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from untold.udfs.samples.records import Record, Unit, UnreadableFileError, read_text
+from untold.udfs.samples.file_records import FileRecord, Unit, UnreadableFileError, read_text
 
 TOPICS = "*topics.web.*"
 
 
-def read_topics(unit: Unit) -> Iterator[Record]:
+def read_topics(unit: Unit) -> Iterator[FileRecord]:
     """The topics of a file as questions: a topic's description is the query. Raises UnreadableFileError for no XML.
 
     Two topics of 2014 have an empty description: the words that people searched with are their query. Types are carried
@@ -29,11 +29,11 @@ def read_topics(unit: Unit) -> Iterator[Record]:
         yield _record(topic)
 
 
-def _record(topic: ElementTree.Element) -> Record:
+def _record(topic: ElementTree.Element) -> FileRecord:
     number, subtopics, words = topic.get("number"), topic.findall("subtopic"), _text(topic.find("query"))
     if not number:
-        return Record(problem="a topic without a number", raw=ElementTree.tostring(topic, encoding="unicode"))
-    return Record(
+        return FileRecord(problem="a topic without a number", raw=ElementTree.tostring(topic, encoding="unicode"))
+    return FileRecord(
         {
             "sample_id": number,
             "query_id": number,

@@ -307,8 +307,7 @@ def _share(rows: Sequence[Judgement], holds: Callable[[Judgement], bool], seed: 
     """The share of outputs of which `holds` is true, with its 95 % interval, by items as clusters."""
     sizes = Counter(judgement.item for judgement in rows)
     sums = Counter(judgement.item for judgement in rows if holds(judgement))
-    interval = clustered_bca_interval([sums[item] for item in sizes], list(sizes.values()), seed=seed)
-    return {"value": interval.mean, "ci_low": interval.low, "ci_high": interval.high}
+    return clustered_bca_interval([sums[item] for item in sizes], list(sizes.values()), seed=seed).columns()
 
 
 def describe_study(rows: Sequence[Mapping[str, Any]]) -> str:

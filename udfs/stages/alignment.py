@@ -9,7 +9,6 @@ from typing import Any
 
 from untold.udfs.stages.aligned_lines import read_aligned_lines
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import rows_of, says_none
 from untold.udfs.stages.numbered import (
@@ -34,6 +33,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 from untold.udfs.stages.bare import bare_items, ends_with_colon, is_other_form, is_personal, is_talk
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import (
     AFTERWORDS,
@@ -24,7 +23,7 @@ from untold.udfs.stages.lists import (
     without_separators,
 )
 from untold.udfs.stages.prose import unframed
-from untold.udfs.stages.reading import Line, answer_span, is_drawing, is_fence, is_none, letters
+from untold.udfs.stages.reading import Line, answer_span, collapsed, is_drawing, is_fence, is_none, letters
 from untold.udfs.stages.records import (
     Cell,
     Record,
@@ -35,6 +34,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.texts import with_breaks, without_struck
 
 CLAIM_NAMES = ("claim", "statement", "fact", "text", "sentence", "atomicclaim", "content", "item")
@@ -133,7 +133,7 @@ def recorded_texts(text: str, names: Sequence[str]) -> list[str] | None:
 
 def _unstruck(text: str) -> str:
     """The text of an element without what is struck out, spaces for line breaks that are written out."""
-    return " ".join(without_struck(with_breaks(text)).split("\n")) if "~~" in text or "\\n" in text else text
+    return collapsed(without_struck(with_breaks(text))) if "~~" in text or "\\n" in text else text
 
 
 def _elements(records: Records, names: Sequence[str]) -> list[Value]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from untold.udfs.stages.claims import CLAIM_NAMES, has_bullets, labelled_answer, listed_texts, recorded_texts
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.records import NUMBER_NAMES, Record, json_at_line_starts, read_records, unwrapped
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.units import revised_text
 
 # The new text counts where an object has the old one too

@@ -9,7 +9,6 @@ from typing import Any
 
 from untold.udfs.stages.coverage_lines import BEGINS_NONE, NOTHING, Sourced, is_nothing, sourced_lines, statement_lines
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading
 from untold.udfs.stages.reading import (
@@ -22,6 +21,7 @@ from untold.udfs.stages.reading import (
     without_emphasis,
 )
 from untold.udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.numbered import (
     CLAIM_WORDS,
@@ -20,6 +19,7 @@ from untold.udfs.stages.numbered import (
 )
 from untold.udfs.stages.reading import strip_thinking, unfenced
 from untold.udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_records
+from untold.udfs.stages.repeated_tags import past_echoes
 
 _LABEL_NAMES = (
     *("label", "coveragelabel", "coverage", "verdict", "status", "answer", "classification", "decision"),

@@ -22,6 +22,8 @@ _TEXTS = (
 _LISTS = ("contexts", "statements", "questions", "facts", "aspects", "claims", "evidence", "references", "candidates")
 _EXAMPLE = "Ada lives in Lyon."
 EXAMPLES = {**dict.fromkeys(_TEXTS, _EXAMPLE), **{name: [_EXAMPLE, _EXAMPLE] for name in _LISTS}}
+MAX_TOKENS = 4_096
+"""Longest completion of a stage that declares no limit of its own, where settings give none."""
 # What a stage's template is named after its own name, by the API whose form it has
 SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
 
@@ -46,8 +48,9 @@ class StageDefinition:
     log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
     the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
-    `example` has values of variables that `EXAMPLES` lacks, or has in another form. `schema` is that of a completion as
-    JSON (`udfs.stages.schemas`), None where it is free text; `form` is the one that the template asks for.
+    `example` has values of variables that `EXAMPLES` lacks, or has in another form. `max_tokens`, of a completion under
+    `llm.max_tokens=auto`: a list, or reasoning before an answer, takes more than a label. `schema` is that of a
+    completion as JSON (`udfs.stages.schemas`), None where it is free text; `form` is what the template asks for.
     """
 
     name: str
@@ -58,6 +61,7 @@ class StageDefinition:
     tools: tuple[Mapping[str, Any], ...] = ()
     figures: Figures | None = None
     things: Reader | None = None
+    max_tokens: int = MAX_TOKENS
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
     schema: Mapping[str, Any] | None = field(default=None, hash=False)

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from untold.udfs.stages.coverage import parse_coverage
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import RECORDED, Figures, Line, Thing
 from untold.udfs.stages.final_answers import final_text
 from untold.udfs.stages.non_answers import says_absent
@@ -26,6 +25,7 @@ from untold.udfs.stages.reading import (
     without_emphasis,
     without_ticks,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.schemas import TEXT, THOUGHTS, Form, listed, number_of, record
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
@@ -157,4 +157,5 @@ EVALUATE_COVERAGE = StageDefinition(
     form=_COVERAGE_FORM,
     # Lists of 0.64 tokens a token were recorded; the reasoning, which was not, names each statement once before
     figures=Figures(RECORDED, completion=Line(slope=1.28)),
+    max_tokens=16_384,
 )

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from untold.udfs.ratings import Digit
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.numbered import Numbered, number_in
 from untold.udfs.stages.rated_lines import read_rated_lines
 from untold.udfs.stages.reading import answer_in_place
 from untold.udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
+from untold.udfs.stages.repeated_tags import past_echoes
 
 SCALES: Mapping[str, Sequence[str]] = {
     "relevance": ("relevance", "relevancescore", "relevancerating", "relevancy"),

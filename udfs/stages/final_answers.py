@@ -40,6 +40,7 @@ _ADDS = re.compile(
     r"\b(?:forgot|miss(?:ed|ing)|left out|add(?:ing|ed)?|also|another|more|additional(?:ly)?)\b", re.IGNORECASE
 )
 _STRUCK = re.compile(r"(?<!~)~~(?![~\s])[^~]{1,2000}~~(?!~)")
+_HAS_JSON = re.compile(r"[{\[]\s{0,9}[\"{\[]")  # which has escapes of its own
 _MOST_CORRECTIONS = 3  # the last ones; each costs a reading
 
 
@@ -127,7 +128,7 @@ def _unstruck(text: str, own: Sequence[str]) -> str:
 def _with_breaks(text: str, own: Sequence[str]) -> str:
     """The text with breaks where a lone line writes them as `\\n`; places stay."""
     bare = text.strip()
-    written_out = "\\n" in bare and "\n" not in bare and not bare.startswith(("{", "["))
+    written_out = "\\n" in bare and "\n" not in bare and not _HAS_JSON.search(bare)
     return text.replace("\\n", " \n") if written_out and not any("\\n" in each for each in own) else text
 
 

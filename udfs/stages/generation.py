@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import WRITTEN, Figures, Line
 from untold.udfs.stages.final_answers import final_text
 from untold.udfs.stages.prose import recorded_text, unframed, untagged
@@ -22,6 +21,7 @@ from untold.udfs.stages.reading import (
     without_emphasis,
     without_ticks,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.schemas import TEXT, Form, record
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])

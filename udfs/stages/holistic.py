@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from untold.udfs.stages.alignment import Alignment, read_alignment
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.subsets import CANDIDATE_WORDS
 
 _CANDIDATE_NAMES = (

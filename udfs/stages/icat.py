@@ -36,6 +36,7 @@ EXTRACT_CLAIMS = StageDefinition(
     # The same facts as those of `extract_atoms`, without a bullet and a type
     figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
     things=claims_in,
+    max_tokens=8_192,
 )
 GENERATE_ASPECTS = StageDefinition(
     "generate_aspects",
@@ -56,4 +57,5 @@ ALIGN_CLAIMS = StageDefinition(
     schema=record(covered=listed(record(topic_id=number_of("aspects"), evidence=listed(number_of("claims"))))),
     form=lines_of(r'\{"topic_id": \d+, "evidence": \[[\d, ]*\]\}', '{"topic_id": n, "evidence": [n, ...]}'),
     figures=Figures(WRITTEN, completion=Line(slope=0.3)),
+    max_tokens=8_192,
 )

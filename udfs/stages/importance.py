@@ -54,6 +54,7 @@ EXTRACT_FACTS = StageDefinition(
     # The same facts as those of `extract_claims`, each behind a bullet
     figures=Figures(FACTSCORE, completion=Line(slope=1.81), things=Line(slope=0.158)),
     things=facts_in,
+    max_tokens=8_192,
 )
 RATE_IMPORTANCE = StageDefinition(
     "rate_importance",
@@ -67,6 +68,7 @@ RATE_IMPORTANCE = StageDefinition(
     ),
     rated=True,
     figures=Figures(WRITTEN, completion=Line(slope=1.09)),
+    max_tokens=8_192,
 )
 VERIFY_CLAIM = StageDefinition(
     "verify_claim",

@@ -119,6 +119,7 @@ _TAGS = re.compile(
 )
 _MOST_MENTIONS = 8  # of labels in a sentence are looked at
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
+_WORDS_ALONE = re.compile(r"[\w -]{1,40}\.?")
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,11 @@ def read_label(completion: str, labels: Labels, own: str) -> str:
 
     Raises `Unparsable` where that is none or several.
     """
-    text = _TAGS.sub(" ", BOXED.sub(r" \1 ", STRUCK.sub("", strip_thinking(completion))))
+    answer = strip_thinking(completion)
+    alone = labels.alone.fullmatch(answer) if _WORDS_ALONE.fullmatch(answer) else None
+    if alone and (label := labels.of(alone)) is not None:
+        return label
+    text = _TAGS.sub(" ", BOXED.sub(r" \1 ", STRUCK.sub("", answer)))
     recorded = _recorded(text, labels)
     if recorded is not None:
         return recorded

@@ -35,6 +35,7 @@ RESOLVE_COREFERENCE = StageDefinition(
     schema=record(facts=listed(record(id=number_of("facts"), fact=TEXT))),
     form=lines_of(r"\* .+", "* fact", "one line for each fact, in their order:"),
     figures=Figures(WRITTEN, completion=Line(slope=0.82)),
+    max_tokens=8_192,
 )
 MATCH_ONE = StageDefinition(
     "match_one",
@@ -62,4 +63,5 @@ MATCH_HOLISTIC = StageDefinition(
     schema=record(entailed=listed(record(reference=number_of("references"), candidates=_CANDIDATES))),
     form=lines_of(r'\{"reference": \d+, "candidates": \[[\d, ]*\]\}', '{"reference": n, "candidates": [n, ...]}'),
     figures=Figures(WRITTEN, completion=Line(slope=0.29)),
+    max_tokens=8_192,
 )

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
@@ -31,6 +30,7 @@ from untold.udfs.stages.records import (
 from untold.udfs.stages.relations import RELATIONS as RELATIONS
 from untold.udfs.stages.relations import VARIABLES as RELATION_VARIABLES
 from untold.udfs.stages.relations import parse_relation
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.schemas import RATING, TEXT, label_of, lines_of, listed, number_of, one_of, record
 from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
 from untold.udfs.stages.units import parse_atoms, parse_revised
@@ -207,6 +207,7 @@ EXTRACT_ATOMS = StageDefinition(
     form=lines_of(rf"- .+: (?:{'|'.join(UNIT_TYPES)})", "- unit: Unit Type"),
     figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
     things=atoms_in,
+    max_tokens=8_192,
 )
 REVISE_ATOMS = StageDefinition(
     "revise_atoms",
@@ -218,6 +219,7 @@ REVISE_ATOMS = StageDefinition(
     # The same facts as if revised: as many, beside the text and themselves
     figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
     things=revised_in,
+    max_tokens=8_192,
 )
 RATE_RELEVANCE = StageDefinition(
     "rate_relevance",
@@ -231,6 +233,7 @@ RATE_RELEVANCE = StageDefinition(
         WRITTEN, completion=Line(slope=1.21), things=Line(slope=0.09), ratings=(0.34, 0.08, 0.03, 0.11, 0.44)
     ),
     things=relevances_in,
+    max_tokens=8_192,
 )
 CLASSIFY_RELATION = StageDefinition(
     "classify_relation",

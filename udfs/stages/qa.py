@@ -16,7 +16,6 @@ from untold.udfs.ratings import Digit
 from untold.udfs.stages.comparison import RELATIONS as RELATIONS
 from untold.udfs.stages.comparison import parse_comparison
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import whole
@@ -49,6 +48,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.schemas import RATING, TEXT, THOUGHTS, Form, lines_of, listed, number_of, one_of, record
 
 QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
@@ -370,6 +370,7 @@ MINE_QUESTIONS = StageDefinition(
     form=lines_of(r"\* .+", "* question"),
     figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
     things=questions_in,
+    max_tokens=8_192,
 )
 REFINE_QUESTIONS = StageDefinition(
     "refine_questions",
@@ -383,6 +384,7 @@ REFINE_QUESTIONS = StageDefinition(
         WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
     ),
     things=refined_in,
+    max_tokens=8_192,
 )
 ANSWER_QUESTIONS = StageDefinition(
     "answer_questions",
@@ -396,6 +398,7 @@ ANSWER_QUESTIONS = StageDefinition(
         WRITTEN, completion=Line(slope=0.94), things=Line(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)
     ),
     things=answers_in,
+    max_tokens=8_192,
 )
 COMPARE_ANSWERS = StageDefinition(
     "compare_answers",
@@ -406,4 +409,5 @@ COMPARE_ANSWERS = StageDefinition(
     form=_COMPARISON_FORM,
     tools=(COMPARE_QUANTITIES,),
     figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
+    max_tokens=8_192,
 )

@@ -10,7 +10,6 @@ from typing import Any
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
 from untold.udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
@@ -35,6 +34,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 
 # `Q1:`, `**Question:**`
 _QUESTION_LABEL = re.compile(r"[*_]{0,2}(?:question|q)\s?\d{0,3}[*_]{0,2}\s?[:：.)](?:[*_]{1,2}(?=\s))?\s*", re.I)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from untold.udfs.stages.non_answers import NONE_WORDS
 
@@ -113,6 +114,7 @@ def strip_thinking(completion: str) -> str:
     return completion[start:end].strip()
 
 
+@lru_cache(maxsize=8)  # the steps of one reading ask for it again and again
 def answer_span(completion: str) -> tuple[int, int]:
     """Where the answer that `strip_thinking` gives begins and ends, for readers that speak of places."""
     start = _end_of_channels(completion)

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import behind_correction
 from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
@@ -24,6 +23,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 
 # What stands beside a number: `Candidate 3`, `candidates 1 and 2`, `C1`
 CANDIDATE_WORDS = re.compile(

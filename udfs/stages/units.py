@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.echoes import past_echoes
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
 from untold.udfs.stages.rated import matching_key
@@ -22,6 +21,7 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.repeated_tags import past_echoes
 
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 

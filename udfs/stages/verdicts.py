@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from untold.udfs.facts.claims import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.stages.echoes import past_echoes
+from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import labels_of, read_label
+from untold.udfs.stages.repeated_tags import past_echoes
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
 

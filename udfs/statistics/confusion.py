@@ -1,4 +1,4 @@
-"""Agreement of scores with human labels: matches, confusion tables and their measures, and the token-overlap floor."""
+"""Agreement of scores with human labels: matches, confusion tables, their measures, token overlap."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _mean_of_known(values: FloatArray) -> FloatArray:
 
 
 def overlap_score(response: str, contexts: Sequence[str]) -> float | None:
-    """The share of contexts that a response covers by its words alone, None without contexts: the floor of any metric.
+    """The share of contexts that a response covers by its words alone: a baseline. None without contexts.
 
     A context is covered where at least half of its distinct lower-cased `\\w+` tokens occur in the response.
     """

@@ -1,6 +1,6 @@
 """How far a response looks like a reference, by its words alone: ROUGE, BLEU, METEOR, each by the library of its name.
 
-Floors of any metric of coverage; Samarinas et al. 2025, methods, section 6.
+Baselines of any metric of coverage; Samarinas et al. 2025, methods, section 6.
 """
 
 from __future__ import annotations

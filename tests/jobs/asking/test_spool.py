@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.jobs.asking.completions import names_in, row, write
+from tests.jobs.asking.completions import failed, names_in, row, write
 from tests.udfs.llm.askers import SETTINGS, STAGE
 from untold.jobs.asking.calling import with_given
 from untold.jobs.asking.job import Job
@@ -63,11 +63,11 @@ def test_what_was_collected_is_not_collected_again(tmp_path: Path) -> None:
     job.note_usage("worker1", Usage(calls=1, cost=0.5))
     job.note_usage("worker1", Usage(calls=3, cost=1.5))
     store = str(tmp_path / "store")
-    assert job.collect(store) == Usage(calls=3, cost=1.5)
-    write(Path(job.completions), "two.parquet", [row("b", text="t")])
+    assert job.collect(store) == Usage(calls=3, done=1, cost=1.5)
+    write(Path(job.completions), "two.parquet", [failed("filtered", request_id="b")])
     before = (tmp_path / "store/one.parquet").stat().st_mtime_ns
     job.note_usage("worker2", Usage(calls=2))
-    assert job.collect(store) == Usage(calls=2)
+    assert job.collect(store) == Usage(calls=2, done=1, failed=1)
     assert names_in(tmp_path / "store") == ["one.parquet", "two.parquet"]
     assert (tmp_path / "store/one.parquet").stat().st_mtime_ns == before
 

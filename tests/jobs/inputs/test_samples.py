@@ -18,7 +18,7 @@ from tests.jobs.executions import counted_executions
 from tests.sample_files import CONFLICTBANK_ROW, HOSTILE, ROW, write_csv, write_lines, write_parquet
 from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples, show_untested, write_samples
 from untold.jobs.run.progress import Display
-from untold.jobs.study.verifying import read_claims
+from untold.jobs.study.claims_study import read_claims
 
 
 def by_query(samples: DataFrame) -> dict[str, dict[str, Any]]:

@@ -22,12 +22,12 @@ ENTRY_POINTS = "[untold.stages]\nlist_words = toy:LIST_WORDS\n\n[untold.metrics]
 TEMPLATE = "=== user\nList the words of this text, one a line, as `- word`:\n{{ text }}\n"
 SAMPLES = [
     {"sample_id": "all", "response": "high tower", "contexts": ["The TOWER is high."]},
-    {"sample_id": "half", "response": "blue tower", "contexts": ["A tower.", "It is high."]},
+    {"sample_id": "half", "response": "azure tower", "contexts": ["A tower.", "It is high."]},
     {"sample_id": "lost", "response": "unlisted", "contexts": ["A tower."]},
 ]
 RULES = [
     {"when": {"contains": "high tower"}, "do": {"text": "- high\n- tower"}},
-    {"when": {"contains": "blue tower"}, "do": {"text": "- blue\n- tower"}},
+    {"when": {"contains": "azure tower"}, "do": {"text": "- azure\n- tower"}},
     {"do": {"text": "I would rather not."}},
 ]
 
@@ -87,7 +87,7 @@ def test_a_toy_metric_is_planned(toy: Toy) -> None:
 
 
 def test_a_toy_metric_goes_through_the_whole_job(toy: Toy) -> None:
-    ended = untold(toy.packages, "score", *toy.options, "--set", "llm.max_attempts=1")
+    ended = untold(toy.packages, "score", *toy.options, "--set", "llm.max_attempts=1", "--set", "toy.letters=5")
     assert ended.returncode == 4, ended.stderr
     run = open_run(toy.output)
     scores = {row["sample_id"]: (row["score"], row["status"]) for row in run.table("scores").to_pylist()}
@@ -97,6 +97,16 @@ def test_a_toy_metric_goes_through_the_whole_job(toy: Toy) -> None:
     ]
     (summary,) = [row for row in run.summary().to_pylist() if row["level"] == "overall"]
     assert (summary["metric"], summary["n"], summary["mean"]) == ("words", 3, 0.75)
+    shown = untold(toy.packages, "show", str(toy.output), "all")
+    assert "1.00 (ok), 1 covered, 0 missing, 1 of fewer letters than toy.letters" in shown.stdout, shown.stderr
+
+
+@pytest.mark.slow
+def test_a_setting_of_a_toy_metric_belongs_to_its_output(toy: Toy) -> None:
+    first = untold(toy.packages, "score", *toy.options, "--set", "toy.letters=5")
+    assert first.returncode == 4, first.stderr
+    second = untold(toy.packages, "score", *toy.options, "--set", "toy.letters=4")
+    assert (second.returncode, "toy.letters" in second.stderr) == (2, True), second.stderr
 
 
 def test_the_toy_is_small() -> None:

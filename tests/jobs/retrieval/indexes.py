@@ -17,7 +17,7 @@ from tests.fakes.lookups import vector_of
 from untold.jobs.retrieval.making import Made, Maker
 from untold.jobs.retrieval.searching import Searcher, distinct_queries
 from untold.jobs.run.workspace import Workspace
-from untold.jobs.settings.lookups import IndexSettings
+from untold.jobs.settings.retrieval import IndexSettings
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.retrieval.chunks import chunk_id, chunk_text
 from untold.udfs.retrieval.dense import Probing

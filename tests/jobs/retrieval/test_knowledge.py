@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.jobs.retrieval.indexes import POISON, SETTINGS, Indexes, ask, make_corpus, names_of, nearest
-from untold.jobs.retrieval.catalogs import IndexError
+from untold.jobs.retrieval.catalogs import UnusableIndexError
 from untold.jobs.retrieval.knowledge import Knowledge
 from untold.jobs.retrieval.sources import FOUND, assumed_hits, open_knowledge, stages_of_knowledge
 from untold.jobs.run.workspace import Workspace
-from untold.jobs.settings.lookups import KnowledgeSettings
 from untold.jobs.settings.model import Settings
+from untold.jobs.settings.retrieval import KnowledgeSettings
 
 CONTEXTS = {
     "s1": {"1": "bees make honey in the ice42 of spring", "b": "the sea is salt"},
@@ -143,8 +143,8 @@ def test_what_looking_up_asks_follows_from_the_settings(given: dict[str, Any], s
 
 
 def test_an_index_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(IndexError, match=r"^knowledge\.index: not set"):
+    with pytest.raises(UnusableIndexError, match=r"^knowledge\.index: not set"):
         open_knowledge(settings_for(source="index"), {})
-    with pytest.raises(IndexError, match="holds no index; make one with: untold index"):
+    with pytest.raises(UnusableIndexError, match="holds no index; make one with: untold index"):
         open_knowledge(settings_for(source="index", index=str(tmp_path)), {})
     assert open_knowledge(settings_for(source="web"), {}) is None

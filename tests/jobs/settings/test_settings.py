@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
 from untold.jobs.settings.environment import unknown_variables
-from untold.jobs.settings.layers import KNOWN, read_systems, read_yaml
+from untold.jobs.settings.fields import Section
+from untold.jobs.settings.layers import known_settings, read_systems, read_yaml
 from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import (
     Settings,
@@ -29,7 +30,7 @@ def test_default_file_states_every_default_of_the_models() -> None:
 
 def test_default_file_names_every_setting() -> None:
     sources = load(*SERVER).sources
-    assert {key for key in KNOWN if not key.startswith("stages.")} <= sources.keys()
+    assert {key for key in known_settings() if not key.startswith("stages.")} <= sources.keys()
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ store: 2026-01-01
 """
     settings = load(config=write(tmp_path, text)).settings
     assert (settings.llm.base_url, settings.llm.model) == ("http://h/v1", "4.10")
-    assert settings.stages["evaluate_coverage"].model_fields_set == {"temperature", "max_tokens"}
+    assert settings.stages["evaluate_coverage"].model_fields_set == {"temperature"}
     assert settings.stages["rate_relevance"].max_tokens == 9
     assert settings.spark.conf == {"spark.executor.cores": "2", "spark.ui.enabled": "false"}
     assert settings.store == "2026-01-01"
@@ -391,11 +392,24 @@ def test_every_setting_is_described() -> None:
     ]
 
 
+def test_an_advanced_setting_is_a_field_and_stands_apart() -> None:
+    usual, advanced = describe(advanced=False), describe(advanced=True)
+    assert sorted(usual + advanced) == sorted(describe())
+    keys = [key for key, *_ in advanced]
+    assert {"index.nprobe", "graph.max_edges_in_task", "thresholds.relevance"} <= set(keys)
+    assert {"llm.model", "knowledge.source", "icat.beta"}.isdisjoint(keys)
+    sections = [section for _, section in Settings() if isinstance(section, Section)]
+    assert all(hasattr(section, name) for section in sections for name in section.ADVANCED | section.NO_RESULT)
+
+
 awkward = ["null", "true", "1", "-1", "1.5", "1e999", "[", "{a: 1}", "{a: {b: null}}", "- x", "*a"]
 words = st.text() | st.sampled_from(awkward)
 
 
-@given(st.sampled_from([*KNOWN, "llm", "stages", "spark.conf.a.b", "llm.extra_body.a.b", "llm.extra_body.", ""]), words)
+KEYS = (*known_settings(), "llm", "stages", "spark.conf.a.b", "llm.extra_body.a.b", "llm.extra_body.", "")
+
+
+@given(st.sampled_from(KEYS), words)
 def test_any_override_is_taken_or_refused(key: str, text: str) -> None:
     try:
         settings = load(*SERVER, f"{key}={text}").settings
@@ -407,4 +421,4 @@ def test_any_override_is_taken_or_refused(key: str, text: str) -> None:
 @given(st.text() | st.lists(words).map("\n".join))
 def test_any_file_text_is_read_or_refused(text: str) -> None:
     layer = read_yaml(text, "file")
-    assert layer.problems or all(one.key in KNOWN for one in layer.assignments)
+    assert layer.problems or all(one.key in known_settings() for one in layer.assignments)

@@ -1,4 +1,4 @@
-"""What scores earn against labels and instances, and the floors beside them, counted by Spark."""
+"""What scores earn against labels and instances, and the baselines beside them, counted by Spark."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.study import agreement, points
-from untold.jobs.study.labelled import add_overlap
+from untold.jobs.study import agreement
+from untold.jobs.study import label_points as points
+from untold.jobs.study.response_labels import add_overlap
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
 from untold.udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
 from untold.udfs.statistics.intervals import Interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
-from untold.udfs.statistics.questions import resample_questions
+from untold.udfs.statistics.question_resampling import resample_questions
 
 Rows = list[dict[str, Any]]
 Scores = Mapping[str, float | None]
@@ -39,7 +40,9 @@ def test_every_label_and_score_earns_what_it_matches(spark: SparkSession) -> Non
         [(name, "q", label) for name, label, _ in cases], "sample_id string, query string, label string"
     )
     scores = spark.createDataFrame([("m", "e2e", name, score, False) for name, _, score in cases], SCORES)
-    earned = {(row["unit"], row["undefined"]): row["points"] for row in collected(points.label_points(scores, samples))}
+    earned = {
+        (row["unit"], row["convention"]): row["points"] for row in collected(points.label_points(scores, samples))
+    }
     for name, label, score in cases:
         assert earned.pop((name, "mismatch")) == match_label(score, label)
         for convention in ("zero", "published"):
@@ -51,7 +54,7 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published(spar
     samples = spark.createDataFrame([("s", "q", LABELS[0])], "sample_id string, query string, label string")
     scores = spark.createDataFrame([("m", "e2e", "s", None, True)], SCORES)
     earned = {
-        row["undefined"]: (row["points"], row["left_out"]) for row in collected(points.label_points(scores, samples))
+        row["convention"]: (row["points"], row["left_out"]) for row in collected(points.label_points(scores, samples))
     }
     assert earned == {"mismatch": (0, 0), "zero": (None, 1), "published": (1, 0)}
     counted = agreement.read_rows(agreement.count_units(points.label_points(scores, samples), clustered=False))
@@ -64,9 +67,9 @@ Earned = dict[tuple[str, str, str], tuple[int | None, int]]
 
 
 def of_points(frame: DataFrame) -> Earned:
-    """By unit, undefined and measure: points and what is left out."""
+    """By unit, convention and measure: points and what is left out."""
     return {
-        (row["unit"], row["undefined"], row["measure"]): (row["points"], row["left_out"]) for row in collected(frame)
+        (row["unit"], row["convention"], row["measure"]): (row["points"], row["left_out"]) for row in collected(frame)
     }
 
 
@@ -112,9 +115,9 @@ def parts(strict: tuple[int, int], lax: tuple[int, int]) -> dict[str, tuple[int 
     return {"lmr_strict": (of_strict, missing[0]), "lmr_lax": (of_lax, missing[1]), "lmr": (both, sum(missing))}
 
 
-def check(earned: Earned, claim: str, undefined: str, strict: tuple[int, int], lax: tuple[int, int]) -> None:
+def check(earned: Earned, claim: str, convention: str, strict: tuple[int, int], lax: tuple[int, int]) -> None:
     for measure, expected in parts(strict, lax).items():
-        assert earned[f"7-{claim}", undefined, measure] == expected
+        assert earned[f"7-{claim}", convention, measure] == expected
 
 
 @pytest.mark.parametrize(
@@ -251,16 +254,16 @@ def test_metrics_are_compared_by_whole_questions(spark: SparkSession) -> None:
     scores, samples = wiki_scores(spark)
     earned = points.label_points(scores, samples)
     by_question: dict[str, int] = Counter()
-    for row in collected(earned.where("undefined = 'mismatch'")):
+    for row in collected(earned.where("convention = 'mismatch'")):
         by_question[row["cluster"]] += row["points"] * (1 if row["metric"] == "a" else -1)
     counted = agreement.read_rows(agreement.count_differences(earned, ("a", "b"), clustered=True))
     (got,) = agreement.compare_metrics(counted, "wikicontradict", 1, seed=2)
     expected = clustered_permutation_test(list(by_question.values()), [4] * 9, seed=2)
-    assert (got["p_value"], got["n"], got["undefined"]) == (expected.p_value, 36, "mismatch")
+    assert (got["p_value"], got["n"], got["convention"]) == (expected.p_value, 36, "mismatch")
     assert got["difference"] == expected.difference
 
 
-def test_floors_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
+def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
     contexts = [{"id": "1", "text": "alpha beta"}, {"id": "2", "text": "gamma delta"}]
     rows = [
         ("a", "q", "alpha gamma", contexts, "Correct"),
@@ -272,28 +275,31 @@ def test_floors_are_of_the_constant_label_and_of_the_words(spark: SparkSession) 
     contexts_type = "array<struct<id: string, text: string>>"
     schema = f"sample_id string, query string, response string, contexts {contexts_type}, label string"
     samples = add_overlap(spark.createDataFrame(rows, schema))
-    floors = points.floor_points(samples, "Partially correct")
-    earned = {(row["measure"], row["undefined"]): "" for row in collected(floors)}
-    for row in sorted(collected(floors), key=lambda row: row["unit"]):
-        earned[row["measure"], row["undefined"]] += str(row["points"])
+    baselines = points.baseline_points(samples, "Partially correct")
+    earned = {(row["measure"], row["convention"]): "" for row in collected(baselines)}
+    for row in sorted(collected(baselines), key=lambda row: row["unit"]):
+        earned[row["measure"], row["convention"]] += str(row["points"])
     assert earned == {
-        **{("floor_constant", convention): "01100" for convention in ("mismatch", "zero", "published")},
-        ("floor_overlap", "mismatch"): "11000",  # nothing is known of d and e
-        ("floor_overlap", "zero"): "11011",
-        ("floor_overlap", "published"): "11011",
+        **{("baseline_constant", convention): "01100" for convention in ("mismatch", "zero", "published")},
+        ("baseline_overlap", "mismatch"): "11000",  # nothing is known of d and e
+        ("baseline_overlap", "zero"): "11011",
+        ("baseline_overlap", "published"): "11011",
     }
 
 
-def test_floors_stand_beside_every_metric_that_a_model_has() -> None:
-    one, floor = agreement.Found(Interval(0.5, 0.4, 0.6), 20), agreement.Found(Interval(0.75, None, None), 20)
-    found: dict[agreement.Key, agreement.Found] = {(None, None, "zero", "floor_constant"): floor}
+def test_baselines_stand_beside_every_metric_that_a_model_has() -> None:
+    one, baseline = (
+        agreement.AgreementRows(Interval(0.5, 0.4, 0.6), 20),
+        agreement.AgreementRows(Interval(0.75, None, None), 20),
+    )
+    found: dict[agreement.Key, agreement.AgreementRows] = {(None, None, "zero", "baseline_constant"): baseline}
     judged = (("a", "e2e", "zero", "lmr"), ("b", "qa", "zero", "lmr"), ("b", "qa", "zero", "kappa"))
     found |= dict.fromkeys(judged, one)
     rows = agreement.agreement_rows("wikicontradict", ("qa", "e2e"), ("a", "b"), found)
     assert [(row["metric"], row["model"], row["measure"], row["value"]) for row in rows] == [
         ("qa", "b", "lmr", 0.5),
         ("qa", "b", "kappa", 0.5),
-        ("qa", "b", "floor_constant", 0.75),
+        ("qa", "b", "baseline_constant", 0.75),
         ("e2e", "a", "lmr", 0.5),
-        ("e2e", "a", "floor_constant", 0.75),
+        ("e2e", "a", "baseline_constant", 0.75),
     ]

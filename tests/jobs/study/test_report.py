@@ -10,14 +10,14 @@ from untold.jobs.run.terminal import Page
 from untold.jobs.study.report import draw, find_published, markdown_table, render, report_lines
 
 
-def lmr_row(metric: str, model: str, undefined: str, value: float | None) -> dict[str, Any]:
-    names = {"dataset": "wikicontradict", "metric": metric, "model": model, "undefined": undefined, "measure": "lmr"}
+def lmr_row(metric: str, model: str, convention: str, value: float | None) -> dict[str, Any]:
+    names = {"dataset": "wikicontradict", "metric": metric, "model": model, "convention": convention, "measure": "lmr"}
     return names | {"value": value, "ci_low": None, "ci_high": None, "n": 20}
 
 
 @pytest.mark.parametrize(("form", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
-    rows = [lmr_row("qa", "m", undefined, value) for undefined, value in (("mismatch", None), ("zero", 0.5))]
+    rows = [lmr_row("qa", "m", convention, value) for convention, value in (("mismatch", None), ("zero", 0.5))]
     assert draw(rows, form=form).startswith(head)
     assert draw(rows, form=form) == draw(rows, form=form)
     assert draw([], form=form).startswith(head)
@@ -46,7 +46,7 @@ def test_published_figures_are_found_however_a_provider_writes_the_model(model: 
 def test_every_cell_of_the_report_stands_under_its_heading() -> None:
     shared = {"left_out": 3, "published": None}
     rows = [lmr_row("e2e", "m", "zero", 0.5) | shared, lmr_row("e2e", "m", "zero", 0.25) | shared]
-    rows[1]["measure"] = "floor_constant"
+    rows[1]["measure"] = "baseline_constant"
 
     lines = [line for line in render(rows, [], {}, {}, clustered=True).split("\n") if line.startswith("| ")]
     heads, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], lines[2]))

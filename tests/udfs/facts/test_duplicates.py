@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.claims import distinct_texts
+from untold.udfs.facts.claim_verdicts import distinct_texts
 from untold.udfs.facts.duplicates import (
     APART,
     Class,

@@ -18,7 +18,7 @@ from untold.udfs.recall.candidates import (
     without_near_duplicates,
 )
 from untold.udfs.recall.forms import shown_form
-from untold.udfs.recall.lists import Fact
+from untold.udfs.recall.list_facts import Fact
 
 THRESHOLDS = Thresholds()
 WORDS = ["harbour", "harbor", "harbours", "bridge", "bridges", "old", "gold", "not", "1962", "1963", "in"]

@@ -16,10 +16,7 @@ from tests.fakes.expected_longrecall import ExpectedRecall, expect
 from tests.fakes.lookups import vector_of
 from tests.fakes.recall import entails, extracted, minimal_subset, resolve_all
 from tests.fakes.world_longrecall import longrecall_worlds
-from untold.udfs.recall.candidates import Thresholds
-from untold.udfs.recall.concluding import conclude_samples
-from untold.udfs.recall.segmentation import cut
-from untold.udfs.recall.showing import (
+from untold.udfs.recall.candidate_pairs import (
     OUTCOME,
     PREPARED,
     find_by_vectors,
@@ -27,7 +24,10 @@ from untold.udfs.recall.showing import (
     prepare_samples,
     shown_by_words,
 )
-from untold.udfs.recall.sides import CUT, Options, add_extracted, cut_samples, free_sides
+from untold.udfs.recall.candidates import Thresholds
+from untold.udfs.recall.concluding import conclude_samples
+from untold.udfs.recall.sample_facts import CUT, Options, add_extracted, cut_samples, free_sides
+from untold.udfs.recall.segmentation import cut
 from untold.udfs.samples.items import normalise_references
 
 Row = dict[str, Any]

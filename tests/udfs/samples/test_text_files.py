@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from tests.sample_files import ROW
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.batches import Tally
-from untold.udfs.samples.files import check_encoding, encoding_of
-from untold.udfs.samples.records import (
+from untold.udfs.samples.file_records import (
     DELIMITERS,
     READERS,
     READERS_OF_PARTS,
-    Record,
+    FileRecord,
     UndecodableError,
     Unit,
     UnreadableFileError,
@@ -31,6 +30,7 @@ from untold.udfs.samples.records import (
     json_kind,
     renamed,
 )
+from untold.udfs.samples.files import check_encoding, encoding_of
 
 # Hypothesis calls a test often within one folder
 IN_ONE_FOLDER = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -208,7 +208,7 @@ RESULT = {
 }
 
 
-def results_of(path: Path, text: str) -> list[Record]:
+def results_of(path: Path, text: str) -> list[FileRecord]:
     path.write_text(text)
     read = FORMATS["ragchecker"].read
     assert read is not None

@@ -1,4 +1,4 @@
-"""Surface scores are those of the libraries, called as the floors of a coverage study say."""
+"""Surface scores are those of the libraries, called as the baselines of a coverage study say."""
 
 from __future__ import annotations
 

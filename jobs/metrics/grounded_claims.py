@@ -1,0 +1,167 @@
+"""Claims held against a source of knowledge: looked up, judged, concluded. Samarinas et al. 2025; methods, section 11.
+
+A claim is asked about once, however many samples state it: it is known by its text's hash (`claim_key`) and by its
+`owner`, the sample where chunks are of the sample's own contexts, and nobody where all samples share what is looked in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.grounding import ground
+from untold.jobs.retrieval.sources import query_key
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claim_verdicts import VERDICTS, judge_claims, waves_of
+
+CLAIM = ("owner", "claim_key")
+# Digits of a text's hash in a chunk's id: no two texts of a billion of one context's id have one
+TEXT_CHARACTERS = 16
+
+
+@dataclass(frozen=True)
+class Grounded:
+    """What became of claims.
+
+    claims: sample_id, position, text, owner, claim_key, verdict, evidence, document_id, unjudged, waiting; pairs:
+    owner, claim_key, chunk_id, document_id, rank, similarity, request_id, relation, probability, grounded, error_type,
+    error; hits: owner, claim_key, query and `jobs.retrieval.sources.FOUND`, the chunk_id that of the table `chunks`.
+    """
+
+    claims: DataFrame
+    pairs: DataFrame
+    hits: DataFrame
+
+
+def ground_claims(claims: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool) -> Grounded:
+    """Looks claims up and has them judged. claims: sample_id, position, text; a text once a sample."""
+    whose = F.col("sample_id") if settings.knowledge.source == "contexts" else F.lit("")
+    keyed = claims.select("*", whose.alias("owner"), query_key("text").alias("claim_key"))
+    distinct = keyed.dropDuplicates(list(CLAIM))
+    queries = distinct.select(F.col("owner").alias("sample_id"), "claim_key", F.col("text").alias("query"))
+    found = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
+    hits = found.withColumn("chunk_id", chunk_name(settings.knowledge.source))
+    pairs = _judge_pairs(hits, tools, settings, early_stop=early_stop)
+    verdicts = tools.keep(_verdicts(hits, pairs), "verdicts")
+    judged = keyed.join(verdicts, on=list(CLAIM), how="left")
+    return Grounded(tools.keep(judged, "judged-claims"), pairs, hits)
+
+
+def chunk_name(source: str | None, chunk_id: Column | None = None, text: Column | None = None) -> Column:
+    """The id of a chunk, which names one text in the whole output; of the columns chunk_id and text if not given.
+
+    An index gives such ids. Samples have contexts of one id, and a page is found with other words for another query:
+    there the text's hash tells apart what has one name.
+    """
+    named, said = F.col("chunk_id") if chunk_id is None else chunk_id, F.col("text") if text is None else text
+    if source == "index":
+        return named
+    return F.concat(named, F.lit("@"), F.substring(F.sha2(said, 256), 1, TEXT_CHARACTERS))
+
+
+def _judge_pairs(hits: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool) -> DataFrame:
+    """The pairs that were asked for, judged; with `early_stop`, in waves that leave out what is grounded already."""
+    names = (*CLAIM, "chunk_id", "document_id", "rank", "similarity")
+    asked = (F.col("text").alias("premise"), F.col("query").alias("hypothesis"))
+    left = hits.where(F.col("rank").isNotNull()).select(*names, *asked)
+    judged = []
+    for first, last in waves_of(settings.knowledge.top_k, early_stop=early_stop):
+        wave = left.where(F.col("rank").between(first, last))
+        judged.append(ground(wave, tools, settings, carry=names))
+        grounded = judged[-1].where("grounded").select(*CLAIM).distinct()
+        left = left.join(grounded, on=list(CLAIM), how="left_anti")
+    return reduce(DataFrame.unionByName, judged)
+
+
+def _verdicts(hits: DataFrame, pairs: DataFrame) -> DataFrame:
+    """The columns of `VERDICTS`, a row a claim that was looked up; one that found nothing has no pair."""
+    flags = F.max(has_failed()).alias("lost"), F.max(is_unasked()).alias("waiting")
+    looked_up = hits.groupBy(*CLAIM).agg(*flags)
+    one = F.struct("rank", "chunk_id", "document_id", "relation", "grounded", is_unasked().alias("waiting"))
+    judged = pairs.groupBy(*CLAIM).agg(F.collect_list(one).alias("judged"))
+    both = looked_up.join(judged, on=list(CLAIM), how="left")
+    return both.mapInArrow(judge_claims, spark_schema(VERDICTS))
+
+
+def claim_id(metric: str, position: str | Column = "position") -> Column:
+    """`<sample_id>:<metric>:<position>`."""
+    place = F.col(position) if isinstance(position, str) else position
+    return F.concat_ws(":", "sample_id", F.lit(metric), place.cast("string"))
+
+
+def covered_statements(known: DataFrame, metric: str, *more: str) -> DataFrame:
+    """The table `statements` of aspects or references, each with the claims that cover it; `more` of its columns.
+
+    known: sample_id, statements array<struct<number, text, covered, reference_id, claims array<position>, ...>>.
+    """
+    texts = F.lit(None).cast("array<string>")
+    return known.select("sample_id", F.inline("statements")).select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        claim_id(metric, "number").alias("statement_id"),
+        "text",
+        "covered",
+        F.lit(None).cast("boolean").alias("in_basis"),
+        texts.alias("sources"),
+        texts.alias("members"),
+        "reference_id",
+        F.transform("claims", lambda position: claim_id(metric, position)).alias("claims"),
+        *more,
+    )
+
+
+def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
+    """The table `claims`: all that were extracted, without a verdict where the sample lacks something else.
+
+    claims: sample_id, position, text; judged: of these the ones that were held against what is known.
+    """
+    found = judged.select("sample_id", "position", "verdict", "evidence")
+    joined = claims.join(found, on=["sample_id", "position"], how="left")
+    return joined.select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        claim_id(metric).alias("claim_id"),
+        "position",
+        "text",
+        F.lit(None).cast("string").alias("anchor"),
+        "verdict",
+        F.coalesce("evidence", F.array().cast("array<string>")).alias("evidence"),
+    )
+
+
+def evidence_rows(metric: str, found: Grounded) -> DataFrame:
+    """The table `evidence`: each pair that was to be judged, for every sample that states the claim."""
+    stated = found.claims.select("sample_id", "position", *CLAIM)
+    return stated.join(found.pairs, on=list(CLAIM), how="inner").select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        claim_id(metric).alias("claim_id"),
+        "chunk_id",
+        "rank",
+        "similarity",
+        "relation",
+        "probability",
+    )
+
+
+def chunk_rows(hits: DataFrame) -> DataFrame:
+    """The table `chunks`: all that were found, so that it does not depend on which of them were judged."""
+    found = hits.where(F.col("rank").isNotNull())
+    return found.select("chunk_id", "document_id", "url", "text").dropDuplicates(["chunk_id"])
+
+
+def claim_failures(metric: str, stage: str, found: Grounded) -> DataFrame:
+    """The rows of `failures` of looking claims up and judging them (by `stage`), for every sample that states them."""
+    columns = ("stage", "request_id", "error_type", "error")
+    lookups = found.hits.where(has_failed()).select(*CLAIM, *columns)
+    pairs = found.pairs.where(has_failed()).withColumn("stage", F.lit(stage)).select(*CLAIM, *columns)
+    lost = lookups.unionByName(pairs)
+    stated = found.claims.select("sample_id", *CLAIM)
+    rows = stated.join(lost, on=list(CLAIM), how="inner")
+    return rows.select("sample_id", F.lit(metric).alias("metric"), *columns).distinct()

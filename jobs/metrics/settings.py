@@ -1,0 +1,158 @@
+"""The settings of each metric: those of our own, and those that metrics of other packages bring (`Metric.sections`).
+
+Loaded with the settings, so nothing here imports Spark or a metric of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from untold.jobs.settings.fields import Count, Probability, Section, Text
+
+GROUP = "untold.metrics"
+"""The entry points by which other packages add metrics."""
+
+UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other"]
+
+Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+# Beyond a thousand ICAT is S_coverage to six digits
+Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+class NliSettings(Section):
+    """Options of the metric nli: methods, section 2."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types"})
+
+    # Not strict: YAML has lists and no tuples
+    unit_types: tuple[UnitType, ...] = Field(
+        default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
+    )
+    skip_implied: bool = Field(default=False, description="Whether pairs that earlier relations imply are not asked")
+    max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
+
+
+class QaSettings(Section):
+    """Options of the metric qa: methods, section 3."""
+
+    quantity_tool: Literal["tool", "resolve", "none"] = Field(
+        default="tool",
+        description="Quantities are compared by the model's tool, resolved without the model, or left to it",
+    )
+    questions: Literal["all", "contexts"] = Field(
+        default="all", description="Questions are mined from response and contexts, or from contexts alone"
+    )
+
+
+class IcatSettings(Section):
+    """Options of the metric icat: methods, section 11. Of qrels the annotations count, and not the path."""
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"qrels"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"early_stop"})
+
+    variant: Literal["auto", "m", "s", "a"] = Field(
+        default="auto",
+        description="Whose aspects: m, given, covered by the documents that icat.qrels annotates; s, given; a, "
+        "generated; auto, s where a sample gives some and else a",
+    )
+    qrels: Text | None = Field(
+        default=None, description="File of annotated documents, for icat.variant m: topic subtopic document relevance"
+    )
+    aspects: Count = Field(default=10, description="Most aspects that are generated for a query")
+    early_stop: bool = Field(
+        default=True, description="Whether chunks are judged in three waves, for claims that none grounds yet"
+    )
+    beta: Beta = Field(default=1.0, description="How much more coverage weighs than factuality")
+
+
+class ImportanceSettings(Section):
+    """Options of the metric importance."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"passage_words", "max_facts", "duplicate_distance", "batch", "relevance_weight", "evidence_chunks"}
+    )
+
+    documents: Count = Field(
+        default=10,
+        description="Documents of an index that facts are taken from, those of the best chunks for the query",
+    )
+    passage_words: Count = Field(default=512, description="Most words of a text that facts are extracted from at once")
+    max_facts: Count = Field(default=5000, description="Most facts of a query; those that appear later are left out")
+    duplicates: Literal["words", "distance", "entailed", "none"] = Field(
+        default="words",
+        description="Which facts are one: near ones of the same words, near ones, ones that entail each other, or "
+        "equal ones alone",
+    )
+    duplicate_distance: Distance = Field(
+        default=0.1, description="Most distance (1 - cosine) of any two facts that are merged by words or distance"
+    )
+    batch: Count = Field(default=50, description="Most facts that are rated in one prompt")
+    relevance_weight: Probability = Field(
+        default=0.5, description="How much of a fact's weight is relevance; the rest is salience"
+    )
+    min_weight: Probability | None = Field(
+        default=None, description="Least weight of a fact that an answer should include; null includes all"
+    )
+    top_k: Count | None = Field(
+        default=None, description="Most facts that an answer should include, by rank; null includes all"
+    )
+    evidence_chunks: Count = Field(default=5, description="Chunks that a claim is verified against, the nearest ones")
+    ks: Annotated[list[Count], Field(min_length=1)] = Field(
+        default=[5, 10, 20, 50], description="The k of recall@k: the first k facts by rank"
+    )
+
+
+class LongrecallSettings(Section):
+    """Options of the metric longrecall."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"anchor_words", "max_facts", "duplicate_similarity", "token_similarity", "jaccard", "lcs", "cosine", "top_k"}
+    )
+
+    segmentation: Literal["auto", "list", "sentences", "atomic"] = Field(
+        default="auto",
+        description="How texts are cut into facts: as lists, as sentences, or by the stage extract_claims; auto, by "
+        "what response and references are",
+    )
+    anchor_words: Count = Field(default=10, description="Most words of what begins an item of a list as its anchor")
+    resolve_coreference: bool = Field(
+        default=True, description="Whether facts cut from free text are first made to stand alone, by a stage"
+    )
+    max_facts: Count = Field(default=2000, description="Most facts of a side; those that come later are left out")
+    duplicate_similarity: Probability = Field(
+        default=0.9, description="Least fuzzy Jaccard of two generated facts of which the second is left out"
+    )
+    token_similarity: Probability = Field(
+        default=0.8, description="Least similarity (Indel) of two tokens that count as common"
+    )
+    jaccard: Probability = Field(default=0.3, description="Least fuzzy Jaccard of a lexical candidate")
+    lcs: Probability = Field(
+        default=0.7, description="Least longest common subsequence, as a share, that makes a lexical candidate too"
+    )
+    cosine: Cosine | None = Field(
+        default=None,
+        description="Least cosine of a semantic candidate; null is 0.6, or 0.5 with the embedding model minilm",
+    )
+    top_k: Count = Field(default=3, description="Most candidates that are shown for a reference at once")
+    baselines: list[Literal["arecall", "erecall", "holistic"]] = Field(
+        default=["arecall", "erecall"], description="Published baselines beside the metric; holistic asks a stage"
+    )
+
+
+def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
+    """Metric, name and class of each section of settings that a metric of another package brings.
+
+    Imports these packages. One that cannot be imported has no settings here; `METRICS` raises its error where the
+    metric is named.
+    """
+    for point in entry_points(group=GROUP):
+        try:
+            metric = point.load()
+        except Exception:
+            continue
+        yield from ((point.name, name, section) for name, section in metric.sections.items())

@@ -1,0 +1,207 @@
+"""Claims verified against the evidence of their samples: one request a claim, which sees the nearest chunks together.
+
+"Beyond Precision" 2026; methods, section 12. A claim is verified once for all samples that share their evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.grounded_claims import chunk_name, claim_id
+from untold.jobs.metrics.shared_evidence import Evidence, Owners
+from untold.jobs.retrieval.sources import query_key
+from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
+from untold.udfs.retrieval.contexts import RANKED, rank_contexts
+
+VERIFY = "verify_claim"
+CLAIM = ("owner", "claim_key")
+CHUNK = ("chunk_id", "document_id", "url", "text")
+SHOWN = (
+    "array<struct<rank: long, chunk_id: string, document_id: string, url: string, text: string, similarity: double>>"
+)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of claims.
+
+    claims: sample_id, position, text, owner, claim_key, verdict, judged, whether it is to have one, waiting, and shown,
+    rank, chunk_id (as in the table `chunks`) and similarity of what it was held against, null where it was not to be;
+    chunks: chunk_id, document_id, url, text of that, a row a claim of an owner; failures: owner, claim_key, stage,
+    `OUTCOME`.
+    """
+
+    claims: DataFrame
+    chunks: DataFrame
+    failures: DataFrame
+
+
+def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: Tools, settings: Settings) -> Verified:
+    """Verifies the claims of samples (sample_id, position, text; a text once a sample) against their owners' evidence.
+
+    Each is shown the `importance.evidence_chunks` chunks nearest to it, most similar first, or all of them in their
+    order where there are no more. Where nothing was found a claim is not supported; where references are given and
+    there are no contexts, claims are not judged. A claim whose search, vector or verdict was lost has none.
+    """
+    most, source = settings.importance.evidence_chunks, settings.knowledge.source
+    keyed = claims.join(owners.owned, on="sample_id", how="inner").withColumn("claim_key", query_key("text"))
+    known = _known_evidence(owners, evidence, most, source)
+    looked_up = keyed.dropDuplicates(list(CLAIM)).select(*CLAIM, "text").join(known, on="owner", how="inner")
+    distinct = tools.keep(looked_up, "distinct-claims")
+    chosen, embedded = _nearest(distinct.where(F.col("chunks") > most), evidence, most, tools)
+    found = distinct.join(chosen, on=list(CLAIM), how="left").withColumn("shown", _shown(source))
+    ready = tools.keep(found, "claims-with-evidence")
+    asked = tools.ask(VERIFY, _to_verify(ready), carry=CLAIM)
+    judged = keyed.join(_verdicts(ready, asked), on=list(CLAIM), how="left")
+    chunks = ready.select(F.explode("shown").alias("one")).select(*(f"one.{name}" for name in CHUNK))
+    return Verified(tools.keep(judged, "verified-claims"), chunks, embedded.unionByName(_failed(asked, VERIFY)))
+
+
+def _known_evidence(owners: Owners, evidence: Evidence, most: int, source: str | None) -> DataFrame:
+    """A row an owner: chunks, how many there are; first, so many of them; judged, whether claims are to have verdicts;
+    missed and waiting, what became of a search.
+    """
+    judged = F.lit(True)
+    if source == "contexts":
+        judged = F.col("given").isNull() | (F.coalesce(F.size("contexts"), F.lit(0)) > 0)
+    flags = owners.owners.select("owner", judged.alias("judged"))
+    few = evidence.chunks.select("owner", F.size("chunks").alias("chunks"), F.slice("chunks", 1, most).alias("first"))
+    found = flags.join(few, on="owner", how="left")
+    if evidence.hits is None:
+        return found.withColumns({"missed": F.lit(False), "waiting": F.lit(False)})
+    searches = evidence.hits.groupBy("owner").agg(
+        F.max(has_failed()).alias("missed"), F.max(is_unasked()).alias("waiting")
+    )
+    return found.join(searches, on="owner", how="left")
+
+
+def _nearest(claims: DataFrame, evidence: Evidence, most: int, tools: Tools) -> tuple[DataFrame, DataFrame]:
+    """The chunks nearest to claims (owner, claim_key, text) of owners with more than `most`, and what was lost.
+
+    First: owner, claim_key, nearest (of `SHOWN`, null where a vector is missing); unplaced and unasked, whether one
+    failed, or was not asked. A claim is not looked up among a part of its owner's chunks. Second: owner, claim_key,
+    stage, `OUTCOME`.
+    """
+    queries = claims.select(*CLAIM, "text")
+    of_claims = evidence.chunks.join(queries.select("owner").distinct(), on="owner", how="left_semi")
+    chunks = tools.keep(of_claims.select("owner", F.explode("chunks").alias("one")), "evidence-chunks")
+    pieces, wanted = _embedded(chunks.select("owner", "one.*"), queries, tools)
+    lost = pieces.groupBy("owner").agg(F.max(has_failed()).alias("broken"), F.max(is_unasked()).alias("left"))
+    flags = wanted.join(lost, on="owner", how="left").select(
+        *CLAIM, (has_failed() | F.col("broken")).alias("unplaced"), (is_unasked() | F.col("left")).alias("unasked")
+    )
+    broken = pieces.where(has_failed()).select("owner", F.lit(EMBED).alias("stage"), *OUTCOME)
+    of_chunks = queries.select(*CLAIM).join(broken, on="owner", how="inner")
+    nearest = flags.join(_ranked(pieces, wanted, most), on=list(CLAIM), how="left")
+    return nearest, of_chunks.unionByName(_failed(wanted, EMBED))
+
+
+def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
+    """owner, claim_key, nearest: of each claim with a vector whose owner lacks that of no chunk.
+
+    In a plan vectors are null where nothing failed: then no chunk is known to be nearer than another.
+    """
+    has = F.col("vector").isNotNull()
+    chunk = F.struct("chunk_id", "document_id", "text", "vector")
+    by_owner = pieces.groupBy("owner").agg(F.collect_list(chunk).alias("chunks"), F.bool_and(has).alias("whole"))
+    query = F.struct(F.col("claim_key").alias("query"), "text", "vector")
+    asking = wanted.where(has).groupBy("owner").agg(F.collect_list(query).alias("queries"))
+    both = by_owner.where("whole").join(asking, on="owner", how="inner")
+    rank = partial(rank_contexts, k=most, retrievers=("dense",))
+    ranked = both.select(F.col("owner").alias("sample_id"), "chunks", "queries").mapInArrow(rank, spark_schema(RANKED))
+    named = ranked.withColumnsRenamed({"sample_id": "owner", "query": "claim_key"})
+    one = F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity")
+    return (
+        named.join(pieces.select("owner", "chunk_id", "url"), on=["owner", "chunk_id"], how="left")
+        .groupBy(*CLAIM)
+        .agg(F.array_sort(F.collect_list(one)).alias("nearest"))
+    )
+
+
+def _embedded(chunks: DataFrame, claims: DataFrame, tools: Tools) -> tuple[DataFrame, DataFrame]:
+    """The chunks and the claims with their vectors and `OUTCOME`: asked for together."""
+    documents = chunks.select("owner", F.col("chunk_id").alias("key"), "text", F.lit("document").alias("kind"))
+    queries = claims.select("owner", F.col("claim_key").alias("key"), "text", F.lit("query").alias("kind"))
+    asked = tools.ask(EMBED, documents.unionByName(queries), carry=("owner", "key", "kind"))
+
+    def of_kind(kind: str, key: str) -> DataFrame:
+        rows = asked.where(F.col("kind") == kind)
+        return rows.select("owner", F.col("key").alias(key), "vector", *OUTCOME)
+
+    pieces = chunks.join(of_kind("document", "chunk_id"), on=["owner", "chunk_id"], how="inner")
+    return pieces, claims.join(of_kind("query", "claim_key"), on=list(CLAIM), how="inner")
+
+
+def _shown(source: str | None) -> Column:
+    """The chunks that a claim is shown: the nearest, or all where there are no more than it may see.
+
+    In a plan that knows no vector the first ones stand for the nearest.
+    """
+    first = F.transform(
+        "first",
+        lambda one, place: F.struct(
+            (place + 1).cast("long").alias("rank"),
+            *(one[name].alias(name) for name in ("chunk_id", "document_id", "url", "text")),
+            F.lit(None).cast("double").alias("similarity"),
+        ),
+    ).cast(SHOWN)
+    missing = F.coalesce(F.col("unplaced") | F.col("unasked"), F.lit(False))
+    shown = F.coalesce(F.col("nearest").cast(SHOWN), first)
+    named = F.transform(shown, lambda one: one.withField("chunk_id", chunk_name(source, one["chunk_id"], one["text"])))
+    return F.when(F.col("judged") & ~missing, named)
+
+
+def _to_verify(ready: DataFrame) -> DataFrame:
+    """owner, claim_key, claim, evidence: the texts of the claims that are shown something."""
+    return ready.where(F.size("shown") > 0).select(
+        *CLAIM, F.col("text").alias("claim"), F.transform("shown", lambda one: one["text"]).alias("evidence")
+    )
+
+
+def _verdicts(ready: DataFrame, asked: DataFrame) -> DataFrame:
+    """owner, claim_key, verdict, judged, waiting, shown: a row a distinct claim."""
+    relations = asked.select(*CLAIM, "relation", is_unasked().alias("unanswered"))
+    missed, waiting, unanswered, unasked = (
+        F.coalesce(name, F.lit(False)) for name in ("missed", "waiting", "unanswered", "unasked")
+    )
+    nothing = F.col("judged") & (F.coalesce("chunks", F.lit(0)) == 0) & ~missed & ~waiting
+    verdict = F.when(nothing, F.lit(NOT_SUPPORTED)).otherwise(F.col("relation"))
+    # Of as many samples as state a claim each has a row of this: texts are of the claim alone
+    shown = F.transform("shown", lambda one: one.dropFields("document_id", "url", "text"))
+    return ready.join(relations, on=list(CLAIM), how="left").select(
+        *CLAIM,
+        verdict.alias("verdict"),
+        "judged",
+        (waiting | unanswered | unasked).alias("waiting"),
+        shown.alias("shown"),
+    )
+
+
+def _failed(asked: DataFrame, stage: str) -> DataFrame:
+    """owner, claim_key, stage, `OUTCOME` of what failed for a claim."""
+    return asked.where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
+
+
+def evidence_rows(metric: str, verified: Verified) -> DataFrame:
+    """The table `evidence`: each chunk that a claim was shown, with the claim's verdict."""
+    shown = verified.claims.select("sample_id", "position", "verdict", F.explode("shown").alias("one"))
+    return shown.select(
+        "sample_id",
+        F.lit(metric).alias("metric"),
+        claim_id(metric).alias("claim_id"),
+        "one.chunk_id",
+        "one.rank",
+        "one.similarity",
+        F.col("verdict").alias("relation"),
+        F.lit(None).cast("double").alias("probability"),
+    )

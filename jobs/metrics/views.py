@@ -1,0 +1,111 @@
+"""How `untold show` presents a sample: the lines that all metrics share, and what a metric adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from untold.graph.views import one_line
+from untold.jobs.metrics.source_lines import Line, stating_lines
+
+Row = Mapping[str, Any]
+INDENT = "       "
+BLANK: Line = ("", "", "")
+
+
+@dataclass(frozen=True)
+class SampleRows:
+    """What a run holds of one sample under one metric: rows of its tables, by their names."""
+
+    score: Row
+    # Of `samples`; None where the run has no such sample
+    sample: Row | None = None
+    # Those that are missing first
+    statements: Sequence[Row] = ()
+    atoms: Sequence[Row] = ()
+    # Only those that are drawn
+    relations: Sequence[Row] = ()
+    failures: Sequence[Row] = ()
+    claims: Sequence[Row] = ()
+    evidence: Sequence[Row] = ()
+    # Only those that `View.chunk_ids` names
+    chunks: Sequence[Row] = ()
+    candidates: Sequence[Row] = ()
+
+    @property
+    def contexts(self) -> dict[str, str]:
+        """By id the texts of the sample's contexts, in their order."""
+        return {row["id"]: row["text"] or "" for row in (self.sample or {}).get("contexts") or ()}
+
+
+@dataclass(frozen=True)
+class View:
+    """A sample under a metric, as `untold show` prints it. A metric with more to say has a subclass (`Metric.view`)."""
+
+    rows: SampleRows
+
+    # What a statement is called
+    statement: ClassVar[str] = "statement"
+    # What is counted where it is unjudged
+    unjudged: ClassVar[str] = "pair"
+    # What is said of the things that the column `dropped` of `scores` counts
+    dropped: ClassVar[str] = "without a source dropped"
+
+    def chunk_ids(self) -> list[str]:
+        """The chunks whose texts the lines need."""
+        return []
+
+    def below(self, statement: Row) -> Iterator[Line]:
+        """Further lines below a statement."""
+        yield from ()
+
+    def rest(self) -> Iterator[Line]:
+        """Further lines below all statements."""
+        yield from ()
+
+    def lines(self) -> Iterator[Line]:
+        """What is missing, then what is covered. `*` marks the basis, `?` what is not judged."""
+        missing = [row for row in self.rows.statements if not row["covered"]]
+        if self.rows.statements:
+            basis = sum(bool(row["in_basis"]) for row in missing)
+            completing = f"; adding the {count(basis, self.statement)} marked * would complete the answer"
+            yield BLANK
+            yield f"missing: {count(len(missing), self.statement)}{completing if basis else ''}", "", ""
+            yield from self._listed(missing, 1)
+            covered = self.rows.statements[len(missing) :]
+            yield BLANK
+            yield f"covered: {count(len(covered), self.statement)}", "", ""
+            yield from self._listed(covered, len(missing) + 1)
+        yield from self.rest()
+
+    def _listed(self, statements: Sequence[Row], first: int) -> Iterator[Line]:
+        """A statement's text with its number in the picture, what states it, its other wordings, and what is below."""
+        contexts = self.rows.contexts
+        for number, row in enumerate(statements, first):
+            mark = "*" if row["in_basis"] else "?" if row["covered"] is None else " "
+            yield one_line(row["text"] or ""), f"{mark} {number:>3}  ", INDENT
+            yield from stating_lines(row["text"] or "", row["sources"], contexts, quoted=not row["covered"])
+            yield from wordings(row)
+            yield from self.below(row)
+
+
+def wordings(statement: Row) -> Iterator[Line]:
+    """The texts of a statement's members that are worded otherwise."""
+    for member in statement["members"] or ():
+        if member != statement["text"]:
+            yield one_line(member), f"{INDENT}also: ", f"{INDENT}  "
+
+
+def required(statements: Sequence[Row]) -> list[Row]:
+    """The statements that an answer ought to give: of ranked facts those that are kept, else all."""
+    return [row for row in statements if row.get("kept") is not False]
+
+
+def count(number: int, word: str) -> str:
+    """A number of things in words.
+
+    >>> count(1, "aspect"), count(2_000, "aspect")
+    ('1 aspect', '2,000 aspects')
+    """
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

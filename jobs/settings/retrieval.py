@@ -1,0 +1,198 @@
+"""Settings of what facts are looked up with: embeddings, web search, and how claims are held against what is found.
+
+Each endpoint has an address, a key, limits and prices of its own; times, attempts and writing are those of `llm.*`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from untold.jobs.settings.fields import (
+    A_VARIABLE,
+    AN_ADDRESS,
+    Address,
+    Amount,
+    Count,
+    ExtraBody,
+    Positive,
+    Probability,
+    Section,
+    Text,
+    VariableName,
+    merge_patch,
+)
+
+# Where and how fast an endpoint is asked; what is left out of an output's identity
+_OF_THE_WAY = frozenset({"base_url", "api_key_env", "requests_per_minute", "max_concurrency"})
+BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
+
+
+class EmbeddingSettings(Section):
+    """The embedding model: of an endpoint where `base_url` is set, else of files, run within Spark's tasks.
+
+    model, extra_body, the prefixes and, of a local model, pooling and max_tokens are part of a vector's id.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"batch", "tokens_per_minute", "price_per_million_tokens"}
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"batch", "pooling", "max_tokens"})
+
+    base_url: Address | None = Field(
+        default=None,
+        description="Address of an OpenAI-compatible API for embeddings, /v1 included; null runs a local model",
+        json_schema_extra=AN_ADDRESS,
+    )
+    api_key_env: VariableName | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the key of embeddings.base_url; null sends none",
+        json_schema_extra=A_VARIABLE,
+    )
+    model: Text = Field(
+        default="minilm",
+        description="Model name as the endpoint knows it; without one, minilm or a folder with model.onnx and "
+        "tokenizer.json",
+    )
+    extra_body: ExtraBody = Field(
+        default_factory=dict, description="Fields merged into every request for embeddings, such as dimensions"
+    )
+    # The largest that services of the kind take is 2,048; a batch is also what one fault asks again
+    batch: Annotated[int, Field(ge=1, le=2048)] = Field(default=64, description="Most texts of one HTTP request")
+    query_prefix: str = Field(default="", description="What is put before a text that is looked for")
+    document_prefix: str = Field(default="", description="What is put before a text that is looked in")
+    pooling: Literal["mean", "cls"] = Field(
+        default="mean", description="A local model's vector: the mean over its tokens, or that of the first"
+    )
+    max_tokens: Annotated[int, Field(ge=3)] = Field(
+        default=256, description="Tokens of a text that a local model reads; the rest is cut off"
+    )
+    requests_per_minute: Positive | None = Field(
+        default=None, description="HTTP request limit of the endpoint for embeddings a minute; null is none"
+    )
+    tokens_per_minute: Positive | None = Field(
+        default=None, description="Token limit of the endpoint for embeddings a minute; null is none"
+    )
+    max_concurrency: Count = Field(default=16, description="HTTP requests for embeddings in flight at once")
+    price_per_million_tokens: Amount | None = Field(
+        default=None, description="Price of a million tokens embedded, in the currency of budget.max_cost"
+    )
+
+    @field_validator("extra_body")
+    @classmethod
+    def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A null says that a field is not sent, which it is not. Raises ValueError for what only we may send."""
+        own = sorted({"input", "encoding_format"} & value.keys())
+        if own:
+            raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself")
+        return merge_patch({}, value)
+
+
+class SearchSettings(Section):
+    """The web search. `model` and `edition` are part of a search's id; all else may differ from start to start."""
+
+    NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"price_per_thousand_requests"}
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"edition"})
+
+    base_url: Address = Field(
+        default=BRAVE_URL,
+        description="Address of the web search, path included",
+        json_schema_extra={"allowed": "an http:// or https:// address"},
+    )
+    api_key_env: VariableName | None = Field(
+        default="BRAVE_API_KEY",
+        description="Name of the environment variable that holds the key of search.base_url; null sends none",
+        json_schema_extra=A_VARIABLE,
+    )
+    model: Literal["brave"] = Field(default="brave", description="Whose form the web search has: that of Brave")
+    edition: Text | None = Field(
+        default=None, description="Any text; another one searches anew what was searched under the last"
+    )
+    requests_per_minute: Positive | None = Field(
+        default=60.0, description="Request limit of the web search a minute; null is none"
+    )
+    max_concurrency: Count = Field(default=8, description="Requests of the web search in flight at once")
+    price_per_thousand_requests: Amount | None = Field(
+        default=None, description="Price of a thousand searches, in the currency of budget.max_cost"
+    )
+
+
+class GroundingSettings(Section):
+    """What says whether a text entails a claim: methods, section 10."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"threshold"})
+
+    verifier: Text = Field(
+        default="relation",
+        description="relation asks the stage classify_relation; else a folder with model.onnx, tokenizer.json and "
+        "config.json of a classifier, run within tasks",
+    )
+    threshold: Probability = Field(
+        default=0.5, description="Least probability of entailment by a classifier that grounds a claim"
+    )
+
+
+class IndexSettings(Section):
+    """How a corpus is cut, embedded and spread over shards, and how far a search looks: methods, section 10.
+
+    chunk_words, chunk_overlap, codec and nprobe change what is found. The number of shards
+    does not.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "exact_chunks", "codec", "nprobe", "cache"})
+
+    chunk_words: Count = Field(default=128, description="Most words of a chunk")
+    chunk_overlap: Annotated[int, Field(ge=0)] = Field(
+        default=32,
+        description="Words of a chunk that the next one begins with",
+        json_schema_extra={"allowed": "an integer >= 0 and less than index.chunk_words"},
+    )
+    # 1.5 GB of vectors of 384 numbers: what one task builds in memory
+    chunks_per_shard: Count = Field(default=1_000_000, description="Most chunks of a shard")
+    exact_chunks: Count = Field(
+        default=50_000, description="Most chunks whose vectors are all compared; more are found by lists"
+    )
+    codec: Literal["flat", "fp16", "sq8"] = Field(
+        default="flat", description="How vectors in lists are kept: as they are, in half, or in a quarter of the bytes"
+    )
+    nprobe: Count = Field(default=256, description="Lists that a search looks into")
+    cache: Text | None = Field(
+        default=None,
+        description="Folder on each machine for copies of shards that lie on no local disk; null is one of the "
+        "system's temporary folder",
+    )
+
+    @field_validator("chunk_overlap")
+    @classmethod
+    def _less_than_words(cls, value: int, info: ValidationInfo) -> int:
+        """Raises ValueError for chunks that would never come to an end."""
+        if value >= info.data.get("chunk_words", value + 1):
+            raise ValueError("an integer >= 0 and less than index.chunk_words")
+        return value
+
+
+class KnowledgeSettings(Section):
+    """Where metrics look facts up: methods, section 10.
+
+    The path of an index is no part of an output's identity; its digest is.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"index"})
+
+    source: Literal["index", "web", "contexts"] | None = Field(
+        default=None,
+        description="Where facts are looked up: an index, the web, or the sample's own contexts; null is an index "
+        "where knowledge.index names one, else the contexts",
+    )
+    index: Text | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
+    retriever: Literal["dense", "bm25", "hybrid"] = Field(
+        default="dense", description="By vectors, by words, or by both rankings fused"
+    )
+    top_k: Count = Field(default=10, description="Chunks that are looked up for a query")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_source(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The source is never null in what is made of these: it belongs to what an output is of."""
+        assumed = "contexts" if given.get("index") is None else "index"
+        return given | {"source": assumed if given.get("source") is None else given["source"]}

@@ -1,0 +1,110 @@
+"""What a meta-evaluation is asked to do, and what became of it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from untold.jobs.asking.endpoint import DEMO_LABEL
+from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.settings.model import Settings
+from untold.jobs.study.claims_study import DATASET as CLAIMS
+from untold.jobs.study.coverage_rows import DATASET as COVERAGE
+from untold.udfs.statistics.tiers import Subset
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class StudyEndpoint:
+    """A model to run the metrics with: its name in tables and folders, and its settings."""
+
+    model: str
+    settings: Settings
+    embedded: bool
+
+    @property
+    def folder(self) -> str:
+        """The name of its run's folder: letters, digits, `_`, `.` and `-`, without dots at its ends.
+
+        `meta-llama/Llama-3.3-70B` is `meta-llama-Llama-3.3-70B`. Two models may share one, which `meta_evaluate`
+        refuses.
+        """
+        return re.sub(r"[^\w.-]+", "-", self.model).strip(".") or "model"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The annotation sheet to write: of so many samples, and the endpoint that restates answers, where there is one."""
+
+    samples: int
+    seed: int
+    endpoint: StudyEndpoint | None
+
+
+@dataclass(frozen=True)
+class MetaEvaluationRequest:
+    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models."""
+
+    dataset: str
+    input: str
+    output: str
+    settings: Settings
+    metrics: tuple[str, ...] | None = None  # None: all that the scores have
+    endpoints: tuple[StudyEndpoint, ...] = ()
+    scores: Mapping[str, str] | None = None  # by model, a folder
+    judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
+    # `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints
+    limit: int | None = None
+    draw: Draw | None = None
+    read: ReadOptions = AS_THEY_ARE
+    sheet: Sheet | None = None
+    cluster: bool = False  # intervals and tests take all answers to a question together (methods, section 7)
+    # Of a study of coverage alone
+    format: str | None = None  # how its samples lie
+    covered: tuple[str, ...] | None = None  # labels that mean covered
+    subset: Subset | None = None
+    overwrite: bool = False
+    retry_failed: bool = False
+    wait: bool = True
+    command: str = ""
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """By model, where its scores are."""
+        made = {one.model: f"{self.output}/{RUNS}/{one.folder}" for one in self.endpoints}
+        return made if self.scores is None else dict(self.scores)
+
+    @property
+    def layout(self) -> str | None:
+        """How the input's files lie: a name of `FORMATS`, None where they are samples as they are."""
+        return self.format if self.dataset in (COVERAGE, CLAIMS) else self.dataset
+
+    @property
+    def judged(self) -> dict[str, list[str]]:
+        """By model of `judges`, the metrics that it judges; it is read for these alone."""
+        found = defaultdict[str, list[str]](list)
+        for metric, judge in (self.judges or {}).items():
+            found[judge].append(metric)
+        return found
+
+
+@dataclass(frozen=True)
+class MetaEvaluationOutcome:
+    """How it ended: exit code, the report, and the line that says why a run ended early, where one did."""
+
+    exit_code: int
+    report: str = ""
+    message: str | None = None
+
+
+def endpoint_of(settings: Settings, *, embedded: bool) -> StudyEndpoint:
+    """The endpoint of some settings, named after its model."""
+    local = settings.llm.local_model
+    # A local model has no name of its own but its file's
+    name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
+    return StudyEndpoint(name, settings, embedded)

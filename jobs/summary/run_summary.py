@@ -1,0 +1,149 @@
+"""What a run prints at its end: its summary, what failed, the lowest scores, what it took, where to look further."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from untold.jobs.asking.endpoint import DEMO_LABEL
+from untold.jobs.results import Run, first_rows
+from untold.jobs.run.progress import clock
+from untold.jobs.run.terminal import Page, amount, table, wrapped
+from untold.jobs.summary.aggregate import interval_text
+from untold.jobs.tables import RESULT_TABLES
+from untold.udfs.redaction import redact
+
+WORST_SHOWN = 3
+OTHER_FORMS = ("lenient", "unparsable", "refused")
+NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before
+# As `aggregate.Group`: a metric, and a system or None
+Unasked = Mapping[tuple[str, str | None], int]
+Row = Mapping[str, Any]
+
+
+def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page: Page, *, embedded: bool) -> list[str]:
+    """The lines at the end of a run.
+
+    summary: rows of the table `summary`; counts: as the manifest has them. Scores of the embedded model are labelled as
+    those of a demo.
+    """
+    unasked = count_unasked(run.dataset("scores")) if counts["statuses"].get(NOT_ASKED) else {}
+    failures = count_failures(run.dataset("failures"))
+    worst = find_worst(run.dataset("scores"))
+    label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
+    parts = [
+        [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
+        ["failures", *failures_table(failures, page)] if failures else [],
+        _readings(run.manifest["starts"][-1]["usage"], page),
+        ["lowest scores", *_worst(worst, page)] if worst else [],
+        [*wrapped(_took(run.manifest), page), *_places(run, worst, page)],
+    ]
+    return [line for part in parts if part for line in (*part, "")][:-1]
+
+
+def _summary(rows: Sequence[Row], unasked: Unasked, page: Page) -> list[str]:
+    """The table `summary`; samples that were not asked have a column of their own where there are some."""
+    waiting = ["not asked"] if unasked else []
+    heads = ["metric", "system", "n", "scored", "undefined", "failed", *waiting, "mean", "95 % interval"]
+    lines = []
+    for row in rows:
+        missing = unasked.get((row["metric"], row["system"]), 0)
+        numbers = [row["n"], row["scored"], row["undefined"], row["failed"] - missing, *([missing] if unasked else [])]
+        mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
+        system = "all" if row["level"] == "overall" else row["system"]
+        lines.append([row["metric"], system, *(f"{number:,}" for number in numbers), mean, interval_text(row)])
+    return table(heads, lines, page, names=2, texts=1)
+
+
+def _statuses(statuses: Mapping[str, int]) -> str:
+    named = (f"{count:,} {'not asked' if name == NOT_ASKED else name}" for name, count in statuses.items())
+    return f"statuses: {', '.join(named)}"
+
+
+def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
+    """Failures by stage and kind, each with an example; rows as `count_failures` gives them."""
+    names = ("stage", "error_type", "sample_id", "error")
+    rows = [[*(redact(row[name] or "-") for name in names), f"{row['count']:,}"] for row in failures]
+    return table(["stage", "kind", "example", "message", "count"], rows, page, names=4)
+
+
+def _readings(usage: Sequence[Row], page: Page) -> list[str]:
+    """How completions were read, of stages whose judge does not always keep to the form."""
+    loose = [row for row in usage if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
+    heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
+    names = ("schema", "form", *OTHER_FORMS, "asked_again")
+    rows = [[row["stage"], *(f"{row[name]:,}" for name in names)] for row in loose]
+    return ["how completions were read", *table(heads, rows, page, names=1)] if rows else []
+
+
+def _worst(worst: Sequence[Row], page: Page) -> list[str]:
+    rows = [[row["sample_id"], row["metric"], f"{row['score']:.3f}"] for row in worst]
+    return table(["sample_id", "metric", "score"], rows, page, names=2)
+
+
+def _took(manifest: Mapping[str, Any]) -> str:
+    """What all starts took."""
+    totals, starts = manifest["totals"], manifest["starts"]
+    seconds = sum(_seconds(start["started_at"], start["ended_at"]) for start in starts)
+    calls, *tokens = (totals[name] or 0 for name in ("calls", "prompt_tokens", "completion_tokens"))
+    cost = "unknown (no price is set)" if totals["cost"] is None else f"{totals['cost']:,.4f}"
+    over = f", over {len(starts):,} starts" if len(starts) > 1 else ""
+    used = f"cost: {cost}, {amount(calls, 'call')}, {amount(sum(tokens), 'token')}"
+    return f"{used}; time: {clock(seconds)}{over}"
+
+
+def _seconds(began: str, ended: str) -> float:
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+
+
+def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
+    """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
+    yield redact(f"results: {run.directory}")
+    held = (name for name in RESULT_TABLES if name in run.tables and _has_rows(run.dataset(name)))
+    yield from wrapped(f"tables: {', '.join(held)}", page)
+    # Others cannot be pasted, and may do something to a terminal
+    named = [row for row in worst if row["sample_id"].isprintable()]
+    if named:
+        sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
+        yield redact(f"next: untold show {shlex.quote(run.directory)} {sample}")
+
+
+def _has_rows(rows: ds.Dataset) -> bool:
+    return bool(rows.head(1, columns=rows.schema.names[:1]).num_rows)
+
+
+def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
+    """The samples of the lowest scores: score, sample_id, metric."""
+    columns = ["score", "sample_id", "metric"]
+    order = [(name, "ascending") for name in columns]
+    return list(first_rows(scores, WORST_SHOWN, columns, order, ds.field("score").is_valid()).to_pylist())
+
+
+def count_unasked(scores: ds.Dataset) -> Unasked:
+    """How many samples were not asked, by metric and system, and by metric alone as those of system None."""
+    found: Counter[tuple[str, str | None]] = Counter()
+    for batch in scores.to_batches(columns=["metric", "system"], filter=ds.field("status") == NOT_ASKED):
+        counted = pa.Table.from_batches([batch]).group_by(["metric", "system"]).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            for group in {(row["metric"], None), (row["metric"], row["system"])}:
+                found[group] += row["count_all"]
+    return found
+
+
+def count_failures(failures: ds.Dataset) -> list[dict[str, Any]]:
+    """How many requests failed by stage and kind, most first: stage, error_type, count, and sample_id, error of one."""
+    keys = ["stage", "error_type"]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for batch in failures.to_batches(columns=[*keys, "sample_id", "error"]):
+        groups = pa.Table.from_batches([batch]).group_by(keys, use_threads=False)
+        for row in groups.aggregate([([], "count_all"), ("sample_id", "first"), ("error", "first")]).to_pylist():
+            first = {"sample_id": row["sample_id_first"], "error": row["error_first"], "count": 0}
+            known = found.setdefault((row["stage"], row["error_type"]), {name: row[name] for name in keys} | first)
+            known["count"] += row["count_all"]
+    return sorted(found.values(), key=lambda row: (-row["count"], row["stage"], row["error_type"]))

@@ -1,0 +1,25 @@
+"""The data sets that options name are those that adapters declare."""
+
+from __future__ import annotations
+
+import pytest
+
+from untold.jobs.cli.values import known_formats, question_formats, studied, study_formats
+from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
+
+
+def test_a_declared_data_set_is_an_option_wherever_its_rows_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "mine", Adapter((), lambda record, _: [record], uses=("questions", "items", "labels")))
+    monkeypatch.setitem(FORMATS, "samples_alone", Adapter((), lambda record, _: [record]))
+    monkeypatch.setitem(CLAIM_FORMATS, "my_claims", Adapter((), lambda record, _: [record]))
+    assert all("mine" in names() for names in (known_formats, question_formats, study_formats, studied))
+    assert not any("samples_alone" in names() for names in (question_formats, study_formats, studied))
+    assert "my_claims" in study_formats()
+    assert "my_claims" not in known_formats()
+
+
+def test_the_shipped_data_sets() -> None:
+    assert set(question_formats()) == {"eli5_category", "trec_web", "expertqa", "qampari", "romqa", "longfact"}
+    assert study_formats() == ["realsumm", "k_qa", "k_qa_questions", "expertqa", "factscore"]
+    assert studied() == ["wikicontradict", "conflictbank", "coverage", "claims"]

@@ -1,0 +1,132 @@
+"""Intervals of confusion tables where whole questions are resampled: SciPy's, in one process and in parts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy import stats
+
+from untold.udfs.statistics.confusion import CONVENTIONS, MEASURES, under_convention
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
+from untold.udfs.statistics.question_resampling import CELLS, SHAPE, join_sums, resample_questions, sum_batches
+
+ANSWERS = 5
+RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples
+
+
+def make_questions(count: int, seed: int = 4) -> IntArray:
+    """Tables of questions whose answers are alike: int64[count, 3, 5]."""
+    random = np.random.default_rng(seed)
+    tables = np.zeros((count, *SHAPE), dtype=np.int64)
+    for table in tables:
+        easy = random.beta(1, 1)
+        for _ in range(ANSWERS):
+            label = random.choice(3, p=[0.2, 0.6, 0.2])
+            said = label if random.random() < easy else random.choice(5, p=[0.3, 0.3, 0.2, 0.15, 0.05])
+            table[label, said] += 1
+    return tables
+
+
+def ones(tables: IntArray) -> IntArray:
+    return np.ones(len(tables), dtype=np.int64)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("name", MEASURES)
+def test_limits_are_those_of_scipys_bootstrap_of_the_questions(name: str, convention: str) -> None:
+    tables = make_questions(60)
+
+    def statistic(chosen: IntArray, axis: int = -1) -> FloatArray:
+        return MEASURES[name](under_convention(tables[chosen.astype(np.int64)].sum(axis=-3), convention))
+
+    places = np.arange(len(tables))
+    expected = stats.bootstrap(
+        (places,), statistic, vectorized=True, method="BCa", n_resamples=4000, batch=500, rng=np.random.default_rng(0)
+    )
+    got = resample_questions(tables, ones(tables), seed=1).interval(convention, name)
+    assert got.mean == pytest.approx(float(statistic(places)))
+    noise = RESAMPLING_NOISE * float(expected.standard_error)
+    limits = expected.confidence_interval
+    assert [got.low, got.high] == pytest.approx([float(limits.low), float(limits.high)], abs=noise)
+
+
+def test_alike_answers_to_a_question_widen_the_interval() -> None:
+    tables = make_questions(200)
+    single = np.repeat(np.eye(CELLS, dtype=np.int64), tables.sum(axis=0).ravel(), axis=0).reshape(-1, *SHAPE)
+    width = {}
+    for name, given in (("questions", tables), ("answers", single)):
+        found = resample_questions(given, ones(given), seed=0).interval("zero", "kappa")
+        assert found.low is not None
+        assert found.high is not None
+        width[name] = found.high - found.low
+    assert width["questions"] > 1.2 * width["answers"]
+
+
+def test_order_and_splitting_change_nothing() -> None:
+    tables = make_questions(40)
+    turned = resample_questions(np.concatenate([tables[::-1]] * 2), np.repeat([1, 2], 40), seed=2, resamples=200)
+    thrice = resample_questions(tables, 3 * ones(tables), seed=2, resamples=200)
+    assert turned.accelerations == thrice.accelerations
+    assert (turned.drawn == thrice.drawn).all()
+
+
+def in_parts(tables: IntArray, *, parts: int, seed: int = 1, resamples: int = 4_000) -> list[dict[str, object]]:
+    total = tables.sum(axis=0)
+
+    def batches(some: IntArray) -> Iterator[pa.RecordBatch]:
+        cells = pa.array(some.reshape(-1, CELLS).tolist(), pa.list_(pa.int64()))
+        yield pa.RecordBatch.from_arrays([cells, pa.array([1] * len(some), pa.int64())], ["cells", "count"])
+
+    return [
+        row
+        for part in range(parts)
+        for batch in sum_batches(
+            batches(tables[part::parts]), table=total.ravel().tolist(), seed=seed, resamples=resamples
+        )
+        for row in batch.to_pylist()
+    ]
+
+
+def test_parts_of_many_questions_have_the_limits_of_the_whole() -> None:
+    tables = np.unique(make_questions(3_000), axis=0)
+    whole = resample_questions(tables, ones(tables), seed=0)
+    joined = join_sums(in_parts(tables, parts=3), tables.sum(axis=0), len(tables))
+    for name in MEASURES:
+        expected, got = whole.interval("zero", name), joined.interval("zero", name)
+        assert expected.low is not None
+        assert expected.high is not None
+        noise = RESAMPLING_NOISE * (expected.high - expected.low) / 4
+        assert got.mean == expected.mean
+        assert [got.low, got.high] == pytest.approx([expected.low, expected.high], abs=noise)
+        assert joined.accelerations["zero", name] == pytest.approx(whole.accelerations["zero", name], rel=1e-6)
+
+
+def test_how_questions_are_parted_changes_no_resample() -> None:
+    tables = np.unique(make_questions(60), axis=0)
+    total = tables.sum(axis=0)
+    one, many = (join_sums(in_parts(tables, parts=n, resamples=50), total, len(tables)) for n in (1, 7))
+    assert (one.drawn == many.drawn).all()
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_questions_that_are_all_alike_have_no_limits(count: int) -> None:
+    table = np.zeros((1, *SHAPE), dtype=np.int64)
+    table[0, 1, 1], table[0, 0, 1], table[0, 2, 4] = 3, 1, 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = resample_questions(table, np.array([count]), seed=0)
+        for convention in CONVENTIONS:
+            for name in MEASURES:
+                interval = found.interval(convention, name)
+                assert interval == Interval(interval.mean, None, None)
+
+
+def test_a_failed_score_is_no_row_under_zero_and_incorrect_as_published() -> None:
+    table = np.array([[1, 0, 0, 2, 4], [0, 3, 0, 0, 1], [0, 0, 5, 1, 0]])
+    assert under_convention(table, "mismatch").tolist() == [[1, 0, 0, 6], [0, 3, 0, 1], [0, 0, 5, 1]]
+    assert under_convention(table, "zero").tolist() == [[3, 0, 0, 0], [0, 3, 0, 0], [1, 0, 5, 0]]
+    assert under_convention(table, "published").tolist() == [[7, 0, 0, 0], [1, 3, 0, 0], [1, 0, 5, 0]]

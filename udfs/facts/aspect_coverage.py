@@ -1,0 +1,194 @@
+"""ICAT of a sample: grounded claims, the aspects that they cover, scores and bounds (Samarinas et al. 2025).
+
+C are the claims of the response, C_T those that the knowledge source grounds, u those that nothing grounds and of which
+some judgement was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.facts.claim_verdicts import SUPPORTED, distinct_texts
+
+FACT, COVERAGE, ICAT, CLAIMS = MEASURES = ("s_fact", "s_coverage", "icat", "claims")
+
+ASPECT = pa.struct([("reference_id", pa.string()), ("text", pa.string())])
+ASPECTS = pa.schema([("sample_id", pa.string()), ("aspects", pa.list_(ASPECT))])
+_MEASURE = pa.struct(
+    [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
+)
+_STATEMENT = pa.struct(
+    [
+        ("number", pa.int64()),
+        ("reference_id", pa.string()),
+        ("text", pa.string()),
+        ("covered", pa.bool_()),
+        ("claims", pa.list_(pa.int64())),
+    ]
+)
+CONCLUDED = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("measures", pa.list_(_MEASURE)),
+        ("statements", pa.list_(_STATEMENT)),
+        ("covered", pa.int64()),
+        ("uncovered", pa.int64()),
+        ("unjudged", pa.int64()),
+        ("empty", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as far as coverage goes: its number from 1, its verdict, and in which subtopics its document is."""
+
+    position: int
+    verdict: str | None
+    unjudged: bool = False
+    subtopics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A value, and what the unjudged part could make of it; None where it is undefined."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def icat_score(fact: float | None, coverage: float | None, beta: float) -> float | None:
+    """ICAT_beta = (1 + beta^2) S_fact S_coverage / (beta^2 S_fact + S_coverage); None if either is, 0 if both are.
+
+    >>> icat_score(0.5, 1.0, 1.0), icat_score(0.0, 0.0, 1.0), icat_score(None, 0.0, 1.0)
+    (0.6666666666666666, 0.0, None)
+    """
+    if fact is None or coverage is None:
+        return None
+    # One alone that is 0 makes 0 as well; asked first, as a tiny beta squared is 0 and would divide 0 by 0
+    if not fact or not coverage:
+        return 0.0
+    square = beta * beta
+    return (1 + square) * fact * coverage / (square * fact + coverage)
+
+
+def factuality(grounded: int, unjudged: int, claims: int) -> Bounded:
+    """S_fact over the judged claims; |C_T| / |C| .. (|C_T| + u) / |C|. None without claims.
+
+    Without a judged claim the value is None, and the bounds are 0 and 1.
+
+    >>> factuality(1, 1, 4)
+    Bounded(value=0.3333333333333333, low=0.25, high=0.5)
+    """
+    if not claims:
+        return Bounded(None, None, None)
+    judged = claims - unjudged
+    return Bounded(grounded / judged if judged else None, grounded / claims, (grounded + unjudged) / claims)
+
+
+def coverage_of(covered: int, unjudged: int, aspects: int) -> Bounded:
+    """S_coverage, None without aspects; what is unjudged could cover everything, and takes nothing away.
+
+    >>> coverage_of(1, 0, 4), coverage_of(1, 2, 4)
+    (Bounded(value=0.25, low=0.25, high=0.25), Bounded(value=0.25, low=0.25, high=1.0))
+    """
+    if not aspects:
+        return Bounded(None, None, None)
+    value = covered / aspects
+    return Bounded(value, value, 1.0 if unjudged else value)
+
+
+def measures_of(
+    grounded: int, unjudged: int, claims: int, covered: int, aspects: int, beta: float
+) -> dict[str, Bounded]:
+    """The measures of a sample by name. ICAT grows in both of its parts, so that their bounds are its own."""
+    fact, coverage = factuality(grounded, unjudged, claims), coverage_of(covered, unjudged, aspects)
+    ends = [icat_score(getattr(fact, end), getattr(coverage, end), beta) for end in ("value", "low", "high")]
+    number = float(claims)
+    return {FACT: fact, COVERAGE: coverage, ICAT: Bounded(*ends), CLAIMS: Bounded(number, number, number)}
+
+
+def first_aspects(texts: Iterable[str], most: int) -> list[str]:
+    """Of the generated aspects the first so many, and of these equal ones once, as they are the most important first.
+
+    >>> first_aspects(["Cost", "cost.", "Safety", "History"], 3)
+    ['Cost', 'Safety']
+    """
+    return distinct_texts(list(texts)[:most])
+
+
+def choose_aspects(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """Columns of `ASPECTS`: those that are given, else those generated.
+
+    batches: sample_id, given list<struct<id, text>>, generated list<string>; null where there are none.
+    """
+    for batch in batches:
+        rows = [{"sample_id": row["sample_id"], "aspects": _choose(row, most)} for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, ASPECTS)
+
+
+def _choose(row: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
+    if row["given"]:
+        return [{"reference_id": one["id"], "text": one["text"]} for one in row["given"]]
+    return [{"reference_id": None, "text": text} for text in first_aspects(row["generated"] or (), most)]
+
+
+def align_by_documents(references: Sequence[str | None], claims: Iterable[Claim]) -> list[list[int]]:
+    """For each aspect the positions of the grounded claims whose document is annotated with it (ICAT-M)."""
+    grounded = [claim for claim in claims if claim.verdict == SUPPORTED]
+    return [[claim.position for claim in grounded if reference in claim.subtopics] for reference in references]
+
+
+def align_by_numbers(evidence: Sequence[Sequence[int]], claims: Iterable[Claim]) -> list[list[int]]:
+    """For each aspect the positions of its claims; `evidence` numbers the grounded claims alone, as a prompt does."""
+    grounded = [claim.position for claim in claims if claim.verdict == SUPPORTED]
+    return [[grounded[number - 1] for number in numbers] for numbers in evidence]
+
+
+def conclude_samples(batches: Iterable[pa.RecordBatch], *, beta: float, by_documents: bool) -> Iterator[pa.RecordBatch]:
+    """Columns of `CONCLUDED`, a row a sample.
+
+    batches: sample_id, claims list<struct<position, verdict, unjudged, subtopics>>, aspects list<struct<reference_id,
+    text>>, evidence list<list<int>>, null where the alignment was not asked. `empty`: there is no claim or no aspect.
+    Of a sample that lacks claims, aspects or the alignment nothing here is to be read.
+    """
+    for batch in batches:
+        rows = [_conclude(row, beta, by_documents=by_documents) for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, CONCLUDED)
+
+
+def _conclude(row: Mapping[str, Any], beta: float, *, by_documents: bool) -> dict[str, Any]:
+    claims = sorted((_claim(one) for one in row["claims"] or ()), key=lambda claim: claim.position)
+    aspects = row["aspects"] or []
+    if by_documents:
+        covering = align_by_documents([one["reference_id"] for one in aspects], claims)
+    else:
+        covering = align_by_numbers(row["evidence"] or [[] for _ in aspects], claims)
+    grounded = sum(claim.verdict == SUPPORTED for claim in claims)
+    unjudged = sum(claim.unjudged for claim in claims)
+    covered = sum(map(bool, covering))
+    measures = measures_of(grounded, unjudged, len(claims), covered, len(aspects), beta)
+    return {
+        "sample_id": row["sample_id"],
+        "measures": [
+            {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
+            for name, one in measures.items()
+        ],
+        "statements": [
+            {**aspect, "number": number, "covered": bool(positions), "claims": positions}
+            for number, (aspect, positions) in enumerate(zip(aspects, covering, strict=True), start=1)
+        ],
+        "covered": covered,
+        "uncovered": len(aspects) - covered,
+        "unjudged": unjudged,
+        "empty": not claims or not aspects,
+    }
+
+
+def _claim(row: Mapping[str, Any]) -> Claim:
+    return Claim(row["position"], row["verdict"], bool(row["unjudged"]), tuple(row["subtopics"] or ()))

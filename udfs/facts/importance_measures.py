@@ -1,0 +1,184 @@
+"""How much each fact matters, which of them an answer ought to give, and what it gives ("Beyond Precision" 2026).
+
+Methods, section 12. Of M claims S are supported, X contradicted and N not supported; of F facts that an answer should
+include C are covered. What was lost is unjudged: values are over the rest, and bounds over every way it could come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+
+from untold.udfs.facts.aspect_coverage import Bounded
+from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+
+PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
+RATES = {PRECISION: SUPPORTED, "contradiction_rate": CONTRADICTED, "not_supported_rate": NOT_SUPPORTED}
+CLAIMS, FACTS = "claims", "facts"
+# By the name of a measure at k, the order of facts that its k counts in
+RANKINGS = {"recall": "rank", "recall_relevance": "relevance_rank", "recall_salience": "salience_rank"}
+# Decimals by which weights are compared: sums of expected scores differ behind them by how they are written
+WEIGHT_DECIMALS = 9
+LOWEST, HIGHEST = 1.0, 5.0
+UNDEFINED = Bounded(None, None, None)
+
+
+@dataclass(frozen=True)
+class RatedFact:
+    """A fact: its number from 1 by first appearance, its ratings (None where its weight was given) and its weight.
+
+    `rank` is by weight, `relevance_rank` and `salience_rank` by these ratings, each from 1; `kept`: whether an answer
+    ought to give it.
+    """
+
+    number: int
+    relevance: float | None
+    salience: float | None
+    weight: float
+    rank: int = 0
+    relevance_rank: int = 0
+    salience_rank: int = 0
+    kept: bool = True
+
+
+@dataclass(frozen=True)
+class CheckedFact:
+    """A fact as far as recall goes: its weight and ranks, and whether it is covered; None where that is unjudged."""
+
+    weight: float
+    covered: bool | None
+    rank: int
+    relevance_rank: int = 0
+    salience_rank: int = 0
+
+
+def weigh(relevance: float, salience: float, relevance_weight: float) -> float:
+    """w = a (relevance - 1) / 4 + (1 - a) (salience - 1) / 4, from 0 to 1, of ratings from 1 to 5.
+
+    >>> weigh(5.0, 1.0, 0.5), weigh(3.0, 2.0, 1.0)
+    (0.5, 0.5)
+    """
+    span = HIGHEST - LOWEST
+    return relevance_weight * (relevance - LOWEST) / span + (1 - relevance_weight) * (salience - LOWEST) / span
+
+
+def rank_facts(facts: Sequence[RatedFact], min_weight: float | None, top: int | None) -> list[RatedFact]:
+    """The facts in their order, ranked: by weight, then relevance, both descending, then by first appearance.
+
+    Kept are those of at least `min_weight`, of these the first `top`; None: all. Ranks by one rating break ties by the
+    other.
+    """
+    orders = {
+        "rank": _places(facts, lambda fact: (-_compared(fact.weight), -_compared(fact.relevance))),
+        "relevance_rank": _places(facts, lambda fact: (-_compared(fact.relevance), -_compared(fact.salience))),
+        "salience_rank": _places(facts, lambda fact: (-_compared(fact.salience), -_compared(fact.relevance))),
+    }
+    ranked = []
+    for place, fact in enumerate(facts):
+        ranks = {name: order[place] for name, order in orders.items()}
+        heavy = min_weight is None or _compared(fact.weight) >= _compared(min_weight)
+        ranked.append(replace(fact, **ranks, kept=heavy and (top is None or ranks["rank"] <= top)))
+    return ranked
+
+
+def _compared(value: float | None) -> float:
+    """A weight or a rating as it is compared; one that is not known is below all."""
+    return -1.0 if value is None else round(value, WEIGHT_DECIMALS)
+
+
+def _places(facts: Sequence[RatedFact], key: Callable[[RatedFact], tuple[float, float]]) -> dict[int, int]:
+    """The rank from 1 of the fact at each place. Sorting is stable, so that ties are by first appearance."""
+    order = sorted(range(len(facts)), key=lambda place: key(facts[place]))
+    return {place: rank for rank, place in enumerate(order, start=1)}
+
+
+def rates_of(verdicts: Sequence[str | None]) -> dict[str, Bounded]:
+    """The shares of claims of each verdict, over the judged; None for an unjudged one. Undefined without claims.
+
+    >>> rates_of(["supported", "contradicted", None, "supported"])["precision"]
+    Bounded(value=0.6666666666666666, low=0.5, high=0.75)
+    """
+    return {
+        name: _share([None if one is None else one == wanted for one in verdicts]) for name, wanted in RATES.items()
+    }
+
+
+def recall_of(facts: Sequence[CheckedFact]) -> Bounded:
+    """C / F, undefined without facts."""
+    return _share([fact.covered for fact in facts])
+
+
+def weighted_recall_of(facts: Sequence[CheckedFact]) -> Bounded:
+    """The share of the weight that is covered, undefined where there is none."""
+    return _share([fact.covered for fact in facts], [fact.weight for fact in facts])
+
+
+def recall_at(facts: Sequence[CheckedFact], k: int, rank: str = "rank") -> Bounded:
+    """Recall over the first min(k, F) facts by an attribute of theirs; within these, all of what is unjudged counts."""
+    return recall_of(sorted(facts, key=lambda fact: getattr(fact, rank))[:k])
+
+
+def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None) -> Bounded:
+    """The weighted share of what is true, over the judged; with the unjudged all against it, and all for it."""
+    sized = list(zip(flags, weights or [1.0] * len(flags), strict=True))
+
+    def total(*kinds: bool | None) -> float:
+        # Exact but for its last rounding: neither the order of facts nor a part of them makes it exceed the whole
+        return fsum(weight for flag, weight in sized if flag in kinds)
+
+    whole, judged = total(True, False, None), total(True, False)
+    if not whole:
+        return UNDEFINED
+    return Bounded(total(True) / judged if judged else None, total(True) / whole, total(True, None) / whole)
+
+
+def f1_score(precision: float | None, recall: float | None) -> float | None:
+    """2PR / (P + R), 0 where both are 0; None where either is.
+
+    >>> f1_score(0.5, 1.0), f1_score(0.0, 0.0), f1_score(None, 1.0)
+    (0.6666666666666666, 0.0, None)
+    """
+    if precision is None or recall is None:
+        return None
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def f1_of(precision: Bounded, recall: Bounded) -> Bounded:
+    """F1 of the values, of the lows and of the highs: it grows in both."""
+    ends = [f1_score(getattr(precision, end), getattr(recall, end)) for end in ("value", "low", "high")]
+    return Bounded(*ends)
+
+
+def measures_of(
+    verdicts: Sequence[str | None] | None,
+    claims: int | None,
+    facts: Sequence[CheckedFact],
+    ks: Iterable[int],
+    *,
+    rated: bool,
+) -> dict[str, Bounded]:
+    """All measures of a sample by name.
+
+    verdicts: of the claims; None where claims were not to be judged. claims: how many there are; None where that was
+    not asked. `rated`: whether all weights are made of ratings; else there is no rank by one rating.
+    """
+    rates = dict.fromkeys(RATES, UNDEFINED) if verdicts is None else rates_of(verdicts)
+    recall = recall_of(facts)
+    at_k = {
+        f"{name}@{k}": recall_at(facts, k, rank) if rated or name == RECALL else UNDEFINED
+        for name, rank in RANKINGS.items()
+        for k in dict.fromkeys(ks)
+    }
+    counts = {name: _count(number) for name, number in ((CLAIMS, claims), (FACTS, len(facts)))}
+    found = {RECALL: recall, WEIGHTED: weighted_recall_of(facts), F1: f1_of(rates[PRECISION], recall)}
+    return {**rates, **found, **at_k, **counts}
+
+
+def _count(number: int | None) -> Bounded:
+    return UNDEFINED if number is None else Bounded(*[float(number)] * 3)
+
+
+def names_of_measures(ks: Iterable[int]) -> list[str]:
+    """The measures that a sample has."""
+    return list(measures_of(None, 0, [], ks, rated=True))

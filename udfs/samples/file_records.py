@@ -1,0 +1,449 @@
+"""Readers of JSON Lines, JSON arrays, CSV and Parquet: bytes -> records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from untold.udfs.samples.files import UNDECODED, UTF_8, cuts_lines, open_file, open_text
+from untold.udfs.samples.values import canonical, check_nesting, load_json
+
+# More come from keys that are data, and would be a table that no reader opens.
+MAX_COLUMNS = 1000
+WIDTH_ADVICE = "put keys that vary from row to row into one column of JSON"
+# What is read of a JSON array at once, doubled while an element is longer: decoding from its beginning again and again
+# stays linear in its length.
+CHUNK = 1 << 20
+# A piece of a file that ends within a token of JSON other than a string fails at most this far before its end.
+LONGEST_TOKEN = 16
+ROWS_PER_BATCH = 1000
+
+# Of two that give as many columns the first
+DELIMITERS = (",", "\t", ";")
+# A header is shorter
+HEADER_CHARACTERS = 1 << 16
+READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
+
+
+class UnreadableFileError(Exception):
+    """A file that cannot be read on. The message names what is wrong, never what stands in the file."""
+
+
+class UndecodableError(UnreadableFileError):
+    """A line that is not of its file's encoding; `line` counts from 1 in the unit."""
+
+    def __init__(self, line: int, encoding: str) -> None:
+        super().__init__(undecodable(line, encoding))
+        self.line, self.encoding = line, encoding
+
+
+def undecodable(line: int, encoding: str) -> str:
+    """What is said of a line that is not of its file's encoding.
+
+    >>> undecodable(3, UTF_8)
+    'line 3 is not UTF-8; give its encoding, such as --encoding cp1252'
+    """
+    known = encoding.removesuffix("-sig")
+    way = "give its encoding, such as --encoding cp1252" if known == "utf-8" else "give another --encoding"
+    return f"line {line} is not {known.upper()}; {way}"
+
+
+def describe_break(error: Exception) -> str:
+    """What is said of a file that broke while it was read, by one of `READ_ERRORS` or an UnreadableFileError."""
+    if isinstance(error, UnreadableFileError):
+        return str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not {error.encoding.upper()} throughout; give another --encoding"
+    return f"cannot be read to its end ({type(error).__name__}); replace the file or check its rights"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one task reads: bytes of JSON Lines, a row group of Parquet (`start` its first row), else a whole file."""
+
+    file: int
+    path: str
+    kind: str
+    start: int = 0
+    length: int = 0
+    group: int = 0
+    encoding: str = UTF_8
+    delimiter: str = ","
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A row as the file has it. Where `problem` is set it could not be read, and `raw` stands for its content.
+
+    `row`: where it begins in its unit, from 1: a line of JSON Lines or CSV, an element of an array, a row of Parquet; 0
+    where a reader does not say. `blank`: blank lines at the end of a unit, which hold no row.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+    raw: str = ""
+    row: int = 0
+    blank: bool = False
+
+
+def _record(value: Any, row: int) -> FileRecord:
+    """A value of JSON as a record; an empty key is `_c0`, as no column can be without a name."""
+    if not isinstance(value, dict):
+        return FileRecord(problem="no JSON object", raw=canonical(value), row=row)
+    return FileRecord({name or "_c0": item for name, item in value.items()}, row=row)
+
+
+def renamed(values: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """What a row or a header has under its own names, under ours; `columns` maps ours to theirs.
+
+    A column of our name that another one stands in for is left out.
+
+    >>> renamed({"question": 1, "query": 2, "n": 3}, {"query": "question"})
+    {'query': 1, 'n': 3}
+    """
+    if not columns:
+        return values
+    ours = {name: values[other] for name, other in columns.items() if other in values}
+    replaced = {*columns, *columns.values()}
+    return {**ours, **{name: value for name, value in values.items() if name not in replaced}}
+
+
+def read_all_lines(unit: Unit) -> Iterator[FileRecord]:
+    """JSON Lines that begin within the unit's bytes; blank lines at its end are one record, `blank`."""
+    row = last = 0
+    for row, line in enumerate(_lines(unit), start=1):
+        content = line.strip(" \t\r\n")
+        if content:
+            last = row
+            yield _record_of_line(content, row)
+    if row > last:
+        yield FileRecord(row=row, blank=True)
+
+
+def _read_lines(unit: Unit) -> Iterator[FileRecord]:
+    """JSON Lines that begin within the unit's bytes. Blank lines are no rows, and count as rows of the file."""
+    return (record for record in read_all_lines(unit) if not record.blank)
+
+
+def _lines(unit: Unit) -> Iterator[str]:
+    """The lines that begin within the unit's bytes. Raises UndecodableError for one of another encoding."""
+    if not cuts_lines(unit.encoding):
+        with open_text(unit.path, unit.encoding, newline="\n") as stream:
+            yield from stream
+        return
+    with closing(open_file(unit.path)) as stream:
+        position = unit.start
+        if unit.start:
+            # From one byte before: a line that begins exactly at the unit's first byte is this unit's, others are the
+            # one's before.
+            stream.seek(unit.start - 1)
+            position += len(stream.readline()) - 1
+        row = 0
+        while not unit.length or position < unit.start + unit.length:
+            line = stream.readline()
+            if not line:
+                break
+            position, row = position + len(line), row + 1
+            try:
+                yield line.decode(unit.encoding)
+            except UnicodeDecodeError:
+                raise UndecodableError(row, unit.encoding) from None
+
+
+def _record_of_line(line: str, row: int) -> FileRecord:
+    """A line as a record; one that is no JSON is a record with a problem, and the next line is read on."""
+    try:
+        return _record(load_json(line), row)
+    except RecursionError:
+        return FileRecord(problem="nested too deeply", raw=line, row=row)
+    except ValueError:
+        return FileRecord(problem="no JSON", raw=line, row=row)
+
+
+def _checked(text: str, lines: int, encoding: str) -> str:
+    """Text that was read with `surrogateescape`, as it is; `lines` are those before it.
+
+    Raises UndecodableError for the first line with a byte that is not of the encoding.
+    """
+    found = None if text.isascii() else UNDECODED.search(text)
+    if found is not None:
+        raise UndecodableError(lines + text.count("\n", 0, found.start()) + 1, encoding)
+    return text
+
+
+def read_text(unit: Unit) -> str:
+    """All of a file's text. Raises UndecodableError for a line of another encoding."""
+    with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
+        return _checked(stream.read(), 0, unit.encoding)
+
+
+def _read_array(unit: Unit) -> Iterator[FileRecord]:
+    """The elements of a JSON array, read piece by piece. Raises UnreadableFileError where it is no JSON."""
+    with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
+        reader = _ArrayReader(stream, unit.encoding)
+        reader.expect("[")
+        closed = reader.next_character() == "]"
+        while not closed:
+            yield reader.element()
+            closed = reader.expect(",]") == "]"
+        reader.position += int(reader.next_character() == "]")
+        if reader.next_character():
+            raise UnreadableFileError(f"text after the end of the JSON array (element {reader.elements})")
+
+
+class _ArrayReader:
+    """Takes the elements of an array from a stream one at a time, and holds no more of it than the longest."""
+
+    def __init__(self, stream: IO[str], encoding: str) -> None:
+        self.stream, self.encoding = stream, encoding
+        self.lines = 0
+        self.buffer = ""
+        self.position = 0
+        self.chunk = CHUNK
+        self.ended = False
+        self.elements = 0
+        self.decoder = json.JSONDecoder()
+
+    def fill(self) -> None:
+        """Reads on, forgetting what was taken; pieces double until an element is whole."""
+        more = _checked(self.stream.read(self.chunk), self.lines, self.encoding)
+        self.lines += more.count("\n")
+        self.ended = not more
+        self.buffer = self.buffer[self.position :] + more
+        self.position = 0
+        self.chunk *= 2
+
+    def next_character(self) -> str:
+        """The next character that is no white space, without taking it; empty at the end."""
+        while True:
+            while self.position < len(self.buffer) and self.buffer[self.position] in " \t\r\n":
+                self.position += 1
+            if self.position < len(self.buffer):
+                return self.buffer[self.position]
+            if self.ended:
+                return ""
+            self.fill()
+
+    def expect(self, characters: str) -> str:
+        """The next character, one of these, and taken but for `]`. Raises UnreadableFileError for another."""
+        found = self.next_character()
+        if not found or found not in characters:
+            raise UnreadableFileError(f"the JSON array is broken or cut after element {self.elements}")
+        # The bracket stays, for an empty array and the end of others are looked at in one place.
+        self.position += int(found != "]")
+        return found
+
+    def element(self) -> FileRecord:
+        """The next element, taken. Raises UnreadableFileError where the array cannot be read on."""
+        self.next_character()
+        value, end = self.decode()
+        # What ends with the buffer may go on in the next piece.
+        while end == len(self.buffer):
+            if self.ended:
+                raise UnreadableFileError(f"element {self.elements + 1} of the JSON array is broken or cut")
+            self.fill()
+            value, end = self.decode()
+        text = self.buffer[self.position : end]
+        self.position, self.chunk, self.elements = end, CHUNK, self.elements + 1
+        try:
+            return _record(check_nesting(value, text), self.elements)
+        except RecursionError:
+            return FileRecord(problem="nested too deeply", raw=text, row=self.elements)
+
+    def decode(self) -> tuple[Any, int]:
+        """The element in the buffer and where it ends, which is the buffer's end for what is cut there."""
+        element = f"element {self.elements + 1} of the JSON array"
+        try:
+            return self.decoder.raw_decode(self.buffer, self.position)
+        except RecursionError:
+            raise UnreadableFileError(f"{element} is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            if error.msg.startswith("Unterminated") or error.pos > len(self.buffer) - LONGEST_TOKEN:
+                return None, len(self.buffer)
+            raise UnreadableFileError(f"{element} is no JSON") from None
+        except ValueError:
+            raise UnreadableFileError(f"{element} has too long a number") from None
+
+
+def column_names(names: Sequence[str]) -> list[str]:
+    """Names as a header or footer gives them; an unnamed column is `_c<position>`. Raises as `check_width`.
+
+    >>> column_names(["query", "", "response"])
+    ['query', '_c1', 'response']
+    """
+    check_width(len(names))
+    return [name or f"_c{position}" for position, name in enumerate(names)]
+
+
+def check_width(columns: int) -> None:
+    """Raises UnreadableFileError for more columns than a table of samples may have."""
+    if columns > MAX_COLUMNS:
+        raise UnreadableFileError(f"more than {MAX_COLUMNS:,} columns; {WIDTH_ADVICE}")
+
+
+def csv_header(path: str, encoding: str = UTF_8, delimiter: str | None = None) -> tuple[list[str], str]:
+    """A CSV file's column names, none where it has no line, and its delimiter, which is found where it is None.
+
+    Raises UnreadableFileError for a header of no use.
+    """
+    with open_text(path, encoding, newline="", errors="surrogateescape") as stream:
+        head = stream.read(HEADER_CHARACTERS)
+    found = delimiter or find_delimiter(head)
+    lines = (_checked(line, number, encoding) for number, line in enumerate(io.StringIO(head, newline="")))
+    return _header(csv.reader(lines, delimiter=found, strict=True)), found
+
+
+def find_delimiter(head: str) -> str:
+    """Comma, tab or semicolon: the one that gives the header of a CSV file the most columns.
+
+    >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n")
+    (';', ',')
+    """
+    return max(DELIMITERS, key=lambda mark: _width(head, mark))
+
+
+def _width(head: str, delimiter: str) -> int:
+    rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, strict=True)
+    try:
+        return len(next((row for row in rows if row), []))
+    except csv.Error:
+        return 0
+
+
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    """The names of a CSV file's columns, none where it has no line. Raises UnreadableFileError for broken or repeated
+    ones.
+    """
+    try:
+        names = column_names(next((row for row in rows if row), []))
+    except csv.Error as error:
+        raise UnreadableFileError(f"the header is no CSV ({error})") from None
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UnreadableFileError(f"the header has {', '.join(f'`{name}`' for name in repeated)} twice; rename one")
+    return names
+
+
+def _read_csv(unit: Unit) -> Iterator[FileRecord]:
+    """RFC 4180, with the unit's delimiter. An empty cell is null, but the empty string in `response`."""
+    # A context is easily longer than the 131,072 characters that the module takes; the limit is a C long.
+    csv.field_size_limit(2**31 - 1)
+    with open_text(unit.path, unit.encoding, newline="", errors="surrogateescape") as stream:
+        taken: list[str] = []
+        rows = csv.reader(_tap(stream, taken, unit.encoding), delimiter=unit.delimiter, strict=True)
+        header = _header(rows)
+        while True:
+            taken.clear()
+            begins = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                # The words of the module, which has one kind of error for all: an open quote has swallowed the rest of
+                # the file.
+                if "end of data" in str(error):
+                    raise UnreadableFileError(f"a quote in the record at line {begins} never ends") from None
+                yield FileRecord(problem="broken CSV quoting", raw="".join(taken), row=begins)
+                continue
+            if row is None:
+                return
+            if row:
+                yield _record_of_cells(header, row, begins)
+
+
+def _tap(lines: Iterable[str], taken: list[str], encoding: str) -> Iterator[str]:
+    """The lines as they are, each noted in `taken` too: what a broken record looked like."""
+    for number, line in enumerate(lines):
+        taken.append(_checked(line, number, encoding))
+        yield line
+
+
+def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecord:
+    """Cells as a record; as many as the header has, or nobody knows which is which."""
+    if len(cells) != len(header):
+        return FileRecord(
+            problem=f"{len(cells)} cells where the header has {len(header)}", raw=canonical(cells), row=row
+        )
+    named = zip(header, cells, strict=True)
+    return FileRecord({name: cell if cell or name == "response" else None for name, cell in named}, row=row)
+
+
+def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
+    """The rows of one row group."""
+    rows = count(1)
+    with open_parquet(unit.path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
+            names = column_names(batch.schema.names)
+            for values in zip(*map(_values, batch.columns), strict=True):
+                yield FileRecord(dict(zip(names, values, strict=True)), row=next(rows))
+
+
+@contextmanager
+def open_parquet(path: str) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, its footer read, for the time of a `with` block."""
+    with closing(open_file(path)) as stream:
+        yield pq.ParquetFile(stream)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column as Python has them, invalid UTF-8 replaced."""
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        # Python's own times end at microseconds, and Arrow refuses to drop what is below.
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    try:
+        return cast(list[Any], column.to_pylist(maps_as_pydicts="lossy"))
+    except UnicodeDecodeError:
+        return [_valid(scalar) for scalar in column]
+
+
+def _valid(scalar: Any) -> Any:
+    """A scalar as Python value with invalid UTF-8 replaced."""
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type):
+        return scalar.as_buffer().to_pybytes().decode("utf-8", "replace")
+    if pa.types.is_struct(scalar.type):
+        return {name: _valid(item) for name, item in scalar.items()}
+    if pa.types.is_list(scalar.type) or pa.types.is_large_list(scalar.type):
+        return [_valid(item) for item in scalar.values]
+    return scalar.as_py()
+
+
+Reader = Callable[[Unit], Iterator[FileRecord]]
+READERS: dict[str, Reader] = {
+    "lines": _read_lines,
+    "array": _read_array,
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+}
+# The same with a record for blank lines at the end: whoever reads one part of a file has to know how many lines it has
+READERS_OF_PARTS: dict[str, Reader] = {**READERS, "lines": read_all_lines}
+
+
+def json_kind(path: str, encoding: str = UTF_8) -> str:
+    """`array` or `lines`, from a file's first line."""
+    with open_text(path, encoding, errors="replace") as stream:
+        text = stream.read(CHUNK).lstrip(" \t\r\n")
+    if not text.startswith("["):
+        return "lines"
+    # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one array.
+    line, newline, after = text.partition("\n")
+    return "lines" if newline and after.strip() and _is_json(line) else "array"
+
+
+def _is_json(line: str) -> bool:
+    """Whether a text is a whole value of JSON."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
