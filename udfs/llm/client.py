@@ -94,7 +94,10 @@ _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|no
 
 _TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
 # Some name the field in a list of details and not in an error
-_SCHEMA_MESSAGE = re.compile(rb"response_?format|json_?schema|guided_json|structured[ _]output|grammar", re.I)
+_SCHEMA_MESSAGE = re.compile(
+    rb"response_?format|json[ _]?schema|guided_(?:json|decoding)|structured[ _]output|(?:parse|custom|invalid) grammar",
+    re.IGNORECASE,
+)
 _NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
 _LONGEST_MESSAGE = 500
 

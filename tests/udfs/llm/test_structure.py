@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import Run, all_rows_in, ask, rows_in
 from untold.udfs.llm.calls import Progress
-from untold.udfs.llm.client import read_completion
+from untold.udfs.llm.client import read_completion, read_status
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.script import request_body
 from untold.udfs.llm.structure import Finding
@@ -140,6 +140,22 @@ def test_json_in_the_place_of_thinking_is_the_answer_where_there_is_no_other() -
         assert (beside.text, beside.misplaced, beside.thinks) == ("yes", False, True)
         assert read({"content": "", name: "It says so."}).error_type == "empty"
         assert read({"content": None, name: '{"a": 1}'}, structured=False).error_type == "empty"
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        (b'{"error": {"message": "Unknown parameter: \'response_format\'."}}', True),
+        (b'{"detail": [{"loc": ["body", "response_format"], "msg": "Extra inputs are not permitted"}]}', True),
+        (b'{"error": {"message": "Failed to parse grammar", "code": 400}}', True),
+        (b'{"error": {"message": "the prompt on English grammar is too long"}}', False),
+        (b"Bad Request", False),
+    ],
+)
+def test_what_names_the_field_speaks_of_the_schema(content: bytes, about: bool) -> None:
+    assert read_status(400, content, {}).about_schema is about
+    # A key, a limit and an outage are none of it
+    assert not any(read_status(status, content, {}).about_schema for status in (401, 429, 503))
 
 
 def test_a_second_attempt_is_another_request_that_names_the_form(server: ModelServer, tmp_path: Path) -> None:
