@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -131,11 +132,17 @@ def metrics() -> str:
 
 
 def stages() -> str:
-    parts = ["# Stages\n", "Each stage with its variables, the columns that it gives, and its shipped template.\n"]
+    parts = [
+        "# Stages\n",
+        "Each stage with its variables, the columns that it gives, its schema, and its shipped template.\n",
+    ]
+    parts.append('In a schema, `"enum": "claims"` stands for the numbers of the claims that a request shows, from 1.\n')
     for name, stage in STAGES.items():
         columns = code(f"{field.name}: {field.type}" for field in stage.output)
         template = find_template(name, "chat", None)
         parts.append(f"## {name}\n\nVariables: {code(stage.variables)}. Gives: {columns}.\n")
+        if stage.schema is not None:
+            parts.append(f"````json\n{json.dumps(stage.schema, indent=1)}\n````\n")
         parts.append(f"````text\n{template.source.rstrip()}\n````\n")
         if name in stages_that_differ():
             source = find_template(name, "chat", None, "published").source

@@ -15,6 +15,7 @@ from untold.graph.distributed import Condensed
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import calls_for, limits_of, runs_in_tasks
 from untold.jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
+from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.likely import read_figures
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.requests import Requests, Rows
@@ -60,7 +61,8 @@ def plan(
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None
     names = stages_of(request.metrics, settings)
-    stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+    findings = Findings(settings, request.store)
+    stages = {name: findings.applied(bind_stage(name, settings, embedded_model=sha256)) for name in names}
     display = display or Display()
     spark = spark or open_session(settings, small=request.small)
     tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)

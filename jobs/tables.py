@@ -184,6 +184,14 @@ USAGE = pa.schema(
         ("cost", pa.float64()),  # in the currency of the prices set; null without a price
         ("seconds", pa.float64()),
         ("leaked_example", pa.int64()),  # items of answers dropped: they name what only the prompt's examples do
+        ("schema", pa.int64()),  # requests whose completion is JSON of the schema that was sent
+        ("form", pa.int64()),  # is in the form that the template asks for
+        ("lenient", pa.int64()),  # is in another form that leaves no doubt
+        ("unparsable", pa.int64()),  # of those that failed, what could not be read
+        ("refused", pa.int64()),  # declined the task
+        ("empty", pa.int64()),
+        ("truncated", pa.int64()),
+        ("asked_again", pa.int64()),  # calls after a completion of no use
     ]
 )
 # A metric over all samples, or over those of one system; n = scored + undefined + failed

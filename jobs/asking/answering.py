@@ -24,6 +24,7 @@ from untold.jobs.asking.local_ray import start_ray
 from untold.jobs.asking.pool import ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
@@ -79,7 +80,13 @@ class Answering:
             self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
         reason, error, lost = self._verdict(reason)
         self._report(force=True)
-        return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost)
+        return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost, self._finding)
+
+    @property
+    def _finding(self) -> Finding | None:
+        """What the endpoint makes of a schema, where an answer said it; what changes the asking counts first."""
+        found = [state.finding for state in self.pool.states if state.finding]
+        return max(found, key=lambda one: one.changes(self._job.stage), default=None)
 
     @property
     def usage(self) -> Usage:
@@ -132,7 +139,9 @@ class Answering:
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""
-        for worker in self.pool.workers:
+        tries = self._job.tries_schema and all(state.tries_schema for state in self.pool.states)
+        # While a schema is tried one request is sent alone
+        for worker in self.pool.workers[: 1 if tries else None]:
             if not self._waiting:
                 return
             if worker.progress is None or worker.progress.queued < LOW_WATER:
@@ -194,6 +203,8 @@ class Answering:
         states = self.pool.states
         if any(state.refused for state in states):
             return "refused"
+        if self._finding and self._finding.changes(self._job.stage):
+            return "restructured"
         if any(state.unwritable for state in states):
             return "broken"
         if any(state.refusal == "outage" for state in states):

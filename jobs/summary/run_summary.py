@@ -20,6 +20,7 @@ from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.redaction import redact
 
 WORST_SHOWN = 3
+OTHER_FORMS = ("lenient", "unparsable", "refused")
 NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before
 # As `aggregate.Group`: a metric, and a system or None
 Unasked = Mapping[tuple[str, str | None], int]
@@ -39,6 +40,7 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     parts = [
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
         ["failures", *failures_table(failures, page)] if failures else [],
+        _readings(run.manifest["starts"][-1]["usage"], page),
         ["lowest scores", *_worst(worst, page)] if worst else [],
         [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
     ]
@@ -69,6 +71,15 @@ def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
     names = ("stage", "error_type", "sample_id", "error")
     rows = [[*(redact(row[name] or "-") for name in names), f"{row['count']:,}"] for row in failures]
     return table(["stage", "kind", "example", "message", "count"], rows, page, names=4)
+
+
+def _readings(usage: Sequence[Row], page: Page) -> list[str]:
+    """How completions were read, of stages whose judge does not always keep to the form."""
+    loose = [row for row in usage if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
+    heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
+    names = ("schema", "form", *OTHER_FORMS, "asked_again")
+    rows = [[row["stage"], *(f"{row[name]:,}" for name in names)] for row in loose]
+    return ["how completions were read", *table(heads, rows, page, names=1)] if rows else []
 
 
 def _worst(worst: Sequence[Row], page: Page) -> list[str]:

@@ -11,6 +11,7 @@ TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
 _SUMS = attrgetter(
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
+    "asked_again",
     *("done", "failed", "seconds"),
 )
 
@@ -20,8 +21,9 @@ class Usage:
     """What was used: of one call, of an actor, of a stage or of a run, for it adds up. Counts only grow.
 
     `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
-    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used. `done`: requests
-    that ended, `failed` those of them without an answer. `cost`: in the currency of the prices, None without a price.
+    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used; `asked_again`:
+    calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer. `cost`: in
+    the currency of the prices, None without a price.
 
     >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
     >>> both.tokens, both.calls, both.estimated, both.cost
@@ -35,6 +37,7 @@ class Usage:
     asked: int = 0
     rate_limited: int = 0
     tool_turns: int = 0
+    asked_again: int = 0
     done: int = 0
     failed: int = 0
     seconds: float = 0.0
