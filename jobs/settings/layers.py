@@ -348,7 +348,7 @@ def assign_text(layer: Layer, name: str, text: str) -> None:
         _assign(layer, name, node, loader)
 
 
-def read_overrides(overrides: Sequence[str], endpoint: str | None, profile: str | None) -> list[Layer]:
+def read_overrides(overrides: Sequence[str], endpoint: str | None = None, profile: str | None = None) -> list[Layer]:
     """A layer for each `--set key=value` in the order given, then those of `--endpoint` and `--profile`."""
     layers = []
     for override in overrides:

@@ -338,7 +338,7 @@ def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[st
     Raises `SettingsError`, one line a problem.
     """
     layers = [read_file(config)] if config is not None else []
-    layers += [*read_environment(environ), *read_overrides(overrides, None)]
+    layers += [*read_environment(environ), *read_overrides(overrides)]
     problems = [problem for layer in layers for problem in layer.problems]
     settings = _validated(_merge(layers), problems)
     if problems or settings is None:

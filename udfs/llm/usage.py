@@ -9,11 +9,11 @@ from typing import Any
 # Endpoints publish their prices for so many tokens
 TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
-_SUMS = attrgetter(
+_SUMMED = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
-    "asked_again",
-    *("done", "failed", "seconds"),
+    *("asked_again", "done", "failed", "seconds"),
 )
+_NUMBERS = attrgetter(*_SUMMED)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         """What both used."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        values: Any = (*map(add, _SUMS(self), _SUMS(other)), self.estimated or other.estimated)
-        return Usage(*values, cost=sum(costs) if costs else None)
+        sums: dict[str, Any] = dict(zip(_SUMMED, map(add, _NUMBERS(self), _NUMBERS(other)), strict=True))
+        return Usage(**sums, estimated=self.estimated or other.estimated, cost=sum(costs) if costs else None)
 
 
 @dataclass(frozen=True)
