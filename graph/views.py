@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 Row = Mapping[str, Any]
 Graph: TypeAlias = "nx.DiGraph[Hashable]"
@@ -26,6 +27,7 @@ ENTAILMENTS = {  # whether it is an edge from the first to the second atom, and 
 }
 CONTRADICTIONS = ("contradiction", "contradictory")
 DRAWN_RELATIONS = (*ENTAILMENTS, *CONTRADICTIONS)
+FORMATS = ("svg", "png")  # of pictures
 _FRIENDLY_FORMATS = "\u200c\u200d\u200e\u200f\u00ad\u061c"  # joiners and marks that scripts need
 
 
@@ -84,7 +86,7 @@ def raw_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: Iterab
     the k-th atom of the n-th statement of `order_statements`, `R1`, `R2`, ... for atoms that are in no statement.
     """
     numbered = {row["statement_id"]: (number, row) for number, row in enumerate(order_statements(statements), 1)}
-    graph: Graph = nx.DiGraph()
+    graph = _empty()
     alone = []
     for members in _group(atoms, numbered).values():
         if members[0].get("statement_id") not in numbered:
@@ -105,7 +107,7 @@ def condensed_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: 
 
     Labels are the numbers of `order_statements`, and `R1`, `R2`, ... for the atoms. Edges within a statement are gone.
     """
-    graph: Graph = nx.DiGraph()
+    graph = _empty()
     ordered = order_statements(statements)
     kept = _group(atoms, {row["statement_id"]: (number, row) for number, row in enumerate(ordered, 1)})
     for number, row in enumerate(ordered, 1):
@@ -125,7 +127,7 @@ def sources_graph(statements: Iterable[Row], contexts: Iterable[Row]) -> Graph:
     that state nothing are left out. `C1`, `C2`, ... are the contexts as they were given; their texts begin with their
     ids, unless these are the same numbers.
     """
-    graph: Graph = nx.DiGraph()
+    graph = _empty()
     texts = {row["id"]: row["text"] or "" for row in contexts}
     ordered = order_statements(statements)
     named = dict.fromkeys([*texts, *(source for row in ordered for source in row.get("sources") or ())])
@@ -148,7 +150,7 @@ def claims_graph(statements: Iterable[Row], claims: Iterable[Row]) -> Graph:
     A claim is of kind `response`, named by its claim_id and labelled `R` and its position; those that cover nothing
     stand alone.
     """
-    graph: Graph = nx.DiGraph()
+    graph = _empty()
     ordered = order_statements(statements)
     for number, row in enumerate(ordered, 1):
         graph.add_node(row["statement_id"], **_statement(row, number, response=False))
@@ -161,6 +163,14 @@ def claims_graph(statements: Iterable[Row], claims: Iterable[Row]) -> Graph:
             if ("claim", name) in graph:
                 graph.add_edge(("claim", name), row["statement_id"], states=True)
     return graph
+
+
+def _empty() -> Graph:
+    """A graph without nodes."""
+    # Here, as whoever shows texts alone may have no networkx
+    import networkx as nx
+
+    return nx.DiGraph()
 
 
 def _group(atoms: Iterable[Row], numbered: Mapping[str, tuple[int, Row]]) -> dict[str | None, list[Row]]:

@@ -1,313 +1,178 @@
-"""Requests to completions, by Ray, without pyspark: `python -m untold.jobs.answer --requests P --store S --settings F`.
-
-It runs as a process of its own beside a Spark driver, or as a Ray job. With `--serve` it reads one job a line from
-standard input, so that one local Ray serves all stages of a run. It prints one JSON event a line.
-"""
+"""Answers the jobs of a spool by Ray, wherever that is: `untold answer`. Needs no Spark and no Java."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from time import monotonic, sleep
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any
+from uuid import uuid4
 
+import ray
 from ray.exceptions import RayError
 
-from untold.jobs.asking.control import Control
-from untold.jobs.asking.crew import Crew
-from untold.jobs.asking.job import Job, job_from_json
+from untold.jobs.asking.answered import answered_ids
+from untold.jobs.asking.answering import Answering, explain
+from untold.jobs.asking.calling import with_given
+from untold.jobs.asking.endpoint import explain_refusal
+from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.local_ray import start_ray
-from untold.jobs.asking.settled import hold_folder, settled_ids
+from untold.jobs.asking.spool import Spool, SpooledJob, SpoolError, open_spool
+from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.locks import LockedError
-from untold.udfs.llm.calls import Tally
-from untold.udfs.llm.records import Completion, completions_table
-from untold.udfs.llm.segments import check_probe, read_ids, write_file
-from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
-from untold.udfs.redaction import redact
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import page_of, print_lines, table
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.usage import Usage
 from untold.udfs.storage import Place
-
-# At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
-LOOK_SECONDS = 0.2
-# A stage of a few requests is done sooner than that: the waits between looks grow
-FIRST_LOOK_SECONDS = 0.02
-LOW_WATER = 1000
-# Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
-DEATHS_OF_A_SUSPECT = 3
-DEATHS_OF_A_CULPRIT = 2
-# What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
-STOP_GRACE_SECONDS = 3.0
-ORPHAN_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a job ended: `finished`, `budget`, `outage`, `interrupted`, or `refused` or `broken` (both with `error`).
+class AnswerRequest:
+    """What `untold answer` was asked to do. `given`: settings that replace those of the jobs, where they are set."""
 
-    `lost`: answers that were paid for and could not be written.
+    spool: str
+    given: Settings
+    ray_address: str | None = None
+    retry_failed: bool = False
+    wait: bool = True
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerOutcome:
+    """How a start ended: exit code, what each stage used, how many jobs are still open, and why it ended early."""
+
+    exit_code: int
+    stages: Mapping[str, Usage]
+    left: int
+    message: str | None = None
+
+
+def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
+    """Answers all jobs of a spool, or ends early. Raises errors with one clear line for what a user can mend.
+
+    Answers lie beside their requests until the run that left these is started again. A start after a kill goes on where
+    the last one was. Several may work on one spool at once, each on other jobs.
     """
-
-    outcome: str
-    error: str | None
-    tally: Tally
-    models: tuple[str, ...]
-    seconds: float
-    lost: int = 0
-
-
-class Answering:
-    """Hands the units of a job to actors, takes back what those that die had not stored, and says how the job ended.
-
-    `settled`: requests of the units that need no asking.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        stopped: Callable[[], str | None],
-        tell: Callable[[Mapping[str, Any]], None],
-        confirmed: Callable[[], bool] = lambda: True,
-        idle: list[Any] | None = None,
-        settled: frozenset[str] = frozenset(),
-    ) -> None:
-        self.crew = Crew(job, [] if idle is None else idle, self._wait_on)
-        self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
-        self._waiting = list_units(job.requests)
-        self._total = sum(count_unit(unit) for unit in self._waiting)
-        self._settled = set(settled)
-        self._deaths: dict[str, int] = {}
-        self._suspects: list[str] = []
-        self._began = monotonic()
-        self._told = 0.0
-
-    def run(self) -> Outcome:
-        """Answers everything, or ends early for a reason that the outcome names.
-
-        Whatever happens, every actor is dismissed: what it has answered is paid for, and is written before it goes.
-        """
+    spool = open_spool(Place(request.spool).spark)
+    worker = _Worker(request, display, Interrupts(display.note))
+    if any(job.is_open for job in spool.jobs()):
+        display.status("starting Ray")
         try:
-            self.crew.hire(min(self._job.actors, max(len(self._waiting), 1)))
-            reason = self._confirm_probes() or self._loop() or self._ask_suspects()
+            start_ray(request.ray_address or request.given.ray.address)
+        except RuntimeError as error:
+            raise SpoolError(str(error)) from error
+        try:
+            with worker.interrupts.installed():
+                worker.work(spool)
         finally:
-            self.crew.dismiss(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
-        reason, error, lost = self._verdict(reason or "finished")
-        self._report(force=True)
-        models = tuple(sorted(self.crew.models))
-        return Outcome(reason, error, self.crew.tally, models, monotonic() - self._began, lost)
-
-    def _verdict(self, reason: str) -> tuple[str, str | None, int]:
-        """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
-        states = self.crew.states
-        unwritten = sum(state.unwritten for state in states)
-        trouble = next((state.trouble for state in states if state.trouble), None)
-        if unwritten and trouble:
-            return "broken", f"answers could not be written to {self._job.directory} ({trouble})", unwritten
-        return reason, next((state.refused for state in states if state.refused), None), unwritten
-
-    def _confirm_probes(self) -> str | None:
-        """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
-        probes = [worker.probe for worker in self.crew.workers]
-        if self._job.confirm_probes:
-            self._tell({"event": "probes", "uris": probes})
-            while not self._confirmed():
-                if self._stopped():
-                    return "interrupted"
-                sleep(LOOK_SECONDS / 10)
-        for probe in probes:
-            check_probe(probe)
-        return None
-
-    def _loop(self) -> str | None:
-        """Hands out units until all are answered; the reason where it ends before."""
-        wait = FIRST_LOOK_SECONDS
-        while True:
-            self._look()
-            self._hand_out()
-            self._report()
-            reason = self._reason_to_end()
-            if reason or not (self._waiting or any(worker.units for worker in self.crew.workers)):
-                return reason
-            sleep(wait)
-            wait = min(LOOK_SECONDS, 1.5 * wait)
-
-    def _look(self) -> None:
-        """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
-        for dead in self.crew.look():
-            self._settled |= read_ids(self._job.directory, dead.name)
-            for unit in dead.units:
-                self._deaths[unit] = self._deaths.get(unit, 0) + 1
-                (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-            self.crew.replace(dead)
-
-    def _hand_out(self) -> None:
-        """A unit to each actor that soon has nothing left, less what of it is settled."""
-        for worker in self.crew.workers:
-            if not self._waiting:
-                return
-            if worker.progress is None or worker.progress.queued < LOW_WATER:
-                unit = self._waiting.pop(0)
-                worker.units.append(unit)
-                worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._settled)))
-
-    def _ask_suspects(self) -> str | None:
-        """Asks units that killed several actors one request at a time, to find and record the culprit."""
-        for unit in self._suspects:
-            for row in read_requests(unit):
-                if row[0] in self._settled:
-                    continue
-                reason = self._ask_suspect(row)
-                if reason:
-                    return reason
-        return None
-
-    def _ask_suspect(self, row: tuple[str, dict[str, Any]]) -> str | None:
-        """Asks one request until it is answered, or has killed so many actors that it is recorded as the culprit."""
-        deaths = 0
-        while deaths < DEATHS_OF_A_CULPRIT:
-            worker = self.crew.workers[0]
-            name = f"{row[0]}-{deaths}"
-            worker.units = []
-            worker.handle.feed_rows.remote(name, [row])
-            while True:
-                self._look()
-                if self.crew.workers[0] is not worker:
-                    deaths += 1
-                    break
-                self._report()
-                reason = self._reason_to_end()
-                if reason or (worker.progress and name in worker.progress.finished_units):
-                    return reason
-                sleep(LOOK_SECONDS)
-        self._record_crash(row[0])
-        return None
-
-    def _record_crash(self, request_id: str) -> None:
-        """Writes the failure of a request that kills actors; its deaths speak neither of the machine nor of the job."""
-        deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT
-        row = Completion(
-            request_id,
-            attempts=deaths,
-            answered_at=datetime.now(UTC),
-            error_type="crashed",
-            error=f"asking it ended {deaths} processes",
-            run_id=self._job.run,
-        )
-        path = f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet"
-        write_file(path, completions_table([row]))
-        self.crew.acquit(deaths)
-
-    def _reason_to_end(self) -> str | None:
-        """Why the job has to end now, the most lasting reason first; None while it may go on."""
-        if self._stopped():
-            return "interrupted"
-        states = self.crew.states
-        if any(state.refused for state in states):
-            return "refused"
-        if any(state.unwritable for state in states):
-            return "broken"
-        if any(state.refusal == "outage" for state in states):
-            return "outage"
-        busy = [state for state in states if state.queued or state.in_flight]
-        # A budget that is used up refuses new calls; those in flight may still be answered
-        if busy and all(state.refusal == "budget" and not state.in_flight for state in busy):
-            return "budget"
-        return None
-
-    def _wait_on(self) -> bool:
-        """Whether an actor that cannot write is to be waited for; says meanwhile how far the others are."""
-        self._report()
-        return not self._stopped()
-
-    def _report(self, *, force: bool = False) -> None:
-        """Tells how far the job is, at most every second look unless forced. Times are seconds."""
-        if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
-            return
-        self._told = monotonic()
-        seconds, tally = monotonic() - self._began, asdict(self.crew.tally)
-        known = {"stage": self._job.stage.name, "total": self._total, "seconds": seconds, "tally": tally}
-        states = self.crew.states
-        waits = {
-            "paused": max((state.paused for state in states), default=0.0),
-            "unwritten": sum(state.unwritten for state in states),
-            "trouble": next((state.trouble for state in states if state.trouble), None),
-        }
-        self._tell({"event": "progress", **known, **waits})
+            ray.shutdown()
+    message = worker.ending.explain(request.command)
+    left = sum(job.is_open for job in spool.jobs())
+    return AnswerOutcome(worker.ending.exit_code({}, "none"), worker.used, left, message)
 
 
-def _tell(event: Mapping[str, Any]) -> None:
-    try:
-        print(json.dumps(event), flush=True)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+@dataclass
+class _Worker:
+    """One start. `used`: by stage; the budget holds for all of them together."""
+
+    request: AnswerRequest
+    display: Display
+    interrupts: Interrupts
+    name: str = field(default_factory=lambda: uuid4().hex[:12])
+    used: dict[str, Usage] = field(default_factory=dict)
+    ending: Ending = field(default_factory=Ending)
+    _idle: list[Any] = field(default_factory=list)
+
+    def work(self, spool: Spool) -> None:
+        """Answers one job after the other; those that another worker is at come last."""
+        busy = [job for job in spool.jobs() if not self._take(job, wait=False)]
+        for job in busy:
+            if not self._take(job, wait=self.request.wait):
+                raise LockedError(f"{job.place} is in use by another worker; start again without --no-wait to wait")
+
+    def _take(self, spooled: SpooledJob, *, wait: bool) -> bool:
+        """Answers a job, unless something ended the work; False where another worker is at it."""
+        if self.ending.reason is not None:
+            return True
+        with ExitStack() as stack:
+            try:
+                with self.interrupts.waiting():
+                    locked = spooled.locked(self.name, wait=wait, notify=self.display.note)
+                    is_lost = stack.enter_context(locked)
+            except LockedError:
+                return False
+            if spooled.is_open:
+                self._answer(spooled, is_lost)
+            elif not Place(spooled.completions).entries():
+                # The run has taken all of it meanwhile, and the lock has made the folder anew
+                spooled.place.remove()
+        return True
+
+    def _answer(self, spooled: SpooledJob, is_lost: Callable[[], bool]) -> None:
+        """Answers what is left of a job; what that used is written as often as completions are."""
+        job = with_given(spooled.read(), self.request.given)
+        job = replace(job, spent=sum(self.used.values(), Usage()))
+        noted = monotonic()
+
+        def stopped() -> str | None:
+            return "interrupted" if self.interrupts.requested or is_lost() else None
+
+        def show(event: Mapping[str, Any]) -> None:
+            nonlocal noted
+            if event["event"] == "progress":
+                self.display.show(event)
+                if monotonic() - noted >= job.settings.flush:
+                    noted = monotonic()
+                    spooled.note_usage(self.name, Usage(**event["usage"]))
+
+        self.display.start(job.stage.name)
+        try:
+            Place(job.directory).make_folder()
+            answered = answered_ids(
+                job.requests, job.directory, self.display.note, retry_failed=self.request.retry_failed
+            )
+            outcome = Answering(job, stopped, show, idle=self._idle, answered=answered).run()
+        except (RayError, RuntimeError, OSError) as error:
+            raise SpoolError(f"{spooled.place} could not be answered: {explain(error)}") from error
+        finally:
+            self.display.end()
+        if is_lost():
+            raise SpoolError(f"another worker took over {spooled.place} while this one stood still; start again")
+        spooled.note_usage(self.name, outcome.usage)
+        self._end(job, outcome)
+        if outcome.reason is None:
+            spooled.close()
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        """Counts what a job used, and takes how it ended."""
+        stage, section = job.stage.name, job.settings.section
+        self.used[stage] = self.used.get(stage, Usage()) + outcome.usage
+        error = outcome.error
+        if outcome.reason == "refused":
+            endpoint = getattr(self.request.given, section).model_copy(update={"api_key_env": job.settings.api_key_env})
+            error = explain_refusal(str(error), endpoint, section)
+        calls = sum(usage.calls for usage in self.used.values())
+        self.ending = Ending(outcome.reason, error, calls, outcome.lost)
 
 
-def _answer(job: Job, stopped: Callable[[], str | None], confirmed: Callable[[], bool], **options: Any) -> Outcome:
-    try:
-        Place(job.directory).make_folder()
-        outcome = Answering(job, stopped, _tell, confirmed, **options).run()
-    except (RayError, RuntimeError, OSError) as error:
-        _tell({"event": "broken", "error": redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")})
-        raise
-    _tell({"event": "done", "stage": job.stage.name, "total": outcome.tally.taken, **asdict(outcome)})
-    return outcome
-
-
-def _serve(ray_address: str | None) -> int:
-    control = _open_control(ray_address, serving=True)
-    idle: list[Any] = []
-    for job in control.jobs():
-        _answer(job, control.reason, control.confirmed, idle=idle)
-    return 0
-
-
-def _answer_alone(given: argparse.Namespace) -> int:
-    """Answers one job as a run would: as the one spender of its folder, and without what is settled there."""
-    with open(given.settings, encoding="utf-8") as file:
-        plain = json.load(file)
-    job = job_from_json({**plain, "requests": given.requests, "directory": given.store})
-    # Before signals are taken over, so that one ends the waiting for another run.
-    with hold_folder(job.directory, job.run, wait=not given.no_wait) as lost:
-        settled = settled_ids(job.requests, job.directory, retry_failed=given.retry_failed)
-        control = _open_control(given.ray_address, serving=False)
-        outcome = _answer(
-            job, lambda: control.reason() or ("interrupted" if lost() else None), control.confirmed, settled=settled
-        )
-    return 0 if outcome.outcome == "finished" else 1
-
-
-def _open_control(ray_address: str | None, *, serving: bool) -> Control:
-    control = Control(serving)
-    start_ray(ray_address)
-    control.take_signals()
-    _tell({"event": "ready"})
-    return control
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Answers one job, or one after the other with `--serve`. 0 where all of it was answered."""
-    parser = argparse.ArgumentParser(prog="python -m untold.jobs.answer", description="Answers requests by Ray actors.")
-    parser.add_argument("--requests", help="folder of requests files (Parquet)")
-    parser.add_argument("--store", help="folder of this stage's completions; what it holds is not asked again")
-    parser.add_argument("--settings", help="JSON file of a job: run, stage, settings, actors")
-    parser.add_argument("--ray-address", help="the Ray cluster; without it one is started on this machine")
-    parser.add_argument("--no-wait", action="store_true", help="end where another run asks for this folder")
-    parser.add_argument("--retry-failed", action="store_true", help="ask again what failed for a lasting reason")
-    parser.add_argument("--serve", action="store_true", help="read one job a line from standard input")
-    given = parser.parse_args(arguments)
-    if given.serve:
-        return _serve(given.ray_address)
-    if not (given.requests and given.store and given.settings):
-        parser.error("give --requests, --store and --settings, or --serve")
-    try:
-        return _answer_alone(given)
-    except LockedError as error:
-        print(f"untold: {error}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def show_answered(outcome: AnswerOutcome) -> None:
+    """Prints what each stage used, and what comes next."""
+    if not outcome.stages:
+        print("Nothing to answer")
+        return
+    rows = [
+        [
+            stage,
+            *(f"{count:,}" for count in (used.done - used.failed, used.failed, used.calls, used.tokens)),
+            "" if used.cost is None else f"{used.cost:.4f}",
+        ]
+        for stage, used in outcome.stages.items()
+    ]
+    print_lines(table(["stage", "answered", "failed", "calls", "tokens", "cost"], rows, page_of(sys.stdout), names=1))
+    if not outcome.left:
+        print("next: start the run again that left these requests")

@@ -46,8 +46,7 @@ from untold.jobs.score import ScoreRequest, score
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
-from untold.udfs.errors import UserError
-from untold.udfs.llm.calls import CallSettings
+from untold.udfs.errors import UserError, require
 from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
 
@@ -90,18 +89,31 @@ class Run(results.Run):
         self.dataset(name)
         return active_session().read.option("mergeSchema", "true").parquet((self.place / name).spark)
 
-    def compare(self, *others: results.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> dict[str, pa.Table]:
+    def compare(
+        self,
+        *others: results.Run,
+        metrics: Sequence[str] | None = None,
+        seed: int = 0,
+        undefined: str = "mean",
+    ) -> dict[str, pa.Table]:
         """Systems ranked and tested against each other, over this run and others, by Spark as `spark` uses it.
+
+        undefined: `mean`, or `zero`, which counts samples that state nothing as 0 where there was something to state.
 
         Returns:
             `systems`, best first within a metric, and `comparisons`, a row two systems (docs/contract.md, "Tables").
         """
         outputs = [self.directory, *(run.directory for run in others)]
-        found = compare(active_session(), outputs, metrics=metrics, seed=seed)
+        found = compare(active_session(), outputs, metrics=metrics, seed=seed, undefined=undefined)
         return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
 
     def plot(self) -> Figure:
-        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure."""
+        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.
+
+        Raises:
+            UntoldError: Matplotlib is not installed.
+        """
+        require("Run.plot", "study", "matplotlib", "networkx")
         from untold.jobs.plots import plot_means
 
         return plot_means(self.summary().to_pylist())
@@ -201,7 +213,7 @@ class Session:
                 None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
 
         Returns:
-            The run. Its `status` is `finished`, or says why it ended early: `budget` or `outage`.
+            The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage` or `spooled`.
 
         Raises:
             UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.
@@ -361,11 +373,9 @@ class _Told(Display):
     def start(self, stage: str) -> None:
         self._tell({"stage": stage, "done": 0})
 
-    def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
-        tally = event["tally"]
-        cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], tally["calls"])
-        counted = {name: tally[name] for name in ("done", "calls", "failed")}
-        self._tell({"stage": event["stage"], "total": event["total"], **counted, "cost": cost})
+    def show(self, event: Mapping[str, Any]) -> None:
+        counted = {name: event["usage"][name] for name in ("done", "calls", "failed", "cost")}
+        self._tell({"stage": event["stage"], "total": event["total"], **counted})
 
     def end(self) -> None:
         """A stage's last event was told."""

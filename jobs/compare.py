@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.summary.aggregate import MAX_DISTINCT, collect_counts, interval_text, summarise
+from untold.jobs.summary.aggregate import MAX_DISTINCT, collect_counts, interval_text, score_or_zero, summarise
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError
 from untold.udfs.hints import did_you_mean, near_misses
@@ -26,7 +26,12 @@ from untold.udfs.statistics.permutation import adjust_p_values, clustered_permut
 # Of an adjusted p-value: pairs below it are printed, all with --all
 CHANCE = 0.05
 PAIR_HEADS = ("metric", "first", "second", "n", "diff.", "p", "p adj.")
-SYSTEM_COLUMNS = ("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high")
+SYSTEM_COLUMNS = (
+    *("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"),
+    *("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero"),
+)
+# What an undefined score of a sample with something to state is in the ranking: nothing, or 0
+UNDEFINED = {"mean": "mean", "zero": "mean_zero"}
 # Decimals of a difference: beyond them it depends on the order in which a mean was summed
 # (a double has almost 16, and sums of up to thousands of scores lose some)
 DECIMALS = 12
@@ -46,11 +51,14 @@ def compare(
     notify: Callable[[str], None] = lambda _: None,
     max_distinct: int = MAX_DISTINCT,
     cluster: bool = False,
+    undefined: str = "mean",
 ) -> dict[str, Rows]:
     """`systems` and `comparisons` of outputs of `untold score`, over `metrics` or all that they have.
 
-    `systems`, best first within a metric: metric, system, n, scored, undefined, failed, mean, ci_low, ci_high, as in
-    the table `summary`. Samples without a system are of one that is named after their output.
+    `systems`, best first within a metric: `SYSTEM_COLUMNS`, as in the table `summary`. Samples without a system are of
+    one that is named after their output. `undefined` names what they are ranked by, a key of `UNDEFINED`: with `zero`,
+    intervals and comparisons too are of scores where an undefined one counts as 0 if there was something to state.
+    `notify` says where systems differ in their answer rates by more than chance.
 
     `comparisons`, a row two systems of a metric, the better one first: metric, first, second, n (questions that both
     have a score for), difference of the means over these, p_value, p_adjusted (Benjamini-Hochberg within the metric);
@@ -61,6 +69,8 @@ def compare(
     multiples of 1 / `untold.jobs.summary.aggregate.GRID`. Raises CompareError for outputs that cannot be compared,
     UnreadableRunError for what is no output. Methods, sections 7 and 8.
     """
+    if undefined not in UNDEFINED:
+        raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
     runs = [_open(output) for output in _distinct(outputs)]
     wanted = _wanted_metrics(runs, metrics)
     for difference in _differences(runs):
@@ -69,8 +79,13 @@ def compare(
     scores = _read_scores(spark, runs, wanted).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         _check_once(scores, runs)
-        systems = rank(summarise(scores, seed=seed, max_distinct=max_distinct))
-        _check_scored(systems, outputs)
+        zero = undefined == "zero"
+        systems = rank(summarise(scores, seed=seed, max_distinct=max_distinct, zero=zero), UNDEFINED[undefined])
+        _check_scored(systems, outputs, UNDEFINED[undefined])
+        for line in _unequal_answers(scores, systems, seed, cluster=cluster):
+            notify(line)
+        if zero:
+            scores = scores.withColumn("score", score_or_zero())
         if cluster:
             systems = with_clustered_intervals(systems, scores, seed)
         elif repeated := count_repeated_queries(scores):
@@ -184,9 +199,9 @@ def _check_once(scores: DataFrame, runs: Sequence[Run]) -> None:
         )
 
 
-def _check_scored(systems: Rows, outputs: Sequence[str]) -> None:
-    """Raises CompareError where no system has a mean."""
-    if all(row["mean"] is None for row in systems):
+def _check_scored(systems: Rows, outputs: Sequence[str], by: str) -> None:
+    """Raises CompareError where no system has the mean of that column."""
+    if all(row[by] is None for row in systems):
         failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))
         raise CompareError(
             f"nothing to compare: no sample of {', '.join(outputs)} has a score ({failed:,} failed, {undefined:,} "
@@ -194,13 +209,43 @@ def _check_scored(systems: Rows, outputs: Sequence[str]) -> None:
         )
 
 
-def rank(summary: Iterable[Mapping[str, Any]]) -> Rows:
+def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
     """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`.
 
-    Equal means stand in the order of names.
+    by: the column of the mean. Equal means stand in the order of names.
     """
     rows = [{name: row[name] for name in SYSTEM_COLUMNS} for row in summary if row["level"] == "system"]
-    return sorted(rows, key=lambda row: (row["metric"], row["mean"] is None, -(row["mean"] or 0.0), row["system"]))
+    return sorted(rows, key=lambda row: (row["metric"], row[by] is None, -(row[by] or 0.0), row["system"]))
+
+
+def _unequal_answers(scores: DataFrame, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
+    """A line for each metric whose systems differ in their answer rates by more than chance (methods, section 7).
+
+    The pair with the largest difference is named. Nothing is counted where every system answers all.
+    """
+    answering = [row for row in systems if row["answer_rate"] is not None]
+    silent = sorted({row["metric"] for row in answering if row["answer_rate"] < 1})
+    if not silent:
+        return
+    # 1 where there is a score, 0 where there could be one
+    answered = F.when(score_or_zero().isNotNull(), F.col("score").isNotNull().cast("double"))
+    marked = scores.where(F.col("metric").isin(silent)).withColumn("score", answered)
+    pairs = compare_pairs(marked, [row for row in answering if row["metric"] in silent], seed, cluster=cluster)
+    rates = {(row["metric"], row["system"]): row["answer_rate"] for row in answering}
+    for metric in silent:
+        own = [row for row in pairs if row["metric"] == metric and _is_unlikely(row)]
+        if own:
+            pair = max(own, key=lambda row: abs(row["difference"]))
+            low, high = sorted((pair["first"], pair["second"]), key=lambda name: rates[metric, name])
+            yield (
+                f"{metric}: answer rates differ by more than chance ({low} {rates[metric, low]:.2f}, {high} "
+                f"{rates[metric, high]:.2f}); --undefined zero counts what was not answered as 0"
+            )
+
+
+def _is_unlikely(pair: Mapping[str, Any]) -> bool:
+    """Whether two systems differ by more than chance."""
+    return pair["p_adjusted"] is not None and pair["p_adjusted"] < CHANCE
 
 
 def count_repeated_queries(scores: DataFrame) -> int:
@@ -312,20 +357,22 @@ def _compare_pair(metric: str, first: str, second: str, counts: Pairs, seed: int
 
 
 def comparison_lines(
-    found: Mapping[str, Rows], page: Page, *, every: bool = False, clustered: bool = False
+    found: Mapping[str, Rows], page: Page, *, every: bool = False, clustered: bool = False, undefined: str = "mean"
 ) -> Iterator[str]:
     """The ranking as lines, then the pairs that differ by more than chance (p adjusted below `CHANCE`), or all."""
-    heads = ["metric", "system", "n", "scored", "mean", "95 % interval"]
+    by = UNDEFINED[undefined]
+    heads = ["metric", "system", "n", "scored", "answered", by.replace("_", ", "), "95 % interval"]
     ranked = [
         [
-            *(row["metric"], row["system"], f"{row['n']:,}", f"{row['scored']:,}", _number(row["mean"], ".3f")),
-            interval_text(row, clustered=clustered),
+            *(row["metric"], row["system"], f"{row['n']:,}", f"{row['scored']:,}"),
+            *(_number(row["answer_rate"], ".2f"), _number(row[by], ".3f")),
+            interval_text(row if by == "mean" else _with_zeros(row), clustered=clustered),
         ]
         for row in found["systems"]
     ]
     yield from table(heads, ranked, page, names=2, texts=1)
     pairs = found["comparisons"]
-    shown = [row for row in pairs if every or (row["p_adjusted"] is not None and row["p_adjusted"] < CHANCE)]
+    shown = [row for row in pairs if every or _is_unlikely(row)]
     if shown:
         systems = [row["system"] for row in found["systems"]]
         yield from ("", *table(PAIR_HEADS, [_pair_cells(row) for row in shown], page, names=3, among=systems))
@@ -333,6 +380,11 @@ def comparison_lines(
         told = amount(hidden, "pair does not differ", "pairs do not differ")
         told += f" by more than chance (p adj. < {CHANCE}); --all or --json shows {'it' if hidden == 1 else 'them'}"
         yield from ("", *wrapped(told, page))
+
+
+def _with_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the number of values that its mean with zeros is of."""
+    return {**row, "scored": row["scored"] + row["undefined"]}
 
 
 def _pair_cells(row: Mapping[str, Any]) -> list[str]:

@@ -22,9 +22,9 @@ from uuid import uuid4
 import pyarrow as pa
 
 from untold.jobs.asking import local_model
+from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.asking.endpoint import clear_text_warning
 from untold.jobs.asking.prompts import checked_template
-from untold.jobs.asking.trying import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.run.session import JavaError, check_java, open_session
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines, open_engines
-from untold.jobs.asking.lost import has_failed, is_unasked
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.drawing import Draw, shown_draw
@@ -180,7 +180,7 @@ def _generate(run: _Generating) -> GenerateOutcome:
         return GenerateOutcome(code, output.earlier["systems"], unchanged=True)
     _begin(run, found, content)
     # It takes as long to start as Spark takes to prepare what it will be asked
-    run.engines.process.open()
+    run.engines.prepare()
     workspace = output.workspace(run.engines.spark)
     questions = workspace.keep(found.samples, "questions")
     invalid = workspace.keep(found.invalid, "invalid")
@@ -243,10 +243,11 @@ def _runner(run: _Generating, system: _System, before: StageRunner | None) -> St
         run.output.workspace(run.engines.spark).within(f"system-{run.systems.index(system)}"),
         store_of(run.request.settings, run.request.output),
         answered_before=_has_answered(system.name, run.output.manifest["starts"]),
+        earlier=run.output.spooled_runs,
     )
     if before is not None:
         # A budget holds for all systems together, and a run that ended asks no further system
-        runner.ended, runner.error, runner.spent = before.ended, before.error, before.spent
+        runner.follow(before)
     return runner
 
 

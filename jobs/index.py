@@ -108,7 +108,7 @@ def _index(request: IndexRequest, output: Output, asking: VectorEngines) -> Inde
         code = Ending().exit_code(counts["statuses"], settings.fail_on_error)
         return IndexOutcome(code, before, counts, unchanged=True)
     _begin(request, output, corpus, before, content)
-    runner = asking.runner(steps, store_of(settings, request.output))
+    runner = asking.runner(steps, store_of(settings, request.output), output.spooled_runs)
     maker = Maker(steps, output.place, settings.index, digest, runner.ask, cache_of(settings))
     made = _make(maker, documents, corpus, before)
     asking.engines.process.leave()

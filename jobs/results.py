@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, require
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place, PlaceError
 
@@ -134,10 +134,9 @@ class Run:
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
         """A database in memory whose views are the tables."""
-        try:
-            import duckdb
-        except ModuleNotFoundError as error:
-            raise UnreadableRunError("SQL needs DuckDB: pip install 'untold[notebook]'") from error
+        require("SQL", "notebook", "duckdb")
+        import duckdb
+
         database = duckdb.connect()
         for name in self.tables:
             database.register(name, self.dataset(name))

@@ -205,6 +205,7 @@ def _score(run: _Scoring) -> ScoreOutcome:
         workspace,
         request.store,
         answered_before=output.has_answered,
+        earlier=output.spooled_runs,
     )
     tables = _score_metrics(run, runner, written.samples, found.invalid, catalog)
     run.engines.process.leave()
@@ -389,7 +390,8 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> ScoreOutcome:
     summary = aggregate.summarise(written["scores"], seed=seed)
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     measures = written.get("measures")
-    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], seed=seed)
+    zeroed = {metric.name: metric.zeroed for metric in run.metrics}
+    found = [] if measures is None else aggregate.summarise_measures(measures, written["scores"], zeroed, seed=seed)
     if measures is not None:
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, written["scores"])]

@@ -94,6 +94,8 @@ def _search_one(
     """The hits of one query; unless the setting `store` says where, nothing of it is kept."""
     settings = request.settings
     _check_local(settings.spark.master)
+    if stages and settings.embeddings.base_url is not None and settings.llm.answering == "spool":
+        raise SearchError("--query needs llm.answering=here; with a spool use --queries and --output")
     with (
         tempfile.TemporaryDirectory(prefix="untold-search-") as folder,
         open_vector_engines(
@@ -160,7 +162,7 @@ def _write_hits(request: SearchRequest, catalog: Catalog, output: Output, asking
     for line in (*found.notes, *found.first_invalid):
         asking.engines.display.note(line)
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
-    runner = asking.runner(steps, store_of(request.settings, output.place))
+    runner = asking.runner(steps, store_of(request.settings, output.place), output.spooled_runs)
     hits, lost = _hits(request, catalog, steps, runner, asked)
     asking.engines.process.leave()
     return _finish(request, output, runner, hits, steps.keep(_failures(lost, invalid), "failures"))

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.graph.drawing import FORMATS, draw_graph
 from untold.graph.views import (
     DRAWN_RELATIONS,
+    FORMATS,
     Graph,
     claims_graph,
     condensed_graph,
@@ -79,6 +79,9 @@ def show(request: ShowRequest) -> list[str]:
 
 def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
     """Writes the picture of a sample and says where it is; empty where there is nothing to draw."""
+    # Here, as texts are shown without the libraries of pictures
+    from untold.graph.drawing import draw_graph
+
     graph = make_graph(shown, raw=raw)
     if not graph:
         _print(["no picture: there is nothing to draw"])

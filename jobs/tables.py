@@ -200,6 +200,10 @@ SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, over scored and failed
         ("mean_high", pa.float64()),
+        ("answer_rate", pa.float64()),  # of samples with something to state, those with a score
+        ("answer_ci_low", pa.float64()),  # 95 % Wilson
+        ("answer_ci_high", pa.float64()),
+        ("mean_zero", pa.float64()),  # mean where the others of these count as 0
     ]
 )
 # A measure over all samples of a metric, or over those of one system
@@ -216,6 +220,13 @@ MEASURES_SUMMARY = pa.schema(
         ("ci_high", pa.float64()),
         ("mean_low", pa.float64()),  # means of the bounds, where there are any
         ("mean_high", pa.float64()),
+        ("answer_rate", pa.float64()),  # of samples with something to state, those with a value
+        ("answer_ci_low", pa.float64()),  # 95 % Wilson
+        ("answer_ci_high", pa.float64()),
+        (
+            "mean_zero",
+            pa.float64(),
+        ),  # mean where the others of these count as 0; null where 0 is not the worst
     ]
 )
 # ICAT of a system, or of all samples, under one beta

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -34,7 +36,7 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.job", "untold.jobs.asking.local_ray")
+WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.answering")
 
 
 def modules() -> dict[str, Path]:
@@ -63,13 +65,21 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
                 yield full if full in MODULES else str(node.module)
 
 
-def edges() -> Iterator[tuple[str, str]]:
+class AtRunTime(ast.NodeTransformer):
+    """Leaves out what is imported for types alone."""
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
+
+
+def edges(*, for_types: bool) -> Iterator[tuple[str, str]]:
     for name, file in MODULES.items():
-        for imported in imports_of(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for imported in imports_of(tree if for_types else AtRunTime().visit(tree)):
             yield name, imported
 
 
-EDGES = sorted(set(edges()))
+EDGES = sorted(set(edges(for_types=True)))
 OURS = [(name, imported) for name, imported in EDGES if imported in MODULES]
 
 
@@ -128,7 +138,7 @@ def is_import(node: ast.stmt) -> bool:
 
 
 def test_actors_import_no_spark() -> None:
-    graph = nx.DiGraph(EDGES)
+    graph = nx.DiGraph(edges(for_types=False))
     for name in MODULES:
         if within(name, WITHOUT_SPARK) and name in graph:
             reached = {name, *nx.descendants(graph, name)}
@@ -137,3 +147,33 @@ def test_actors_import_no_spark() -> None:
             parents = (parents & set(graph)) - {"untold"}
             reached |= {more for one in parents for more in nx.descendants(graph, one)}
             assert [one for one in reached if within(one, "pyspark")] == [], name
+
+
+# Libraries of extras, and what is started without them
+EXTRAS = ("duckdb", "matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
+BASE = (
+    "api",
+    "answer",
+    "compare",
+    "condense",
+    "demo",
+    "doctor",
+    "generate",
+    "index",
+    "plan",
+    "score",
+    "search",
+    "show",
+)
+
+
+def test_a_base_install_imports_what_it_runs() -> None:
+    names = [f"untold.jobs.{name}" for name in (*BASE, "cli")] + [
+        name
+        for name in MODULES
+        if within(name, ("untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages"))
+    ]
+    # None marks a module as not installed
+    program = f"import sys, importlib; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
+    program += f"for name in {names}: importlib.import_module(name)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -22,6 +22,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.jobs.metrics.test_toy_metric import ENTRY_POINTS, TEMPLATE, TOY
 from tests.runs.cluster import SHARED_RAY, SharedCluster
+from tests.runs.harness import write_foreign_modules
 from tests.runs.here import RunHere
 from tests.test_notebooks import execute
 from untold.jobs.cli.commands import COMMANDS
@@ -42,7 +43,7 @@ RUN_ELSEWHERE = {
     "pip install -e '.[test]' && pytest": ".ci/run",
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
     "untold sweep grounded": "tests/jobs/test_sweep.py",
-    "python -m untold.jobs.answer --requests P --store S --settings F": "tests/jobs/test_answer.py",
+    "untold answer /shared/spool --ray-address ray://ray-head:10001": "tests/runs/test_spool.py",
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
 }
 # The same jobs as others, under other settings
@@ -116,9 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in {**shown, **UNSHOWN, **night}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    for name in ("jobs/__init__.py", "udfs/__init__.py", "graph/__init__.py", "conf/__init__.py", "json.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("raise ImportError('a module of the user was imported')\n", encoding="utf-8")
+    write_foreign_modules(folder)
     (folder / "verdicts").mkdir()
     pq.write_table(pa.Table.from_pylist(VERDICTS), folder / "verdicts" / "part-0.parquet")
     (folder / "conf" / "demo").mkdir()

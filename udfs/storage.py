@@ -193,6 +193,11 @@ class Place:
         (system, path), (to_system, to_path) = self.arrow, target.arrow
         fs.copy_files(path, to_path, source_filesystem=system, destination_filesystem=to_system)
 
+    def copy_whole(self, target: Place) -> None:
+        """Copies a file to a place that may be in another file system, where readers see all of it or nothing."""
+        with self.open() as source:
+            target.write_whole(lambda file: shutil.copyfileobj(source, file))
+
     def _make_parent(self) -> None:
         if self.local is not None:
             Place(os.path.dirname(self.local) or ".").make_folder()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import fields, replace
+from typing import Any, Literal
 
+from pydantic import BaseModel
+
+from untold.jobs.asking.job import Job
 from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
@@ -12,6 +16,14 @@ from untold.udfs.storage import Place
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
+
+# Fields of `CallSettings` by the names that they have in `llm.*`
+_TIMES = {
+    "timeout": "timeout_seconds",
+    "deadline": "deadline_seconds",
+    "flush": "flush_seconds",
+    "max_attempts": "max_attempts",
+}
 
 Section = Literal["llm", "embeddings", "search"]
 
@@ -51,6 +63,34 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         batch=settings.embeddings.batch if section == "embeddings" else 1,
         section=section,
     )
+
+
+def with_given(job: Job, given: Settings) -> Job:
+    """A job under settings that are given beside it: address, key, times, limits, budget and actors.
+
+    Only what was set counts (`load_given`). The key of the job's address goes to no other address.
+    """
+    section, llm = getattr(given, job.settings.section), given.llm
+    named = llm.model_fields_set
+    changed: dict[str, Any] = {
+        "limits": _with_set(job.settings.limits, section),
+        "budget": _with_set(job.settings.budget, given.budget),
+    }
+    changed |= {own: getattr(llm, name) for own, name in _TIMES.items() if name in named}
+    if "outage_minutes" in named:
+        changed["outage"] = llm.outage_minutes * 60
+    if "base_url" in section.model_fields_set and section.base_url not in (None, job.settings.base_url):
+        changed |= {"base_url": section.base_url, "api_key_env": None}
+    if "api_key_env" in section.model_fields_set:
+        changed["api_key_env"] = section.api_key_env
+    actors = llm.actors if "actors" in named and llm.actors else job.actors
+    return replace(job, settings=replace(job.settings, **changed), actors=actors)
+
+
+def _with_set(value: Any, section: BaseModel) -> Any:
+    """Limits or a budget, with what a section of the settings sets of it."""
+    known = {item.name for item in fields(value)} & section.model_fields_set
+    return replace(value, **{name: getattr(section, name) for name in known})
 
 
 def limits_of(settings: Settings, api: str) -> Limits:

@@ -6,10 +6,7 @@ stays for a week. Imports no pyspark.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import PurePosixPath
 from time import time
 from uuid import uuid4
 
@@ -19,7 +16,6 @@ from untold.jobs.asking.snapshots import (
     LiveFile,
     ReplacedFile,
     Snapshot,
-    is_segment,
     list_folder,
     write_snapshot,
 )
@@ -38,8 +34,6 @@ SMALL = 0.5
 KEEP_SECONDS = 7 * 24 * 3600
 # A file that is still written is younger.
 LEFTOVER_SECONDS = 3600
-# What the version before snapshots noted of a compaction.
-NOTE = "_compacted-"
 
 
 def run_merges(merges: Sequence[Merge]) -> list[Described]:
@@ -63,15 +57,14 @@ def compact_folder(
     listing = list_folder(folder)
     for entry in _leftovers(folder, listing, clock()):
         entry.place.remove()
-    noted, notes = _read_notes(folder, listing)
-    live = sorted(set(listing.live()) - {file.name for file in noted})
+    live = listing.live()
     small = _small(listing, live, file_bytes)
     merges = plan_merges(folder, listing, small, file_bytes) if len(small) >= COMPACT_FROM_FILES else []
     lost = set(listing.named) - set(listing.files)
-    if merges or notes or lost:
+    if merges or lost:
         before = listing.snapshot or _first_snapshot(folder, listing)
         made = run(merges)
-        known = [file for file in (*listing.replaced, *noted) if file.name in listing.files]
+        known = [file for file in listing.replaced if file.name in listing.files]
         replaced = [ReplacedFile(name=n, at=clock(), into=(m.target,)) for m in merges for n in m.names]
         gone = {file.name for file in replaced}
         kept = [_describe(folder, listing, name) for name in live if name not in gone]
@@ -79,9 +72,6 @@ def compact_folder(
         still = [file for file in known if file.name not in {*gone, *live}]
         # The merged files are whole by now: only from this line on do they count, and what they replace does not
         write_snapshot(folder, Snapshot(number=before.number + 1, files=tuple(files), replaced=(*still, *replaced)))
-        # After the snapshot, which says the same: killed between the two lines, the next compaction reads them again
-        for name in notes:
-            (Place(folder) / name).remove()
     _remove_replaced(folder, clock())
 
 
@@ -174,47 +164,3 @@ def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[Entry]:
         is_aside = name.startswith((".", "_probe-", "_compact-")) and age > LEFTOVER_SECONDS
         if ((is_merged or name.startswith(merging[1])) and age >= young) or is_aside:
             yield entry
-
-
-def _read_notes(folder: str, listing: Listing) -> tuple[list[ReplacedFile], list[str]]:
-    """What the notes of the version before say was replaced, and the names of these notes.
-
-    A note counts where it speaks of files of this folder alone, and what it calls merged is there and has all the rows.
-    """
-    replaced: dict[str, ReplacedFile] = {}
-    notes = []
-    for entry in Place(folder).entries():
-        if entry.name.startswith(NOTE):
-            # Whatever else lies there under that name is no reason to end a run
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                replaced |= {file.name: file for file in _read_note(folder, listing, entry.place)}
-                notes.append(entry.name)
-    return list(replaced.values()), notes
-
-
-def _read_note(folder: str, listing: Listing, place: Place) -> list[ReplacedFile]:
-    """What one note says was replaced and is still there; nothing where all of that is gone.
-
-    Raises ValueError where its merged files are not there or hold fewer rows than what they are said to replace,
-    KeyError or TypeError where it is no note of ours.
-    """
-    note = json.loads(place.read_bytes())
-    into = tuple(_bare_name(folder, name) for name in note["files"])
-    segments = [_bare_name(folder, name) for name in note["segments"]]
-    left = [name for name in segments if name in listing.files]
-    if not left:
-        return []
-    if not set(into) <= set(listing.files) or set(into) & set(segments):
-        raise ValueError(f"{place} names files that are not there")
-    rows_into, rows_left = (count_rows(Place(folder) / name for name in names) for names in (into, left))
-    if None in rows_into or sum(filter(None, rows_into)) < sum(filter(None, rows_left)):
-        raise ValueError(f"{place} names files that do not hold all rows")
-    return [ReplacedFile(name=name, at=float(note["at"]), into=into) for name in left]
-
-
-def _bare_name(folder: str, path: str) -> str:
-    """The name of a file that an old note names by its path. Raises ValueError for one of another folder."""
-    parts = PurePosixPath(path)
-    if parts.parent.name != Place(folder).name or ".." in parts.parts or not is_segment(parts.name):
-        raise ValueError(f"{path} is no file of {folder}")
-    return parts.name

@@ -14,18 +14,17 @@ from untold.jobs.asking.job import Job, job_from_json
 class Control:
     """What may end this process: a signal, a `stop` line on standard input, or the end of standard input.
 
-    The first reason stays: `interrupted`, or `orphaned` where standard input ended, so that nobody waits for an
-    outcome. With `serving`, lines of standard input are read by a thread: `stop`, `go`, or a job as JSON.
+    A thread reads the lines of standard input: `stop`, `go`, or a job as JSON. The first reason stays: `interrupted`,
+    or `orphaned` where standard input ended, so that nobody waits for an outcome.
     """
 
-    def __init__(self, serving: bool) -> None:
+    def __init__(self) -> None:
         self._reason: str | None = None
         self._lines: list[str] = []
         self._go = False
         self._news = threading.Condition()
         self.take_signals()
-        if serving:
-            threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def take_signals(self) -> None:
         """SIGINT and SIGTERM end the asking in order; Ray takes them over when it starts."""

@@ -11,7 +11,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.asking import store
-from untold.jobs.asking.requests import Requests, result_schema, without_requests
+from untold.jobs.asking.requests import Requests
+from untold.jobs.asking.results import result_schema, without_requests
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens

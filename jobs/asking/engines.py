@@ -20,6 +20,7 @@ class Engines:
     """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store.
 
     `retry_failed`: whether what failed for a lasting reason is asked again (docs/contract.md, "Runs, outputs, stores").
+    `answers`: whether this start has requests answered by its own process.
     """
 
     spark: SparkSession
@@ -29,6 +30,12 @@ class Engines:
     run: str
     wait: bool = True
     retry_failed: bool = False
+    answers: bool = True
+
+    def prepare(self) -> None:
+        """Starts the answering process, unless a spool takes the requests: something is sure to be asked."""
+        if self.answers:
+            self.process.open()
 
 
 @dataclass(frozen=True)
@@ -63,10 +70,11 @@ def open_engines(
         held.process.serve(interrupts)
     try:
         display.status("starting Java and Ray" if asks else "starting Java")
-        if asks:
+        answers = settings.llm.answering == "here"
+        if asks and answers:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark
         with interrupts.installed():
-            yield Engines(spark, display, interrupts, process, run, wait, retry_failed)
+            yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers)
     finally:
         process.close()

@@ -8,8 +8,8 @@ from typing import Any
 
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.limiter import Budget, Limits, Spent
-from untold.udfs.llm.prices import Prices
+from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.usage import Prices, Usage
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,24 @@ class Job:
     stage: Stage
     settings: CallSettings
     actors: int = 1
-    spent: Spent = field(default_factory=Spent)
+    spent: Usage = field(default_factory=Usage)
     answered_before: bool = False
     confirm_probes: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an answering ended: `reason` is None where all was answered, else a reason of `untold.jobs.run.outcome`.
+
+    `error`: of `refused` and `broken`. `models`: the names that answered. `lost`: answers that were paid for and could
+    not be written.
+    """
+
+    reason: str | None = None
+    error: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    models: tuple[str, ...] = ()
+    lost: int = 0
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
@@ -52,7 +67,7 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
     settings["budget"] = Budget(**settings.get("budget", {}))
     settings["prices"] = Prices(**settings.get("prices", {}))
     rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
-    return Job(**{**rest, "spent": Spent(**plain.get("spent", {}))})
+    return Job(**{**rest, "spent": Usage(**plain.get("spent", {}))})
 
 
 def _plain(value: Any) -> Any:

@@ -16,11 +16,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
+
+from filelock import FileLock
 
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
@@ -107,7 +109,7 @@ def assemble(parts: Iterable[Path], target: Path, sha256: str) -> None:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
+        with FileLock(target.with_suffix(".lock")):
             if not target.exists():
                 _concatenate(parts, target, sha256)
     except OSError as error:
@@ -262,14 +264,6 @@ def _concatenate(parts: Iterable[Path], target: Path, sha256: str) -> None:
     finally:
         partial.unlink(missing_ok=True)
     _remember(_record_of(target), {"path": str(target), "stamp": _stamp(target), "sha256": sha256})
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock of the system on a file, which is made where it is not there and stays."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _stamp(path: Path) -> list[int]:

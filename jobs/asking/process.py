@@ -14,10 +14,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from untold.jobs.asking.job import Job, job_to_json
+from untold.jobs.asking.job import Job, Outcome, job_to_json
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.refusals import check_writable
 from untold.udfs.errors import UserError
+from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import python_environment
 
 LOOK_SECONDS = 0.2
@@ -32,7 +33,7 @@ class AnsweringError(UserError):
 
 
 class AnsweringProcess:
-    """Runs `untold.jobs.answer --serve` in a process group of its own, so that Ctrl-C reaches this process only.
+    """Runs `untold.jobs.asking.answering` in a process group of its own, so that Ctrl-C reaches this process only.
 
     It is `ready` once its Ray is. Jobs go in and events come out as JSON, one a line; what the process and its Ray say
     otherwise goes to a log in a folder of its own, which is removed with it and in which nothing lies that could be
@@ -50,9 +51,8 @@ class AnsweringProcess:
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory(prefix="untold-")
         self._log = open(os.path.join(self._folder.name, "answer.log"), "w+", encoding="utf-8")  # noqa: SIM115
-        address = ["--ray-address", ray_address] if ray_address else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "untold.jobs.answer", "--serve", *address],
+            [sys.executable, "-m", "untold.jobs.asking.answering", *filter(None, [ray_address])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -74,11 +74,10 @@ class AnsweringProcess:
         show: Callable[[Mapping[str, Any]], None],
         read_probes: Callable[[list[str]], None],
         lost_lock: Callable[[], bool],
-    ) -> dict[str, Any]:
+    ) -> Outcome:
         """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
 
-        The outcome is the event `done`: `jobs.answer.Outcome` as a mapping, with `total`, the requests that were taken
-        up. `read_probes` raises where what the actors write cannot be read; `lost_lock` says whether another run took
+        `read_probes` raises where what the actors write cannot be read; `lost_lock` says whether another run took
         the folder over. Raises AnsweringError where the process ends, breaks or falls silent, and where the lock was
         lost.
         """
@@ -109,7 +108,9 @@ class AnsweringProcess:
                 if lost_lock():
                     raise AnsweringError(f"another run took over {job.directory} while this one stood still")
                 self.usable = not told
-                return event
+                show(event)
+                named, usage = tuple(event["models"]), Usage(**event["usage"])
+                return Outcome(event["reason"], event["error"], usage, named, event["lost"])
 
     def leave(self) -> None:
         """Tells the process that nothing more comes; it ends by itself."""

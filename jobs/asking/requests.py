@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -14,7 +14,6 @@ from pyspark.sql import types as T
 from untold.jobs.run.session import fields_of, spark_schema
 from untold.udfs.facts.pairs import PAIRS, ask_all, generate_pairs
 from untold.udfs.llm.keys import Stage
-from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import add_request_ids
 
 STRING = T.StringType()
@@ -126,16 +125,3 @@ class Pairs:
             F.get("texts", F.col("source").cast("int")).alias(first),
             F.get("texts", F.col("target").cast("int")).alias(second),
         )
-
-
-def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
-    """The columns of `carry`, request_id, the stage's output, error_type, error: what asking a stage gives."""
-    output = spark_schema(definition_of(stage.name).results)
-    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
-    return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors])
-
-
-def without_requests(identified: DataFrame, schema: T.StructType, carry: Sequence[str]) -> DataFrame:
-    """The rows that have no request, as results: everything but the columns of `carry` is null."""
-    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields[len(carry) :]]
-    return identified.where(F.col("request_id").isNull()).select(*carry, *nulls)

@@ -1,65 +1,42 @@
-"""Runs a stage over a DataFrame: distinct, anti-join, answer, join, parse. Each step is materialised as Parquet."""
+"""Runs a stage over a DataFrame: look up, answer, read. Each step is materialised as Parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
-from untold.jobs.asking import compaction, snapshots, store
-from untold.jobs.asking.calling import call_settings, count_actors, runs_in_tasks, section_of
-from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
+from untold.jobs.asking.answerers import Answerer, ProcessAnswerer, Unanswered
+from untold.jobs.asking.calling import runs_in_tasks, section_of
+from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines
-from untold.jobs.asking.job import Job
+from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.local_model import LocalModelError
-from untold.jobs.asking.process import AnsweringError, AnsweringProcess
-from untold.jobs.asking.prompts import order_of_prompt
-from untold.jobs.asking.requests import Requests, Rows, result_schema, without_requests
-from untold.jobs.asking.store import Reading
-from untold.jobs.asking.tasks import TaskRun
-from untold.jobs.asking.usage import Asked, Usage
+from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.requests import Requests, Rows
+from untold.jobs.asking.results import without_requests
+from untold.jobs.asking.spooling import SpoolAnswerer
+from untold.jobs.asking.stage_store import Found, Results, StageStore
+from untold.jobs.asking.tasks import TaskAnswerer
+from untold.jobs.asking.usage import Account, Asked
 from untold.jobs.run.locks import FolderLock, LockedError
 from untold.jobs.run.outcome import Ending
-from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
-from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings, prices_for
-from untold.jobs.tables import COMPLETIONS
-from untold.udfs.llm.calls import CallSettings, Tally
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.limiter import Spent
-from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
-from untold.udfs.stages.arrow import UNASKED, reading_of
-from untold.udfs.storage import Place
-
-# So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
-UNITS_OF_AN_ACTOR = 4
-# Requests that one task of Spark writes for the actors
-REQUESTS_OF_A_TASK = 10_000
-# An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
-MODELS_NAMED = 100
-FILES_NAMED = 5
-# As `untold.jobs.asking.store.states_of_requests` names them
-STATES = ("ok", "lasting", "passing")
-
-Given = TypeVar("Given")
+from untold.udfs.llm.usage import Usage
 
 
 @dataclass
 class StageRunner:
     """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
 
-    `ended`: None, `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `lost`: answers
-    that could not be written. `store` is where completions are kept, `answered_before` whether an earlier start of the
-    run was answered, `answering` the sections of the settings whose endpoints have answered since.
+    `store` is where completions are kept, `answered_before` whether an earlier start of the run was answered, and
+    `earlier` are starts that this one goes on with (`Output.spooled_runs`). `ended`: a reason of `Ending`, or None.
     """
 
     engines: Engines
@@ -69,26 +46,39 @@ class StageRunner:
     workspace: Workspace
     store: str
     answered_before: bool = False
+    earlier: Collection[str] = ()
     ended: str | None = None
     error: str | None = None
     lost: int = 0
-    spent: Spent = field(default_factory=Spent)
-    counted: Usage = field(default_factory=Usage)
-    models: set[str | None] = field(default_factory=set)
-    answering: set[str] = field(default_factory=set)
-    damaged_files: int = 0
-    missing_files: set[str] = field(default_factory=set)
-    warned_of_ratings: bool = False
+    account: Account = field(default_factory=Account)
+    _stores: dict[str, StageStore] = field(default_factory=dict)
+    _warned_of_ratings: bool = False
 
     @property
     def usage(self) -> list[dict[str, Any]]:
         """The rows of the table `usage` so far, one a stage."""
-        return self.counted.rows
+        return self.account.rows
+
+    @property
+    def models(self) -> set[str | None]:
+        """The names of the models that answered, now or before."""
+        return self.account.models
+
+    @property
+    def damaged_files(self) -> int:
+        """How many files of the store were moved aside."""
+        return sum(one.damaged for one in self._stores.values())
 
     @property
     def ending(self) -> Ending:
         """Why it stopped asking, if it did."""
-        return Ending(self.ended, self.error, self.spent.calls, self.lost)
+        return Ending(self.ended, self.error, self.account.spent.calls, self.lost, self._spool.spool.path)
+
+    def follow(self, before: StageRunner) -> None:
+        """Goes on behind another runner of the start: with one budget, and not at all where that ended for good."""
+        self.account.spent = before.account.spent
+        if before.ended != "spooled":
+            self.ended, self.error = before.ended, before.error
 
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
@@ -104,78 +94,53 @@ class StageRunner:
         display.status(f"{display.course.describe(name)}: looking up stored answers")
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
-        asking = _Asking(stage, store.stage_folder(self.store, stage), requests, identified)
-        results = self._ask(asking)
-        used = (asking.tally[kind] for kind in ("prompt_tokens", "completion_tokens", "calls"))
-        cost = prices_for(self.settings, name).cost(*used)
-        self.counted.add(Asked(stage, results, asking.reused or 0, asking.tally, asking.seconds, cost))
+        asking = _Asking(stage, self._store_of(stage), requests, identified)
+        results = self._ask(asking).rows
+        usage = prices_for(self.settings, name).priced(asking.usage)
+        self.account.add(Asked(stage, results, asking.reused or 0, usage))
         if requests.all_asked:
             return results
         return results.unionByName(without_requests(identified, results.schema, requests.carry))
 
-    def _ask(self, asking: _Asking) -> DataFrame:
+    @property
+    def _spool(self) -> SpoolAnswerer:
+        return SpoolAnswerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
+
+    def _store_of(self, stage: Stage) -> StageStore:
+        """The stage's folder of the store, one object a run: it tells of damage once."""
+        if stage.name not in self._stores:
+            self._stores[stage.name] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
+        return self._stores[stage.name]
+
+    def _answerer_of(self, stage: Stage) -> Answerer:
+        """What answers a stage under the settings."""
+        if runs_in_tasks(stage, self.settings):
+            return TaskAnswerer(self.engines, self.settings, self.workspace)
+        if self._spool.is_used:
+            return self._spool
+        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace)
+
+    def _ask(self, asking: _Asking) -> Results:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way."""
+        with self._ending_early():
+            asking.usage += self._spool.collect(asking.stage, asking.store)
         while True:
-            self._look_up(asking)
-            self._answer_missing(asking)
-            before = self.damaged_files
-            results, counts = self._read_results(asking)
-            if self.damaged_files == before or self.ended:
-                self._check(asking, counts)
+            asking.look_up()
+            with self._ending_early():
+                self._answer_missing(asking)
+            before = asking.store.damaged
+            results = asking.store.read(asking.requests, asking.identified)
+            self.account.note_models(section_of(asking.stage.api), results.models)
+            if asking.store.damaged == before or self.ended:
+                self._check(asking, results)
                 return results
             # A page was damaged that looking up did not read: what was in its file has to be asked again
 
-    def _look_up(self, asking: _Asking) -> None:
-        """What the store has for each request, written down: a frame that is kept would hide what is added later."""
-
-        def look(reading: Reading) -> tuple[int, int]:
-            asking.seen = frozenset(reading.whole.names)
-            ids = asking.asked.select("request_id").distinct()
-            if not reading.whole.uris and asking.requests.all_asked:
-                # Nothing is known, so that nothing has to be counted: rows are at least as many as their requests
-                asking.states = ids.withColumn("state", F.lit(None).cast("string"))
-                return 0, self.workspace.count(asking.identified)
-            completions, check = reading.counted("request_id", "error_type")
-            known = store.states_of_requests(completions.join(ids, on="request_id", how="left_semi"))
-            states = ids.join(known, on="request_id", how="left").select("request_id", "state")
-            named = {name: F.count_if(F.col("state") == name) for name in STATES}
-            counts = Counted({"all": F.count(F.lit(1)), **named})
-            asking.states = self.workspace.keep(states, f"{asking.stage.name}-states", counts)
-            # A join with no request reads none of the folder, and a count of nothing says nothing of its files
-            if counts["all"]:
-                check()
-            lasting = 0 if self.engines.retry_failed else counts["lasting"]
-            return counts["ok"], counts["all"] - counts["ok"] - lasting
-
-        reused, asking.missing = self._read(asking.folder, look)
-        asking.count_reused(reused)
-
-    def _read(self, folder: str, act: Callable[[Reading], Given]) -> Given:
-        """What `act` makes of a stage's folder, read whole; the user hears of files that are not."""
-        return store.read_strictly(self.workspace.spark, folder, act, partial(self._tell_of_damage, folder))
-
-    def _tell_of_damage(self, folder: str, whole: snapshots.Whole) -> None:
-        """Counts and names the files that are damaged; those that are gone once in a run."""
-        self.damaged_files += len(whole.damaged)
-        if whole.damaged:
-            where = f"moved to {folder}/{snapshots.DAMAGED}; what no other file holds is asked again"
-            self._note(f"damaged files of the store were {where}: {_name(whole.damaged)}")
-        missing = sorted(set(whole.missing) - self.missing_files)
-        self.missing_files.update(missing)
-        if missing:
-            self._note(f"files of the store are gone from {folder}; what they held is asked again: {_name(missing)}")
-
-    def _answer_missing(self, asking: _Asking) -> None:
-        """Has the missing requests answered, unless asking has ended; what goes wrong ends it and is `error`."""
-        if self.engines.interrupts.requested:
-            self.ended = self.ended or "interrupted"
-        if self.ended:
-            return
-        if not asking.missing:
-            self._compact_what_is_left(asking.folder)
-            return
+    @contextmanager
+    def _ending_early(self) -> Iterator[None]:
+        """What goes wrong in it ends the asking, and is `error`."""
         try:
-            self._answer_locked(asking)
+            yield
         except KeyboardInterrupt:
             if not self.engines.interrupts.requested:
                 raise
@@ -185,250 +150,89 @@ class StageRunner:
             self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
             self.error = str(error)
 
-    def _answer_locked(self, asking: _Asking) -> None:
-        """Answers as the one spender of the stage's folder; where it changed meanwhile, it looks again."""
-        with ExitStack() as stack:
-            lock = self._lock(asking.folder)
-            with self.engines.interrupts.waiting():
-                in_tasks = runs_in_tasks(asking.stage, self.settings)
-                # Always the server before the lock: runs that took them in other orders would wait for each other
-                base_url = None if in_tasks else self.endpoint.base_url(asking.stage.api)
-                if lock is not None:
-                    stack.enter_context(lock)
-            if store.names_of_live_files(asking.folder) != asking.seen:
-                self._look_up(asking)
-            if not asking.missing:
-                return
-            requests = self._write_requests(asking)
-            if base_url is None:
-                self._answer_in_tasks(asking, requests, lock)
-            else:
-                process = self.engines.process.open()
-                if lock is not None:
-                    lock.add_process(process.pid)
-                self._answer(asking, requests, process, base_url, lock)
-            # Still under the lock: nobody else compacts, and nobody else's files are half written
-            self._compact(asking.folder)
+    def _answer_missing(self, asking: _Asking) -> None:
+        """Has the missing requests answered as the one spender of the stage's folder, unless asking has ended."""
+        if self.engines.interrupts.requested:
+            self.ended = self.ended or "interrupted"
+        if self.ended:
+            return
+        if not asking.found.missing:
+            asking.store.compact_leftovers()
+            return
+        answerer = self._answerer_of(asking.stage)
+        with self.engines.interrupts.waiting():
+            answerer.prepare(asking.stage)
+        with asking.store.locked() as lock:
+            if asking.store.has_changed(asking.found):
+                asking.look_up()
+            if asking.found.missing:
+                self._answer(asking, answerer, lock)
+                asking.store.compact()
 
-    def _compact(self, folder: str) -> None:
-        """Merges the folder's small files. Where that fails the run goes on: the files are as good as they were."""
-        try:
-            store.compact(self.workspace.spark, folder)
-        except (*store.SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
-            self._note(f"the store could not be compacted ({explain(error) or root_cause(error)}); nothing is lost")
+    def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
+        """Has them answered; what that used counts even where it ends with an error."""
+        stage, section = asking.stage, section_of(asking.stage.api)
+        last = Usage()
 
-    def _compact_what_is_left(self, folder: str) -> None:
-        """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.
+        def show(event: Mapping[str, Any]) -> None:
+            nonlocal last
+            last = Usage(**event["usage"])
+            self.engines.display.show(event)
 
-        Who holds the folder compacts it anyway, and a store that may only be read stays as it is.
-        """
-        place = Place(folder).local
-        if place is not None and compaction.is_due(folder):
-            with suppress(LockedError, OSError), FolderLock(place, self.engines.run, wait=False):
-                self._compact(folder)
-
-    def _lock(self, folder: str) -> FolderLock | None:
-        """The lock of a folder; None on an object store, where the system has none, after a line that says so."""
-        place = Place(folder).local
-        if place is None:
-            self._note("the store is no local disk, where runs do not see each other: start one at a time on it")
-            return None
-        return FolderLock(place, self.engines.run, wait=self.engines.wait, notify=self._note)
-
-    def _note(self, line: str) -> None:
-        self.engines.display.note(line)
-
-    def _write_requests(self, asking: _Asking) -> str:
-        """Writes one row a missing request, in files of one unit of work; more where their texts are long.
-
-        Without dictionaries, for the sizes in their footers are then those of the rows in memory (`list_units`).
-        """
-        wanted = store.needed(asking.states, retry_failed=self.engines.retry_failed)
-        rows = asking.requests.texts_of(asking.stage, asking.asked, wanted)
-        path = self.workspace.path(f"{asking.stage.name}-units")
-        unit = self._rows_of_a_unit(asking.missing, asking.stage.api)
-        # In the order of the prompt, so that a common beginning of prompts is asked together: prompt caches then hit
-        keys = (*order_of_prompt(asking.stage), "request_id")
-        # By number alone: what Spark would choose varies with cores, and each task's last unit is a short one
-        tasks = -(-asking.missing // REQUESTS_OF_A_TASK)
-        ordered = rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)
-        options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
-        ordered.write.mode("overwrite").options(**options).parquet(path)
-        return path
-
-    def _rows_of_a_unit(self, requests: int, api: str) -> int:
-        """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""
-        rows = max(1, min(UNIT_ROWS, -(-requests // (UNITS_OF_AN_ACTOR * count_actors(self.settings, api)))))
-        batch = self.settings.embeddings.batch if api == "embeddings" else 1
-        return min(-(-rows // batch), max(1, UNIT_ROWS // batch)) * batch
-
-    def _answer_in_tasks(self, asking: _Asking, requests: str, lock: FolderLock | None) -> None:
-        """Has a local model answer within Spark's tasks. Nothing is called, and nothing is paid for."""
-        settings = call_settings(self.settings, asking.stage, "", self.store)
-
-        def stopped() -> bool:
-            return self.engines.interrupts.requested or (lock is not None and lock.lost)
-
-        spark, run = self.workspace.spark, self.engines.run
-        tasks = TaskRun(spark, asking.stage, requests, asking.folder, run, settings.flush)
-        with self._shown(asking, settings) as show:
-            if tasks.answer(asking.missing, show, stopped) == "interrupted":
-                self.ended = "interrupted"
-                if lock is not None:
-                    lock.check()
-
-    def _answer(
-        self, asking: _Asking, requests: str, process: AnsweringProcess, base_url: str, lock: FolderLock | None
-    ) -> None:
-        """Hands the job to the answering process."""
-        section = section_of(asking.stage.api)
-        settings = call_settings(self.settings, asking.stage, base_url, self.store)
-        job = Job(
-            requests=requests,
-            directory=asking.folder,
-            run=self.engines.run,
-            stage=asking.stage,
-            settings=settings,
-            actors=count_actors(self.settings, asking.stage.api),
-            spent=self.spent,
+        unanswered = Unanswered(
+            stage,
+            asking.store.folder,
+            asking.store.missing(asking.requests, asking.identified, asking.found),
+            asking.found.missing,
+            lock,
+            show,
+            self.account.spent,
             # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
-            answered_before=section in self.answering or (section == "llm" and self.answered_before),
-            confirm_probes=self._spans_nodes(),
+            section in self.account.sections or (section == "llm" and self.answered_before),
         )
-        with self._shown(asking, settings) as show:
-            if lock is not None:
-                # The last look before money is spent
-                lock.check()
-            if not process.ready:
-                self.engines.display.status("starting Ray")
-            event = process.answer(job, show, self._read_probes, lambda: lock is not None and lock.lost)
-            show(event)
-            self._heard(asking.stage.api, event["models"])
-            self.lost += event["lost"]
-            if event["outcome"] != "finished":
-                self.ended, self.error = event["outcome"], event["error"]
-                if self.ended == "refused":
-                    self.error = explain_refusal(str(self.error), getattr(self.settings, section), section)
-
-    @contextmanager
-    def _shown(self, asking: _Asking, settings: CallSettings) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-        """Gives what shows the progress of an answering; what that came to counts even where it ends with an error."""
-        last: dict[str, Any] = {"tally": asdict(Tally()), "seconds": 0.0}
-
-        def show(progress: Mapping[str, Any]) -> None:
-            last.update(progress)
-            self.engines.display.show(progress, settings)
-
-        self.engines.display.start(asking.stage.name)
         try:
-            yield show
+            self._end(answerer.answer(unanswered), section)
         finally:
-            self.engines.display.end()
-            tally = last["tally"]
-            asking.add(tally, last["seconds"])
-            tokens = tally["prompt_tokens"], tally["completion_tokens"]
-            cost = settings.prices.cost(*tokens, tally["calls"]) or 0.0
-            self.spent += Spent(tally["calls"], sum(tokens), cost)
+            asking.usage += last
+            self.account.spent += last
 
-    def _heard(self, api: str, models: Iterable[str | None]) -> None:
-        """Notes the models that answered as an API, now or before."""
-        named = set(models)
-        self.models.update(named)
-        if named:
-            self.answering.add(section_of(api))
+    def _end(self, outcome: Outcome, section: str) -> None:
+        """Takes how an answering ended."""
+        self.account.note_models(section, outcome.models)
+        self.lost += outcome.lost
+        if outcome.reason is not None:
+            self.ended, self.error = outcome.reason, outcome.error
 
-    def _spans_nodes(self) -> bool:
-        """Whether Spark and Ray may run on machines with other disks."""
-        master = self.settings.spark.master or ""
-        return self.settings.ray.address is not None or not master.startswith("local")
-
-    def _read_probes(self, uris: list[str]) -> None:
-        """Raises AnsweringError where Spark cannot read what an actor wrote: completions would be paid for and lost."""
-        try:
-            self.workspace.spark.read.schema(spark_schema(COMPLETIONS)).parquet(*uris).count()
-        except PySparkException as error:
-            raise AnsweringError(
-                f"Spark cannot read what the answering actors write to {self.store}: "
-                "set store (or --output) to a path that all machines share"
-            ) from error
-
-    def _read_results(self, asking: _Asking) -> tuple[DataFrame, Counted]:
-        """The results, and what was counted of them."""
-        rows, carry = asking.asked, asking.requests.carry
-        ids = rows.select("request_id").distinct()
-        schema, outcomes = result_schema(asking.stage, rows, carry), _outcomes(asking.stage)
-
-        def read(reading: Reading) -> tuple[DataFrame, Counted, Counted]:
-            best = store.one_a_request(reading.completions.join(ids, on="request_id", how="left_semi"))
-            models = Counted({"models": F.slice(F.array_sort(F.collect_set("model")), 1, MODELS_NAMED)})
-            counts = Counted(outcomes)
-            parsed = (
-                models.on(rows.join(best, on="request_id", how="left"))
-                .drop("model")
-                .mapInArrow(reading_of(asking.stage.name, carry), schema)
-            )
-            return self.workspace.keep(parsed, f"{asking.stage.name}-results", counts), models, counts
-
-        results, models, counts = self._read(asking.folder, read)
-        self._heard(asking.stage.api, models["models"])
-        return results, counts
-
-    def _check(self, asking: _Asking, outcomes: Counted) -> None:
+    def _check(self, asking: _Asking, results: Results) -> None:
         """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
 
         Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
         """
-        if outcomes["unasked"] and not self.ended:
+        if results.unasked and not self.ended:
             self.ended = "broken"
-            unread = outcomes["unasked"]
-            self.error = f"cannot read {amount(unread, 'completion')} back from {asking.folder}"
-        if outcomes["unweighted"] and not self.warned_of_ratings:
-            self.warned_of_ratings = True
-            self._note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
-
-
-def _outcomes(stage: Stage) -> dict[str, Column]:
-    """What is counted of a stage's results while they are written."""
-    is_rated = F.col("error_type").isNull() & ~F.col("weighted") if stage.rated else F.lit(False)
-    return {"unasked": F.count_if(F.col("error_type") == UNASKED), "unweighted": F.count_if(is_rated)}
+            self.error = f"cannot read {amount(results.unasked, 'completion')} back from {asking.store.folder}"
+        if results.unweighted and not self._warned_of_ratings:
+            self._warned_of_ratings = True
+            self.engines.display.note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
 
 
 @dataclass
 class _Asking:
-    """A stage while it is asked: its requests with their ids, what the store had before, what the asking came to.
+    """A stage while it is asked: its requests with their ids, what the store has of them, what the asking used.
 
-    `states`: request_id, state, of all distinct requests. `seen`: the live files of the look at which these were found.
-    `reused`: how many the store had answers of; None before the first look. `missing`: how many are to be asked.
+    `reused`: how many the store had answers of; None before the first look.
     """
 
     stage: Stage
-    folder: str
+    store: StageStore
     requests: Requests
     identified: DataFrame
-    states: DataFrame = field(init=False)
-    seen: frozenset[str] = frozenset()
+    found: Found = field(init=False)
     reused: int | None = None
-    missing: int = 0
-    tally: Mapping[str, int] = field(default_factory=lambda: asdict(Tally()))
-    seconds: float = 0.0
+    usage: Usage = field(default_factory=Usage)
 
-    @property
-    def asked(self) -> DataFrame:
-        """The rows that have a request."""
-        return self.identified if self.requests.all_asked else self.identified.where(F.col("request_id").isNotNull())
-
-    def count_reused(self, ok: int) -> None:
-        """Takes what the store has now; what was answered since the first look is not reused, what was lost neither."""
-        answered = self.tally["done"] - self.tally["failed"]
-        self.reused = ok if self.reused is None else min(self.reused, max(0, ok - answered))
-
-    def add(self, tally: Mapping[str, Any], seconds: float) -> None:
-        """Adds what asking came to; a stage is asked more than once where a file of it turned out to be damaged."""
-        before: Mapping[str, Any] = self.tally
-        self.tally, self.seconds = asdict(Tally(**before) + Tally(**tally)), self.seconds + seconds
-
-
-def _name(files: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(files) - FILES_NAMED:,} more" if len(files) > FILES_NAMED else ""
-    return ", ".join(files[:FILES_NAMED]) + more
+    def look_up(self) -> None:
+        """Looks what the store has now; what was answered by this asking is not reused, what was lost neither."""
+        self.found = self.store.look_up(self.requests, self.identified)
+        ok = max(0, self.found.ok - (self.usage.done - self.usage.failed))
+        self.reused = ok if self.reused is None else min(self.reused, ok)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,8 @@ from untold.udfs.llm.store_files import Described, Merge, merge_files
 from untold.udfs.storage import Place
 
 VERSION = "v1"
+# The best first
+STATES = ("ok", "tried", "lasting", "passing")
 # Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.
 PAUSES = (1.0, 2.0, 4.0)
 # As many merges take less time in this process than a Spark job takes to begin.
@@ -101,11 +103,6 @@ class Reading:
 def open_reading(spark: SparkSession, folder: str) -> Reading:
     """A stage's folder as it is, for a command that writes nothing: files with a bad footer are left out."""
     return Reading(spark, snapshots.find_whole(folder, move=False))
-
-
-def read_completions(spark: SparkSession, folder: str) -> DataFrame:
-    """All rows of a stage's folder, with the columns of `completions`."""
-    return open_reading(spark, folder).completions
 
 
 def read_strictly(
@@ -197,18 +194,22 @@ def one_a_request(completions: DataFrame) -> DataFrame:
 
 
 def _rank() -> Column:
-    """0 for ok, 1 for a lasting failure, 2 for a passing one."""
-    return F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 1).otherwise(2)
+    """The place in `STATES` by the error alone."""
+    return F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 2).otherwise(3)
 
 
-def states_of_requests(completions: DataFrame) -> DataFrame:
-    """Columns request_id, state: `ok`, `lasting` or `passing`, the best that the store has.
+def states_of_requests(completions: DataFrame, runs: Collection[str] = ()) -> DataFrame:
+    """Columns request_id, state: one of `STATES`, the best that the store has.
 
-    completions: request_id, error_type. A request of which the store has nothing is not in it.
+    completions: request_id, error_type, and run_id where `runs` are given: what failed in these was `tried`, and no
+    start that goes on with them asks it again. A request of which the store has nothing is not in it.
     """
-    names = F.array(F.lit("ok"), F.lit("lasting"), F.lit("passing"))
+    rank = _rank()
+    if runs:
+        rank = F.when((rank > 0) & F.col("run_id").isin(*runs), F.lit(STATES.index("tried"))).otherwise(rank)
+    names = F.array(*map(F.lit, STATES))
     return (
-        completions.select("request_id", _rank().alias("rank"))
+        completions.select("request_id", rank.alias("rank"))
         .groupBy("request_id")
         .agg(F.min("rank").alias("rank"))
         .select("request_id", F.get(names, F.col("rank")).alias("state"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -12,13 +11,18 @@ from uuid import uuid4
 
 import pyarrow.parquet as pq
 from pyspark import InheritableThread
-from pyspark.sql import SparkSession
 
+from untold.jobs.asking.answerers import Unanswered, shown
+from untold.jobs.asking.calling import call_settings
+from untold.jobs.asking.engines import Engines
+from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import spark_schema
-from untold.udfs.llm.calls import Tally
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.usage import Usage
 from untold.udfs.retrieval.tasks import COUNTS, answer_in_task
 from untold.udfs.storage import Place
 
@@ -31,12 +35,37 @@ COUNT_SECONDS = 5.0
 _ERROR = re.compile(r"LocalModelFileError: ([^\n]+)")
 
 
-class TaskRun:
+@dataclass
+class TaskAnswerer:
+    """Has requests answered by local models within Spark's tasks. Nothing is called, and nothing is paid for."""
+
+    engines: Engines
+    settings: Settings
+    workspace: Workspace
+
+    def prepare(self, stage: Stage) -> None:
+        """There is nothing to start."""
+
+    def answer(self, unanswered: Unanswered) -> Outcome:
+        """By one Spark job, which an interrupt or a lost lock cancels."""
+        requests = self.workspace.path(f"{unanswered.stage.name}-units")
+        unanswered.write(self.settings, requests)
+        with shown(self.engines, unanswered.stage):
+            run = _TaskRun(self.engines, self.settings, unanswered, requests)
+            finished = run.answer()
+        if not finished and unanswered.lock is not None:
+            unanswered.lock.check()
+        return Outcome(None if finished else "interrupted")
+
+
+class _TaskRun:
     """One answering of a stage's requests by tasks."""
 
-    def __init__(self, spark: SparkSession, stage: Stage, requests: str, folder: str, run: str, flush: float) -> None:
-        self._spark, self._stage, self._folder, self._run = spark, stage, folder, run
-        self._requests, self._flush = requests, flush
+    def __init__(self, engines: Engines, settings: Settings, unanswered: Unanswered, requests: str) -> None:
+        self._engines, self._spark, self._run = engines, engines.spark, engines.run
+        self._unanswered, self._stage, self._folder = unanswered, unanswered.stage, unanswered.folder
+        self._requests = requests
+        self._flush = call_settings(settings, self._stage, "", self._folder).flush
         self._tag = f"untold-{uuid4().hex}"
         self._error: BaseException | None = None
         self._counted: dict[str, int] = {}
@@ -45,31 +74,30 @@ class TaskRun:
         # Rows and failures, once all tasks have ended
         self._done: tuple[int, int] | None = None
 
-    def answer(self, total: int, show: Callable[[Mapping[str, Any]], None], stopped: Callable[[], bool]) -> str:
-        """Answers them all, or ends early where `stopped`: `finished` or `interrupted`; progress goes to `show`.
+    def answer(self) -> bool:
+        """Answers all, or ends early; whether it finished.
 
         Raises AnsweringError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
         """
         Place(self._folder).make_folder()
         self._earlier = self._rows_written()
+        total, show = self._unanswered.count, self._unanswered.show
         began = told = monotonic()
         thread = InheritableThread(target=self._work, args=(total,))
         thread.start()
         cancelled = False
         while thread.is_alive():
             thread.join(LOOK_SECONDS)
-            if stopped() and not cancelled:
+            if not cancelled and (self._engines.interrupts.requested or self._unanswered.is_lost()):
                 cancelled = True
                 self._spark.sparkContext.cancelJobsWithTag(self._tag)
             if monotonic() - told >= COUNT_SECONDS:
                 show(self._progress(total, began))
                 told = monotonic()
         show(self._progress(total, began))
-        if cancelled:
-            return "interrupted"
-        if self._error is not None:
+        if self._error is not None and not cancelled:
             raise AnsweringError(self._explain(self._error)) from self._error
-        return "finished"
+        return not cancelled
 
     def _work(self, total: int) -> None:
         """The Spark job, in a thread of its own, so that signals are heard meanwhile."""
@@ -89,8 +117,8 @@ class TaskRun:
         """How far it is, by the files written so far, as the answering process tells it."""
         # Files count a task that ran twice twice; until the end that is near enough
         done, failed = self._done or (min(self._rows_written() - self._earlier, total), 0)
-        tally = Tally(taken=total, done=done, failed=failed)
-        return {"stage": self._stage.name, "total": total, "seconds": monotonic() - began, "tally": asdict(tally)}
+        usage = Usage(done=done, failed=failed, seconds=monotonic() - began)
+        return {"stage": self._stage.name, "total": total, "usage": asdict(usage)}
 
     def _rows_written(self) -> int:
         """The rows in this run's files; the footer of each is read once."""

@@ -1,9 +1,9 @@
-"""The table `usage`: what each stage of a start came to, counted once over all that was asked, when the run ends."""
+"""What a start used, and the table `usage`: counted once over all that was asked, when the run ends."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -12,35 +12,43 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.usage import Usage
 from untold.udfs.stages.arrow import UNASKED
 
 ANSWERED, FAILED = "answered", "failed"
-TALLIED = ("calls", "asked", "rate_limited", "tool_turns", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One asking of a stage: its results, how many requests the store had answers of, and what the calls came to.
-
-    `tally` has the fields of `udfs.llm.calls.Tally`; `cost` is in the currency of the prices, None where no price is
-    set.
-    """
+    """One asking of a stage: its results, how many requests the store had answers of, and what the asking used."""
 
     stage: Stage
     results: DataFrame
     reused: int
-    tally: Mapping[str, int]
-    seconds: float
-    cost: float | None
+    usage: Usage
 
 
 @dataclass
-class Usage:
-    """What was asked of all stages so far. `rows` costs one Spark execution after anything was added, else none."""
+class Account:
+    """What was asked of all stages so far, and what it used. `rows` costs one Spark execution after an addition.
 
+    `spent`: against the budget. `models`: the names that answered, now or before. `sections`: those of the settings
+    whose endpoints have answered.
+    """
+
+    spent: Usage = field(default_factory=Usage)
+    models: set[str | None] = field(default_factory=set)
+    sections: set[str] = field(default_factory=set)
     asked: list[Asked] = field(default_factory=list)
     _rows: list[dict[str, Any]] = field(default_factory=list)
     _counted: int = 0
+
+    def note_models(self, section: str, models: Iterable[str | None]) -> None:
+        """Notes the models that the endpoint of a section answered as."""
+        named = set(models)
+        self.models |= named
+        if named:
+            self.sections.add(section)
 
     def add(self, asked: Asked) -> None:
         """Adds what was asked once; a request that was needed before is the same request."""
@@ -48,7 +56,7 @@ class Usage:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table, one a stage in the order of asking."""
+        """The rows of the table `usage`, one a stage in the order of asking."""
         if self._counted < len(self.asked):
             outcomes = _count_outcomes(self.asked)
             names = dict.fromkeys(one.stage.name for one in self.asked)
@@ -97,10 +105,9 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
     Retries are calls that were neither a request's first, nor told to slow down, nor a further turn after a tool.
     """
     asked = [one for one in everything if one.stage.name == stage]
-    sums = {name: sum(one.tally[name] for one in asked) for name in TALLIED}
+    used = sum((one.usage for one in asked), Usage())
     # An asking answered what it has answers of, less what the store had before it
     answered = sum(max(0, count - everything[number].reused) for number, count in outcomes.answered.items())
-    costs = [one.cost for one in asked if one.cost is not None]
     return {
         "stage": asked[0].stage.name,
         "model": asked[0].stage.model,
@@ -109,12 +116,12 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
         "answered": answered,
         "failed": outcomes.best.get(FAILED, 0),
         "unasked": outcomes.best.get(UNASKED, 0),
-        "calls": sums["calls"],
-        "retries": sums["calls"] - sums["asked"] - sums["rate_limited"] - sums["tool_turns"],
-        "rate_limited": sums["rate_limited"],
-        "prompt_tokens": sums["prompt_tokens"],
-        "completion_tokens": sums["completion_tokens"],
-        "tokens_estimated": any(one.tally["tokens_estimated"] for one in asked),
-        "cost": sum(costs) if costs else None,
-        "seconds": sum(one.seconds for one in asked),
+        "calls": used.calls,
+        "retries": used.calls - used.asked - used.rate_limited - used.tool_turns,
+        "rate_limited": used.rate_limited,
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "tokens_estimated": used.estimated,
+        "cost": used.cost,
+        "seconds": used.seconds,
     }

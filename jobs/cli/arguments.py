@@ -26,6 +26,7 @@ from untold.jobs.cli.values import (
     one_of,
     with_hint,
 )
+from untold.udfs.errors import require
 from untold.udfs.redaction import redact
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ Options = SimpleNamespace  # the values of a command line by the names of its op
 Names = Callable[[], Iterable[str]]
 
 
-class Reader(click.ParamType[Any]):
+class Reader(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 has no such argument
     """Reads an option's text by a function; what that says in a ValueError is wrong use of the command."""
 
     name = "text"
@@ -101,15 +102,15 @@ class Argument(click.Argument):
         self._help = help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """The argument's line of the help."""
-        return self.make_metavar(ctx), self._help
+        """The argument's line of the help, which click has of itself from 8.5 on."""
+        return str(self.metavar), self._help
 
 
 class Command(click.Command):
     """A subcommand: `run` gets the values of its parameters and gives the exit code.
 
     Everything required that is missing is told at once. `names` are told at the end of the help, as what its positional
-    argument may be.
+    argument may be. `needs` are modules of the extra `study`, without which it does not start.
     """
 
     def __init__(
@@ -119,11 +120,12 @@ class Command(click.Command):
         parameters: Sequence[click.Parameter] = (),
         *,
         names: Names | None = None,
+        needs: Sequence[str] = (),
     ) -> None:
         # On every command and told to the context alone, so that no job has a parameter for it
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, callback=None, params=[*parameters, debug])
-        self._run, self._names = run, names
+        self._run, self._names, self._needs = run, names, needs
         # Told below in the words that all wrong use is told in
         self.allow_extra_args = True
 
@@ -152,6 +154,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Runs the command with its options by name; what it says of their use is shown under its name."""
+        require(str(ctx.info_name), "study", *self._needs)
         # Readers of settings are imported for those who have such variables alone
         if "overrides" in ctx.params and any(name.startswith("UNTOLD_") for name in os.environ):
             _warn_of_variables()
@@ -164,7 +167,7 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The names that the positional argument may be, at the end of the help."""
         if self._names is not None:
-            metavar = next(one for one in self.params if isinstance(one, click.Argument)).make_metavar(ctx)
+            metavar = next(one for one in self.params if isinstance(one, click.Argument)).metavar
             formatter.write_paragraph()
             formatter.write_text(f"{metavar}: {', '.join(self._names())}")
 

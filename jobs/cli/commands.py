@@ -36,8 +36,10 @@ from untold.jobs.cli.arguments import (
     tell_outcome,
 )
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
+from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 from untold.jobs.cli.values import bars, one_of, with_hint
+from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
@@ -220,6 +222,8 @@ def _show(options: Options) -> int:
 
     if options.raw and options.picture is None:
         raise click.UsageError("--raw goes with --picture")
+    if options.picture is not None:
+        require("show --picture", "study", "matplotlib", "networkx")
     show(ShowRequest(options.run, options.sample, options.metric, options.picture, options.raw))
     return 0
 
@@ -365,6 +369,7 @@ COMMANDS: dict[str, click.Command] = {
     ),
     **STUDIES,
     **LOOKUPS,
+    **SPOOLS,
     "demo": Command(
         "score the shipped samples on the embedded model",
         _demo,

@@ -29,6 +29,23 @@ class _Group(click.Group):
         """In the order in which somebody needs them, where click would sort them."""
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the words of the command line. Raises UsageError where there are none."""
+        if not args:
+            ctx.fail("the following arguments are required: COMMAND")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of the first word. Raises UsageError for an unknown one, with the nearest known."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            there = ", ".join(self.commands)
+            ctx.fail(
+                with_hint(f"argument COMMAND: invalid choice: {args[0]!r} (choose from {there})", args[0], COMMANDS)
+            )
+        return super().resolve_command(ctx, args)
+
 
 UNTOLD = click.version_option(package_name="untold", message="%(prog)s %(version)s")(
     _Group(
@@ -70,15 +87,10 @@ def _describe_usage(error: click.UsageError) -> str:
     match error:
         case click.NoSuchOption(option_name=name):
             return with_hint(f"unrecognized arguments: {name}", name, flags_of(command))
-        case click.NoSuchCommand(command_name=name):
-            there = ", ".join(COMMANDS)
-            return with_hint(f"argument COMMAND: invalid choice: {name!r} (choose from {there})", name, COMMANDS)
         case click.BadParameter(param=click.Parameter(opts=[option, *_])):
             return f"argument {option}: {error.message}"
         case click.BadOptionUsage(option_name=name):
             return f"argument {name}: expected one argument"
-    if command is UNTOLD:
-        return "the following arguments are required: COMMAND"
     return error.message
 
 

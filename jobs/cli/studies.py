@@ -118,11 +118,20 @@ def _compare(options: Options) -> int:
             seed=settings.statistics.seed,
             notify=display.note,
             cluster=options.cluster,
+            undefined=options.undefined,
         )
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_lines(comparison_lines(found, page_of(sys.stdout), every=options.all, clustered=options.cluster))
+        print_lines(
+            comparison_lines(
+                found,
+                page_of(sys.stdout),
+                every=options.all,
+                clustered=options.cluster,
+                undefined=options.undefined,
+            )
+        )
     return 0
 
 
@@ -391,6 +400,13 @@ _COMPARED = [
     Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
+    Option(
+        "--undefined",
+        "HOW",
+        "rank by the mean of the scores (mean, the default), or with 0 for samples that state nothing (zero)",
+        read=one_of(("mean", "zero")),
+        default="mean",
+    ),
     flag("--all", "print all pairs, and not only those that differ by more than chance"),
     flag("--json", "print JSON"),
 ]
@@ -437,12 +453,16 @@ COMMANDS: dict[str, click.Command] = {
     ),
     "compare": Command("rank systems by their scores", _compare, [*_COMPARED, *settings_options()]),
     "combine-studies": Command(
-        "average meta-evaluations over data sets", _combine_studies, [*_COMBINED, *settings_options()]
+        "average meta-evaluations over data sets",
+        _combine_studies,
+        [*_COMBINED, *settings_options()],
+        needs=("matplotlib", "networkx"),
     ),
     "meta-evaluate": Command(
         "evaluate metrics against human labels",
         _meta_evaluate,
         [*_LABELLED, *settings_options(several=True), *RUN_FLAGS, *_HUMAN_STUDY],
+        needs=("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu"),
     ),
     "sweep": Command(
         "weigh coverage against factuality over a range: ICAT by beta",
@@ -452,6 +472,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
     "curve": Command(
         "draw recall of the most important facts against their number",
@@ -460,5 +481,6 @@ COMMANDS: dict[str, click.Command] = {
             Argument("run", "RUN", "an output of untold score with the metric importance"),
             *settings_options(),
         ],
+        needs=("matplotlib", "networkx"),
     ),
 }

@@ -110,6 +110,9 @@ class Metric:
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
     # What samples with `dropped` in the table `scores` lack, where a run is to say that there are some
     dropped: str | None = None
+    # Measures that are undefined where a response states nothing, and count as 0 in `mean_zero` then; such a response
+    # has the measure `claims` 0
+    zeroed: tuple[str, ...] = ()
     # What `untold show` prints of a sample
     view: type[View] = View
 

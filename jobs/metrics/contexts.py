@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.settings.model import Settings
 
 STAGE = "summarise_context"

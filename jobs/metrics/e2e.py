@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows, has_failed, is_unasked
+from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts

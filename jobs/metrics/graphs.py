@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.lost import failure_rows, is_unasked
+from untold.jobs.asking.results import failure_rows, is_unasked
 from untold.jobs.metrics.base import Tables, Tools
 from untold.jobs.metrics.contexts import MARK, is_ready
 from untold.jobs.metrics.scores import score_columns, status_of

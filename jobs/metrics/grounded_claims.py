@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, is_unasked
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.grounding import ground
 from untold.jobs.retrieval.sources import query_key

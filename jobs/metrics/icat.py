@@ -11,7 +11,7 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
+from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.claim_lines import ClaimView
 from untold.jobs.metrics.contexts import MARK
@@ -287,6 +287,7 @@ METRIC = Metric(
     retrieves=True,
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
+    zeroed=(FACT, COVERAGE, ICAT),
     digests=digests,
     view=ClaimView,
 )

@@ -10,8 +10,8 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, is_unasked
 from untold.jobs.asking.requests import Rows
+from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
 from untold.jobs.metrics.fact_lines import FactView
 from untold.jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
@@ -24,6 +24,7 @@ from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CLAIMS, number_claims
+from untold.udfs.facts.importance_measures import F1, PRECISION, RECALL, WEIGHTED
 from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
 from untold.udfs.samples.conversion import EITHER
 
@@ -176,6 +177,7 @@ METRIC = Metric(
     unknown=unknown_bounds,
     looks_in=EITHER,
     pooled=pool_measures,
+    zeroed=(PRECISION, RECALL, WEIGHTED, F1),
     dropped="facts beyond importance.max_facts, which were left out",
     view=FactView,
 )

@@ -9,7 +9,7 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows, has_failed
+from untold.jobs.asking.results import failure_rows, has_failed
 from untold.jobs.metrics.base import Tables
 from untold.jobs.metrics.grounded_claims import CLAIM, chunk_name, claim_id, claim_rows
 from untold.jobs.metrics.reference_facts import ReferenceFacts

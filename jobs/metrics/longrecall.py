@@ -13,8 +13,8 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed, incomplete_samples, is_unasked
 from untold.jobs.asking.requests import Rows
+from untold.jobs.asking.results import has_failed, incomplete_samples, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
 from untold.jobs.metrics.candidate_lines import ReferenceView
 from untold.jobs.metrics.longrecall_plan import Sizes, assume, sizes_of

@@ -9,7 +9,7 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows
+from untold.jobs.asking.results import failure_rows
 from untold.jobs.metrics.base import Bounds, Tables
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
 from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of

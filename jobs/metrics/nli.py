@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
-from untold.jobs.asking.lost import incomplete_samples, leave_complete
 from untold.jobs.asking.requests import Pairs
+from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE

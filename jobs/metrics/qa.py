@@ -11,8 +11,8 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import incomplete_samples, leave_complete
 from untold.jobs.asking.requests import Rows
+from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE

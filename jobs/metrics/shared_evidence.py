@@ -9,7 +9,7 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import failure_rows, has_failed, incomplete_samples
+from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples
 from untold.jobs.metrics.base import Tools
 from untold.jobs.retrieval.vectors import OUTCOME
 from untold.jobs.run.session import spark_schema

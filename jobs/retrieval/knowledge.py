@@ -9,7 +9,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed
+from untold.jobs.asking.results import has_failed
 from untold.jobs.retrieval.catalogs import cache_of
 from untold.jobs.retrieval.searching import Searcher, distinct_queries
 from untold.jobs.retrieval.sources import FOUND, WEB, context_chunks, query_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,9 +26,9 @@ class VectorEngines:
     endpoint: RunEndpoint
     stages: Mapping[str, Stage]
 
-    def runner(self, workspace: Workspace, store: str) -> StageRunner:
-        """What asks for vectors, and keeps them in this store."""
-        return StageRunner(self.engines, self.settings, self.stages, self.endpoint, workspace, store)
+    def runner(self, workspace: Workspace, store: str, earlier: Collection[str] = ()) -> StageRunner:
+        """What asks for vectors, and keeps them in this store; `earlier` as `StageRunner` takes it."""
+        return StageRunner(self.engines, self.settings, self.stages, self.endpoint, workspace, store, earlier=earlier)
 
 
 def bind_vectors(settings: Settings) -> Stage:

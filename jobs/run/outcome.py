@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from untold.jobs.run.terminal import amount
 
 # Those of docs/contract.md; 130 is what shells give for an interrupted command, 128 + SIGINT
-EXIT_CODES = {"budget": 3, "outage": 5, "interrupted": 130, "refused": 1, "broken": 1}
+EXIT_CODES = {"budget": 3, "outage": 5, "spooled": 6, "interrupted": 130, "refused": 1, "broken": 1}
 FAILED_TOO_MANY = 4
 # A refused endpoint and a broken process are both a failed run to readers of the manifest
 MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
@@ -19,14 +20,15 @@ MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
 class Ending:
     """Why a start stopped asking; `reason` None where it asked everything.
 
-    `reason`: `budget`, `outage`, `interrupted`, `refused` or `broken` (these two with `error`). `calls` so far. `lost`:
-    answers that were paid for and could not be written.
+    `reason`: `budget`, `outage`, `spooled`, `interrupted`, `refused` or `broken` (these two with `error`). `calls` so
+    far. `lost`: answers that were paid for and could not be written. `spool`: the folder that has the requests.
     """
 
     reason: str | None = None
     error: str | None = None
     calls: int = 0
     lost: int = 0
+    spool: str = ""
 
     @property
     def status(self) -> str:
@@ -39,6 +41,7 @@ class Ending:
         reasons = {
             "budget": f"the budget is used up after {amount(self.calls, 'call')}; raise budget.* and {again}",
             "outage": f"the endpoint does not answer; {self._kept('nothing is lost')}, {again}",
+            "spooled": f"requests wait in a spool; run: untold answer {shlex.quote(self.spool)}, then {again}",
             "interrupted": f"interrupted; {self._kept('what was answered is kept')}, {again}",
             "refused": f"the endpoint refuses the run: {self.error}, then {again}",
             # Not all that was answered: a process that broke may have had some that it had not written yet

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
@@ -204,6 +205,12 @@ class Output:
     def has_answered(self) -> bool:
         """Whether an earlier start was ever answered."""
         return bool(self.earlier and manifest.sum_starts(self.earlier, "answered"))
+
+    @property
+    def spooled_runs(self) -> frozenset[str]:
+        """The starts just before this one that left requests in a spool: this one goes on with them."""
+        starts = takewhile(lambda start: start["status"] == "spooled", reversed((self.earlier or {}).get("starts", [])))
+        return frozenset(start["run"] for start in starts)
 
     def workspace(self, spark: SparkSession) -> Workspace:
         """Where steps are kept until the run ends; what a killed run left there goes."""

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any, TextIO
 
 from untold.jobs.run.terminal import amount, cut, page_of, visible, width_of
-from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.tokens import shown_tokens
+from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
 
 # In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
@@ -102,13 +102,13 @@ class Display:
         else:
             self._print(text)
 
-    def show(self, event: Mapping[str, Any], settings: CallSettings) -> None:
+    def show(self, event: Mapping[str, Any]) -> None:
         """Shows a progress event of the answering process; why nothing is sent is said once, in a line that stays."""
         waiting = why_waiting(event)
         if waiting is not None and self._waiting is None:
             self._print(waiting)
         self._waiting = waiting
-        self._parts = describe(event, settings, monotonic() - self._began, self.course)
+        self._parts = describe(event, monotonic() - self._began, self.course)
         if self._terminal:
             self._draw(self._parts)
         elif monotonic() - self._shown >= PLAIN_SECONDS:
@@ -145,22 +145,19 @@ class Display:
             self._stream.flush()
 
 
-def describe(event: Mapping[str, Any], settings: CallSettings, seconds: float, course: Course) -> dict[str, str]:
+def describe(event: Mapping[str, Any], seconds: float, course: Course) -> dict[str, str]:
     """The parts of the line for a progress event after so many seconds of the stage, by what they tell."""
-    tally, total = event["tally"], event["total"]
-    done, calls = tally["done"], tally["calls"]
-    tokens = tally["prompt_tokens"] + tally["completion_tokens"]
-    cost = settings.prices.cost(tally["prompt_tokens"], tally["completion_tokens"], calls)
+    used, total = Usage(**event["usage"]), event["total"]
     paused = event.get("paused", 0.0)
     parts = {
-        "stage": f"{course.describe(event['stage'])}: {done:,} / {total:,}",
-        "calls": f"{calls / max(seconds, 0.1):,.1f} calls/s",
-        "tokens": f"{shown_tokens(tokens, estimated=tally['tokens_estimated'])} tokens",
-        "cost": None if cost is None else f"cost {cost:.4f}",
-        "failed": f"{tally['failed']:,} failed" if tally["failed"] else None,
-        "limited": f"{tally['rate_limited']:,} rate limited" if tally["rate_limited"] else None,
+        "stage": f"{course.describe(event['stage'])}: {used.done:,} / {total:,}",
+        "calls": f"{used.calls / max(seconds, 0.1):,.1f} calls/s",
+        "tokens": f"{shown_tokens(used.tokens, estimated=used.estimated)} tokens",
+        "cost": None if used.cost is None else f"cost {used.cost:.4f}",
+        "failed": f"{used.failed:,} failed" if used.failed else None,
+        "limited": f"{used.rate_limited:,} rate limited" if used.rate_limited else None,
         "paused": f"paused by the endpoint for {clock(paused)}" if paused > LONG_WAIT_SECONDS else None,
-        "left": course.left(seconds, done, total),
+        "left": course.left(seconds, used.done, total),
     }
     return {name: part for name, part in parts.items() if part is not None}
 

@@ -330,6 +330,20 @@ def _incomplete_lookups(settings: Settings, merged: _Merged) -> Iterator[str]:
         yield problem_line("budget.max_cost", budget.max_cost, where, "needs embeddings.price_per_million_tokens")
 
 
+def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """What a user sets and nothing else, for what goes on under settings of its own. No endpoint need be set.
+
+    Raises `SettingsError`, one line a problem.
+    """
+    layers = [read_file(config)] if config is not None else []
+    layers += [*read_environment(environ), *read_overrides(overrides, None)]
+    problems = [problem for layer in layers for problem in layer.problems]
+    settings = _validated(_merge(layers), problems)
+    if problems or settings is None:
+        raise SettingsError("\n".join(problems))
+    return settings
+
+
 def load_settings(
     config: str | None,
     overrides: Sequence[str],
@@ -370,6 +384,9 @@ def load_settings(
     settings = _validated(merged, problems)
     # What follows from the choice of an endpoint would only repeat a problem found before it
     problems = problems or choice.layer.problems
+    if settings is not None and not problems and choice.embedded and settings.llm.answering == "spool":
+        need = "needs llm.base_url: a spool is answered elsewhere, and the embedded model runs beside the start"
+        problems = [problem_line("llm.answering", "spool", merged.origins["llm.answering"].where, need)]
     if settings is not None and not problems and not choice.embedded:
         # The address of a shipped preset that names a variable answers nobody without its key
         needs_key = asks and any(one.key == "llm.api_key_env" for layer in presets for one in layer.assignments)

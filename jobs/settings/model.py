@@ -50,7 +50,7 @@ from untold.jobs.settings.retrieval import (
     SearchSettings,
 )
 from untold.udfs.errors import UserError
-from untold.udfs.llm.prices import Prices
+from untold.udfs.llm.usage import Prices
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -119,6 +119,12 @@ class LlmSettings(Section):
         default=None, description="Token limit of the endpoint a minute; null is none"
     )
     max_concurrency: Count = Field(default=64, description="Requests in flight at once, over all actors")
+    answering: Literal["here", "spool"] = Field(
+        default="here", description="Who answers requests: this start, or `untold answer` from a spool"
+    )
+    spool: Text | None = Field(
+        default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
+    )
     actors: Count | None = Field(
         default=None, description="Ray actors that ask; null derives them from the request limit"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lost import has_failed
+from untold.jobs.asking.results import has_failed
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.samples import Samples, read_rows

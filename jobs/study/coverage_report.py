@@ -73,7 +73,8 @@ def _labels(found: CoverageFindings) -> str:
         f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in found.covered)}. Of "
         f"{labels.items:,} items, {labels.labelled:,} have a majority; {labels.ties:,} are ties and "
         f"{labels.items - labels.labelled - labels.ties:,} have no label: these are left out. Fleiss' kappa of the "
-        f"annotators: {number(kappa['value'])}, over {kappa['n']:,} items with two labels or more."
+        f"annotators: {number(kappa['value'])}, Krippendorff's alpha {number(labels.alpha)}, over {kappa['n']:,} "
+        "items with two labels or more."
     )
 
 

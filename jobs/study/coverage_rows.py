@@ -16,12 +16,12 @@ from untold.jobs.tables import META_EVALUATION
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages
+from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha
 from untold.udfs.statistics.totals import total_interval
 
 DATASET = "coverage"
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
-KAPPA = "fleiss_kappa"
+KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
 COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negatives")
 # Of all labelled items together: covered and not covered are the two labels
 AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
@@ -33,7 +33,7 @@ Owner = tuple[str, str | None]  # metric or baseline, and model
 
 @dataclass(frozen=True)
 class ItemLabels:
-    """What annotators did: items, those with a majority, those split evenly; kappa over items with two labels or more.
+    """What annotators did: items, those with a majority, those split evenly; kappa and alpha over items of two labels.
 
     An item that is neither labelled nor tied has no label at all.
     """
@@ -42,6 +42,7 @@ class ItemLabels:
     labelled: int
     ties: int
     kappa: float | None
+    alpha: float | None
     compared: int
 
 
@@ -54,7 +55,7 @@ def count_labels(votes: Iterable[Mapping[str, Any]]) -> ItemLabels:
         ties += row["count"] * (row["yes"] == row["no"] > 0)
         if row["yes"] + row["no"] >= 2:
             table += [(row["yes"], row["no"])] * row["count"]
-    return ItemLabels(items, labelled, ties, fleiss_kappa(table) if table else None, len(table))
+    return ItemLabels(items, labelled, ties, fleiss_kappa(table), krippendorff_alpha(table), len(table))
 
 
 def sample_rows(
@@ -101,8 +102,9 @@ def evaluation_rows(
         found += [{"metric": metric, "model": model} | row for row in _correlations(own, clustered, seed)]
         if model is not None:
             found += [{"metric": metric, "model": model} | row for row in _items(own, clustered, seed)]
-    kappa = {"measure": KAPPA, "level": BY_ITEM, "value": labels.kappa, "n": labels.compared}
-    found.append({**kappa, "left_out": labels.items - labels.compared})
+    sizes = {"level": BY_ITEM, "n": labels.compared, "left_out": labels.items - labels.compared}
+    found.append({"measure": KAPPA, "value": labels.kappa, **sizes})
+    found.append({"measure": ALPHA, "value": labels.alpha, **sizes})
     found += [{"level": BY_ITEM} | row for row in more]
     return [{name: ({"dataset": DATASET} | row).get(name) for name in META_EVALUATION.names} for row in found]
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from untold.graph.drawing import FORMATS, STYLE, save_figure
-from untold.graph.views import one_line
+from untold.graph.drawing import STYLE, save_figure
+from untold.graph.views import FORMATS, one_line
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.study.markdown import Row, interval, markdown_cell, markdown_table, number, section
 from untold.udfs.llm.tokens import shown_tokens

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.udfs.hints import did_you_mean, near_misses
-from untold.udfs.statistics.intervals import Interval, bca_interval, mean_of_counts
+from untold.udfs.statistics.intervals import Interval, bca_interval, mean_of_counts, wilson_interval
 
 # docs/contract.md, "Scores": the column of `summary` that a sample of each status is counted in
 COLUMN_OF_STATUS = {
@@ -24,6 +24,8 @@ COLUMN_OF_STATUS = {
 MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
 GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
 FEW = 10  # values of which a bootstrap interval is rough
+# The measure that counts what a response states, where a metric has one
+STATED = "claims"
 Counts = dict[str, Counter[float]]
 Group = tuple[str, str | None]
 
@@ -43,10 +45,25 @@ def most_frequent_errors(failures: DataFrame, stages: Sequence[str]) -> list[dic
 def count_values(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
     """How often each value occurs: metric, system, status, measure, value, count.
 
-    `measure` is score, score_low or score_high; `value` is null where the measure is null or NaN. With `grid`, values
-    are rounded to multiples of 1 / grid.
+    `measure` is score, score_low, score_high, or score_zero, what `score_or_zero` gives; `value` is null where the
+    measure is null or NaN. With `grid`, values are rounded to multiples of 1 / grid.
     """
-    return _count(scores, ("metric", "system", "status"), ("score", "score_low", "score_high"), grid)
+    measures = ("score", "score_low", "score_high", "score_zero")
+    return _count(scores.withColumn("score_zero", score_or_zero()), ("metric", "system", "status"), measures, grid)
+
+
+def score_or_zero() -> Column:
+    """The score; 0 where it is undefined although there was something to state; null elsewhere (methods, section 7).
+
+    Reads status strings, score double, covered and uncovered long.
+    """
+    silent = F.col("status").isin([name for name, column in COLUMN_OF_STATUS.items() if column == "undefined"])
+    return F.coalesce(F.when(~F.isnan("score"), F.col("score")), F.when(silent & _has_to_state(), F.lit(0.0)))
+
+
+def _has_to_state() -> Column:
+    """Whether there are statements, aspects or facts that a response should state; null where that is unknown."""
+    return F.col("covered") + F.col("uncovered") > 0
 
 
 def _count(rows: DataFrame, keys: tuple[str, ...], values: tuple[str, ...], grid: int | None = None) -> DataFrame:
@@ -61,14 +78,17 @@ def _count(rows: DataFrame, keys: tuple[str, ...], values: tuple[str, ...], grid
     )
 
 
-def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT) -> list[dict[str, Any]]:
+def summarise(
+    scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT, zero: bool = False
+) -> list[dict[str, Any]]:
     """The rows of the table `summary`: for each metric one of level `overall`, then one a system, sorted by name.
 
-    scores: metric, system, status strings, score, score_low, score_high double; samples without a system count in the
-    overall row alone. Only counts of distinct values reach the driver, so that partitioning changes no bit. Where they
-    are more than `max_distinct` rows over all metrics, systems and statuses, values are rounded to multiples of
-    1 / `GRID` in Spark first: no mean or limit then moves by more than half of that. Raises ValueError for a status
-    that the contract does not know. Interval: methods section 7.
+    scores: metric, system, status strings, score, score_low, score_high double, covered, uncovered long; samples
+    without a system count in the overall row alone. The interval is of `mean`, with `zero` of `mean_zero`. Only counts
+    of distinct values reach the driver, so that partitioning changes no bit. Where they are more than `max_distinct`
+    rows over all metrics, systems and statuses, values are rounded to multiples of 1 / `GRID` in Spark first: no mean
+    or limit then moves by more than half of that. Raises ValueError for a status that the contract does not know.
+    Interval: methods section 7.
     """
     columns: dict[Group, Counter[str]] = defaultdict(Counter)
     values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
@@ -81,20 +101,26 @@ def summarise(scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT)
                 values[group][row["measure"]][row["value"]] += row["count"]
     # The overall row first: None does not sort beside names
     groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
-    return [_summary_row(group, columns[group], values[group], seed) for group in groups]
+    return [_summary_row(group, columns[group], values[group], seed, zero=zero) for group in groups]
 
 
 def summarise_measures(
-    measures: DataFrame, scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT
+    measures: DataFrame,
+    scores: DataFrame,
+    zeroed: Mapping[str, Collection[str]],
+    *,
+    seed: int,
+    max_distinct: int = MAX_DISTINCT,
 ) -> list[dict[str, Any]]:
     """The rows of the table `measures_summary`, in the order of `summarise`, and of one metric by measure.
 
-    measures: the table; scores: sample_id, metric, system. n counts samples, `defined` those with a value, which the
-    mean and its interval are of; means of bounds are of the samples that have them. Rounding as in `summarise`.
+    measures: the table; scores: sample_id, metric, system, covered, uncovered; zeroed: by metric the measures of
+    which an undefined value counts as 0 in `mean_zero`, where a response states nothing. n counts samples, `defined`
+    those with a value, which the mean and its interval are of; means of bounds are of the samples that have them.
+    Rounding as in `summarise`.
     """
-    systems = scores.select("sample_id", "metric", "system")
-    rows = measures.withColumnRenamed("measure", "named").join(systems, on=["sample_id", "metric"], how="left")
-    count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high"))
+    rows = _with_zeros(measures, scores, zeroed).withColumnRenamed("measure", "named")
+    count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high", "value_zero"))
     sizes: Counter[tuple[str, str, str | None]] = Counter()
     values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
     for row in collect_counts(count, max_distinct):
@@ -103,10 +129,32 @@ def summarise_measures(
             if row["value"] is not None:
                 values[group][row["measure"]][row["value"]] += row["count"]
     groups = sorted(sizes, key=lambda group: (*group[:2], group[2] is not None, group[2] or ""))
-    return [_measure_row(group, sizes[group], values[group], seed) for group in groups]
+    return [
+        _measure_row(group, sizes[group], values[group], seed, zeroed=group[1] in zeroed.get(group[0], ()))
+        for group in groups
+    ]
 
 
-def _measure_row(group: tuple[str, str, str | None], size: int, values: Counts, seed: int) -> dict[str, Any]:
+def _with_zeros(measures: DataFrame, scores: DataFrame, zeroed: Mapping[str, Collection[str]]) -> DataFrame:
+    """The measures with their samples' systems and value_zero: 0 where a sample lacks it as its response is silent."""
+    key = ["sample_id", "metric"]
+    stated = (F.col("measure") == STATED) & (F.col("value") == 0)
+    silent = measures.where(stated).select(*key, F.lit(True).alias("silent"))
+    systems = scores.select(*key, "system", _has_to_state().alias("has_to_state"))
+    counts = reduce(
+        Column.__or__,
+        ((F.col("metric") == name) & F.col("measure").isin(list(own)) for name, own in zeroed.items()),
+        F.lit(False),
+    )
+    zero = F.when(counts & F.col("silent") & F.col("has_to_state"), F.lit(0.0))
+    value = F.coalesce(F.when(~F.isnan("value"), F.col("value")), zero)
+    joined = measures.join(systems, on=key, how="left").join(silent, on=key, how="left")
+    return joined.withColumn("value_zero", value)
+
+
+def _measure_row(
+    group: tuple[str, str, str | None], size: int, values: Counts, seed: int, *, zeroed: bool
+) -> dict[str, Any]:
     metric, measure, system = group
     interval = _interval(values["value"], seed)
     return {
@@ -119,6 +167,18 @@ def _measure_row(group: tuple[str, str, str | None], size: int, values: Counts, 
         **interval.columns("mean"),
         "mean_low": mean_of_counts(*_arrays(values["value_low"])),
         "mean_high": mean_of_counts(*_arrays(values["value_high"])),
+        **_answers(values["value"], values["value_zero"] if zeroed else Counter()),
+    }
+
+
+def _answers(defined: Counter[float], zero: Counter[float]) -> dict[str, float | None]:
+    """answer_rate with its interval, and mean_zero, from counts of values without and with zeros; null without any."""
+    rate = wilson_interval(defined.total() if zero else 0, zero.total())
+    return {
+        "answer_rate": rate.mean,
+        "answer_ci_low": rate.low,
+        "answer_ci_high": rate.high,
+        "mean_zero": mean_of_counts(*_arrays(zero)),
     }
 
 
@@ -159,13 +219,13 @@ def _column_of(status: str) -> str:
     return COLUMN_OF_STATUS[status]
 
 
-def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int) -> dict[str, Any]:
+def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int, *, zero: bool) -> dict[str, Any]:
     """A row of the table `summary`, null where nothing was scored.
 
     columns: how many samples count in each column; values: by measure how often each value occurs.
     """
     metric, system = group
-    interval = _interval(values["score"], seed)
+    interval = _interval(values["score_zero" if zero else "score"], seed)
     return {
         "metric": metric,
         "level": "overall" if system is None else "system",
@@ -174,9 +234,12 @@ def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int)
         "scored": columns["scored"],
         "undefined": columns["undefined"],
         "failed": columns["failed"],
-        **interval.columns("mean"),
+        "mean": mean_of_counts(*_arrays(values["score"])),
+        "ci_low": interval.low,
+        "ci_high": interval.high,
         "mean_low": mean_of_counts(*_arrays(values["score_low"])),
         "mean_high": mean_of_counts(*_arrays(values["score_high"])),
+        **_answers(values["score"], values["score_zero"]),
     }
 
 

@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.graph.drawing import FORMATS
-from untold.graph.views import one_line
+from untold.graph.views import FORMATS, one_line
 from untold.jobs.results import Run
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import spark_schema

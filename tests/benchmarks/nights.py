@@ -13,7 +13,7 @@ from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.reuse import make_completions
 from untold.jobs.asking.compaction import FILE_BYTES, compact_folder
 from untold.jobs.asking.snapshots import list_folder
-from untold.jobs.asking.store import read_completions, states_of_requests
+from untold.jobs.asking.store import open_reading, states_of_requests
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.udfs.llm.segments import write_file
@@ -71,7 +71,7 @@ def fill(folder: Path, nights: int, count: int) -> Iterator[float]:
 def scan(spark: SparkSession, folder: Path, count: int) -> float:
     """Seconds that a look at all keys takes. Raises RuntimeError where it does not see all of them."""
     began = perf_counter()
-    seen = states_of_requests(read_completions(spark, str(folder))).count()
+    seen = states_of_requests(open_reading(spark, str(folder)).completions).count()
     if seen != count:
         raise RuntimeError(f"{seen:,} of {count:,} completions were read")
     return perf_counter() - began

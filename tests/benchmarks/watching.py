@@ -83,7 +83,7 @@ def role_of(command: Sequence[str]) -> str:
         return ACTOR
     if command[0].startswith("ray::LimiterActor"):
         return LIMITER
-    roles = {"untold": DRIVER, "untold.jobs.answer": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
+    roles = {"untold": DRIVER, "untold.jobs.asking.answering": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
     return next((role for module, role in roles.items() if module in command), OTHER)
 
 

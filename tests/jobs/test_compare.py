@@ -33,14 +33,15 @@ IDENTITY = {
 
 
 def write_output(folder: Path, scores: Scores, metric: str = "qa", **identity: Any) -> str:
-    """An output of `untold score` by (system, kind of sample, question): a score, None for one that is undefined."""
+    """An output of `untold score` by (system, kind of sample, question): a score, None where nothing was stated."""
     samples, rows = [], []
     for (system, kind, question), score in scores.items():
         name = f"{question}:{system}:{kind}"
         contexts = [{"id": "1", "text": f"context of {question}"}]
         samples.append({"sample_id": name, "query": "q", "response": name, "contexts": contexts, "system": system})
         status = "no_statements" if score is None else "ok"
-        rows.append({"sample_id": name, "metric": metric, "system": system, "score": score, "status": status})
+        counts = {"covered": 0, "uncovered": 3} if score is None else {}
+        rows.append({"sample_id": name, "metric": metric, "system": system, "score": score, "status": status, **counts})
     for name, table, schema in (("samples", samples, SAMPLES), ("scores", rows, SCORES)):
         (folder / name).mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(table, schema), folder / name / "part-0.parquet")
@@ -120,6 +121,58 @@ def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_a
     assert found["comparisons"] == [
         {"metric": "qa", "first": "a", "second": "b", "n": 1, "difference": 0.5, "p_value": 1.0, "p_adjusted": 1.0}
     ]
+
+
+def abstaining() -> Scores:
+    """Three systems of twenty questions: one states something on the three easy ones alone, one on all but two."""
+    scores: Scores = {("shy", "x", question): 1.0 if question < 3 else None for question in range(20)}
+    scores |= {("able", "x", question): 0.75 for question in range(20)}
+    return scores | {("poor", "x", question): 0.5 if question < 18 else None for question in range(20)}
+
+
+def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(spark: SparkSession, tmp_path: Path) -> None:
+    output, notes = write_output(tmp_path / "out", abstaining()), list[str]()
+    by_mean = compare(spark, [output], seed=0, notify=notes.append)
+    zero = compare(spark, [output], seed=0, undefined="zero")
+
+    assert [(row["system"], row["mean"], row["mean_zero"], row["answer_rate"]) for row in by_mean["systems"]] == [
+        ("shy", 1.0, 3 / 20, 3 / 20),
+        ("able", 0.75, 0.75, 1.0),
+        ("poor", 0.5, 9 / 20, 18 / 20),
+    ]
+    assert [row["system"] for row in zero["systems"]] == ["able", "poor", "shy"]
+    shy = zero["systems"][-1]
+    limits = bca_interval([0.0, 1.0], [17, 3], seed=0)
+    assert (shy["ci_low"], shy["ci_high"]) == (limits.low, limits.high)
+    # Over all twenty questions, where the three with a score alone would say that it is better
+    (pair,) = [row for row in zero["comparisons"] if row["first"] == "able" and row["second"] == "shy"]
+    assert (pair["n"], pair["difference"]) == (20, pytest.approx(0.75 - 3 / 20))
+    assert notes[-1] == (
+        "qa: answer rates differ by more than chance (shy 0.15, able 1.00); "
+        "--undefined zero counts what was not answered as 0"
+    )
+
+
+def test_answer_rates_that_chance_explains_are_not_named(spark: SparkSession, tmp_path: Path) -> None:
+    scores = {key: score for key, score in abstaining().items() if key[0] != "shy"}
+    notes: list[str] = []
+    compare(spark, [write_output(tmp_path / "out", scores)], seed=0, notify=notes.append)
+    assert not any("answer rates" in note for note in notes)
+
+
+def test_the_command_ranks_by_the_mean_with_zeros(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = write_output(tmp_path / "out", abstaining())
+    assert main(["compare", output, "--undefined", "zero"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1:6] for line in lines[1:4]] == [
+        ["able", "20", "20", "1.00", "0.750"],
+        ["poor", "20", "18", "0.90", "0.450"],
+        ["shy", "20", "3", "0.15", "0.150"],
+    ]
+    with pytest.raises(SystemExit):
+        main(["compare", output, "--undefined", "none"])
 
 
 def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(spark: SparkSession, tmp_path: Path) -> None:
@@ -251,6 +304,7 @@ def test_what_is_no_output_of_score_is_refused(spark: SparkSession, tmp_path: Pa
 def ranking(*p_values: float | None) -> dict[str, list[dict[str, Any]]]:
     """Systems, and pairs with these adjusted p-values."""
     system = {"metric": "qa", "n": 20, "scored": 20, "mean": 0.5, "ci_low": 0.25, "ci_high": 0.75}
+    system |= {"answer_rate": 1.0, "undefined": 0}
     pair = {"metric": "qa", "n": 20, "difference": 0.125, "p_value": 0.01}
     places = enumerate(p_values)
     return {

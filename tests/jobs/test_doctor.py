@@ -15,8 +15,8 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from untold.jobs import doctor
+from untold.jobs.asking.checks import check_lookups
 from untold.jobs.asking.endpoint import clear_text_warning
-from untold.jobs.asking.trying import check_lookups
 from untold.jobs.doctor import (
     Finding,
     check_disk,

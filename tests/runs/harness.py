@@ -54,6 +54,14 @@ def words_of(
     return words
 
 
+def write_foreign_modules(folder: Path) -> Path:
+    """Makes modules of a user's in a folder, named as ours and one of Python's, that break when they are imported."""
+    for name in ("jobs/__init__.py", "udfs/__init__.py", "graph/__init__.py", "conf/__init__.py", "json.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("raise ImportError('a module of the user was imported')\n", encoding="utf-8")
+    return folder
+
+
 def clean_environment() -> dict[str, str]:
     """This process's environment without what would be settings or keys of a run."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
@@ -161,6 +169,20 @@ def score(endpoint: ModelServer | str, samples: Path, output: Path, *flags: str,
     finally:
         if run.is_running:
             run.kill()
+
+
+def start_worker(spool: Path, *flags: str, **variables: str) -> subprocess.Popen[str]:
+    """`untold answer` of a spool in a process and a folder of its own, with a Ray of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "untold", "answer", str(spool), *flags],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**clean_environment(), **variables},
+    )
 
 
 def kill_processes(processes: Iterable[psutil.Process]) -> None:

@@ -206,7 +206,7 @@ def test_an_answering_process_that_is_killed_as_a_segment_is_written_ends_the_ru
     run = job.start(stop_at=SEGMENT)
     wait_for(run, job.note.exists)
     below = run.tree()[1:]
-    kill_processes([process for process in below if "untold.jobs.answer" in process.cmdline()])
+    kill_processes([process for process in below if "untold.jobs.asking.answering" in process.cmdline()])
     ended = run.wait()
     kill_processes(below)
     paid_twice = unwritten_at_a_stop(job)

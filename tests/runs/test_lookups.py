@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +16,15 @@ from pyspark.sql import SparkSession
 
 from tests.fakes.lookups import search, vector_of
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import PROMPTS, WAIT_SECONDS, clean_environment, kill_processes, most_within, times
+from tests.runs.harness import PROMPTS, WAIT_SECONDS, kill_processes, most_within, start_worker, times
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
 from untold.jobs.asking.calling import call_settings
-from untold.jobs.asking.job import Job, job_to_json
+from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.process import AnsweringProcess
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.spool import Spool
 from untold.jobs.metrics.grounding import ground, grounding_stage
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import normalised
@@ -202,16 +200,16 @@ def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServ
         jobs.append(Job(str(tmp_path / name / "requests"), str(tmp_path / name / "store"), name, stage, call))
     with run_here.answering(2) as processes:
         outcomes = answer_together(processes, jobs)
-    assert [outcome["tally"]["calls"] for outcome in outcomes] == [20, 20]
+    assert [outcome.usage.calls for outcome in outcomes] == [20, 20]
     moments = times(server.arrivals())
     assert len(moments) == 40
     assert most_within(moments, 1.0) <= per_minute / 60 + 2
 
 
-def answer_together(processes: list[AnsweringProcess], jobs: list[Job]) -> list[dict[str, Any]]:
+def answer_together(processes: list[AnsweringProcess], jobs: list[Job]) -> list[Outcome]:
     """What comes of jobs that are answered at one time."""
 
-    def answer(process: AnsweringProcess, job: Job) -> dict[str, Any]:
+    def answer(process: AnsweringProcess, job: Job) -> Outcome:
         return process.answer(job, lambda _: None, lambda _: None, lambda: False)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -228,33 +226,19 @@ def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(serve
     stage = bind_stage("embed_text", settings)
     call = replace(call_settings(settings, stage, server.base_url, str(tmp_path)), flush=0.2)
     rows = [{"request_id": f"r{number:04d}", "text": f"hive {number}", "kind": "document"} for number in range(800)]
-    (tmp_path / "requests").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "requests" / "1.parquet")
-    job = Job(str(tmp_path / "requests"), str(tmp_path / "store"), "one", stage, call)
-    first = start_answering(job, tmp_path / "one.json")
+    job = Spool(str(tmp_path)).job("vectors")
+    Path(job.requests).mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), f"{job.requests}/1.parquet")
+    job.publish(Job(job.requests, job.completions, "one", stage, call))
+    first = start_worker(tmp_path)
     server.wait_for(40, timeout=WAIT_SECONDS)
     kill_processes([psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)])
     first.wait()
-    arrived, kept = server.count(), stored_ids(tmp_path / "store")
+    arrived, kept = server.count(), stored_ids(Path(job.completions))
     assert 0 < len(kept) < len(rows)
-    second = start_answering(replace(job, run="two"), tmp_path / "two.json")
-    assert second.wait(WAIT_SECONDS) == 0
-    assert stored_ids(tmp_path / "store") == {row["request_id"] for row in rows}
+    assert start_worker(tmp_path).wait(WAIT_SECONDS) == 0
+    assert stored_ids(Path(job.completions)) == {row["request_id"] for row in rows}
     assert server.count() - arrived == -(-(800 - len(kept)) // BATCH)
-
-
-def start_answering(job: Job, settings: Path) -> subprocess.Popen[bytes]:
-    """The answering half alone, with a Ray of its own."""
-    settings.write_text(json.dumps(job_to_json(job)))
-    places = ["--requests", job.requests, "--store", job.directory, "--settings", str(settings)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "untold.jobs.answer", *places],
-        cwd=settings.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=clean_environment(),
-    )
 
 
 def stored_ids(store: Path) -> set[str]:

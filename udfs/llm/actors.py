@@ -19,16 +19,17 @@ from ray.exceptions import RayActorError
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.client import Endpoint
-from untold.udfs.llm.limiter import Lease, Limiter, Report, Spent
+from untold.udfs.llm.limiter import Lease, Limiter, Report
 from untold.udfs.llm.records import COMPLETIONS
 from untold.udfs.llm.script import key_header_of
 from untold.udfs.llm.segments import SegmentWriter, write_file
 from untold.udfs.llm.units import read_requests
+from untold.udfs.llm.usage import Usage
 from untold.udfs.stages import definition_of
 
 NAMESPACE = "untold"
 # Of reports and leases: runs of another version have a limiter of their own.
-PROTOCOL = 3
+PROTOCOL = 4
 # Long enough for the next stage, or a run a little later, to find what was learnt of the endpoint's rate.
 IDLE_SECONDS = 600.0
 IDLE_CHECK_SECONDS = 30.0
@@ -51,7 +52,7 @@ class LimiterActor:
         self._used = monotonic()
         return self._limiter.lease(report)
 
-    def leave(self, client: str) -> Spent:
+    def leave(self, client: str) -> Usage:
         """`Limiter.leave`. No use: an actor that only hears farewells may end."""
         return self._limiter.leave(client)
 
@@ -144,7 +145,7 @@ class AnsweringActor:
         """Takes single requests."""
         self._running().feed(unit, rows)
 
-    async def remember(self, gone: Mapping[str, Spent]) -> None:
+    async def remember(self, gone: Mapping[str, Usage]) -> None:
         """`Asker.remember`."""
         self._running().remember(gone)
 

@@ -15,16 +15,17 @@ from time import monotonic
 from typing import Any
 
 from untold.udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
-from untold.udfs.llm.calls import Answer, Progress, Request, Tally, Usage, Work
+from untold.udfs.llm.calls import Answer, Progress, Request, Work
 from untold.udfs.llm.client import Endpoint
-from untold.udfs.llm.door import Door
-from untold.udfs.llm.limiter import Lease, Report, Spent
+from untold.udfs.llm.limiter import Lease, Report
 from untold.udfs.llm.pacing import CompletionSizes, Pacing
 from untold.udfs.llm.records import completion_of
 from untold.udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
 from untold.udfs.llm.script import Parse, Script, failed, script_of
 from untold.udfs.llm.segments import SegmentWriter
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
+from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.waiters import Waiters
 
 # How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
 FLUSH_LOOK_SECONDS = 0.1
@@ -89,7 +90,7 @@ class Asker:
         self._standing = Standing(answered_ever=work.answered_before, completed=work.answered_before)
         # Vectors and hits are no tokens
         self._sizes = CompletionSizes(stage.max_tokens if stage.api in ("chat", "completions") else 0)
-        self._tally, self._units, self._door = Tally(), Units(), Door()
+        self._usage, self._units, self._waiters = Usage(), Units(), Waiters()
         self._ready: deque[Request] = deque()
         # Errors about the run that may turn out to be their rows' alone: recorded once a completion has come between
         self._held: list[tuple[Request, Answer]] = []
@@ -111,10 +112,9 @@ class Asker:
         fed = [Request(request_id, variables, unit) for request_id, variables in requests]
         self._ready.extend(gather(fed, self._settings.batch) if self._stage.api == "embeddings" else fed)
         self._units.take(unit, len(fed))
-        self._tally.taken += len(fed)
         self._need_lease.set()
 
-    def remember(self, gone: Mapping[str, Spent]) -> None:
+    def remember(self, gone: Mapping[str, Usage]) -> None:
         """Takes what other askers of the stage that died had spent, by name, to tell a limiter that is restarted."""
         self._work = replace(self._work, gone=gone)
 
@@ -125,7 +125,7 @@ class Asker:
             if task.done() and not task.cancelled():
                 task.result()
         return Progress(
-            tally=self._tally,
+            usage=self._usage,
             queued=sum(request.rows for request in self._ready),
             in_flight=self._in_flight,
             finished_units=tuple(self._units.finished),
@@ -162,11 +162,11 @@ class Asker:
         return self.progress()
 
     async def _answer(self) -> None:
-        """A worker: takes the next request and the right to send it, asks, and again; waits at the door for both."""
+        """A worker: takes the next request and the right to send it, asks, and again; waits for both."""
         while True:
             request = self._take()
             if request is None:
-                await self._door.wait()
+                await self._waiters.wait()
                 continue
             self._in_flight += 1
             try:
@@ -183,14 +183,14 @@ class Asker:
             self._need_lease.set()
             return None
         if wait:
-            self._door.open_after(wait)
+            self._waiters.wake_after(wait)
             return None
         request = self._ready.popleft()
         request.reserved = self._pacing.use()
         if self._pacing.runs_low:
             self._need_lease.set()
         if self._pacing.held and self._ready:
-            self._door.open()
+            self._waiters.wake()
         return request
 
     def _may_send(self) -> bool:
@@ -216,9 +216,7 @@ class Asker:
             self._record(request, failure or Answer())
             return
         # Counted before it is sent: what is in flight when a process is killed may have been paid for.
-        self._tally.asked += not request.calls
-        self._tally.tool_turns += request.turn_due
-        self._tally.calls += 1
+        self._usage += Usage(calls=1, asked=not request.calls, tool_turns=request.turn_due)
         request.calls, request.turn_due = request.calls + 1, False
         answer = await self._endpoint.call(self._stage.api, body, left, self._script.reader(request))
         self._book(request, answer, len(body))
@@ -233,13 +231,12 @@ class Asker:
         if timed_out:
             usage = Usage(self._script.tokens_of(sent), 0, self._sizes.expected, estimated=True)
         spend(request, usage, answer.parts)
-        self._tally.spend(usage)
-        used = usage.prompt_tokens + usage.completion_tokens
+        self._usage += usage
         lost = timed_out or answer.error_type == "connection"
         reserved = request.release()
         # What became of a call without an answer nobody knows; the limit holds whichever it was, so that all of it is
         # used up.
-        self._pacing.settle(reserved, max(used, reserved) if lost else used)
+        self._pacing.settle(reserved, max(usage.tokens, reserved) if lost else usage.tokens)
         if answer.model:
             self._models.add(answer.model)
         if answer.text is not None:
@@ -274,7 +271,7 @@ class Asker:
             # Not only by the next lease: what is sent until then would be refused too.
             self._pacing.pause(answer.retry_after, now)
         if answer.error_type == "http_429":
-            self._tally.rate_limited += 1
+            self._usage += Usage(rate_limited=1)
             request.limited += 1
         verdict = judge(request, answer, self._settings.max_attempts, free=free)
         request.attempts += verdict.attempt
@@ -309,7 +306,7 @@ class Asker:
             held, self._held = self._held, []
             for request, answer in held:
                 self._record(request, answer)
-            self._door.open()
+            self._waiters.wake()
 
     def _rows_held(self) -> int:
         """How many rows wait behind errors about the run."""
@@ -331,7 +328,7 @@ class Asker:
         """Puts a request back, before those that were never asked: its deadline runs already."""
         self._ready.appendleft(request)
         self._need_lease.set()
-        self._door.open()
+        self._waiters.wake()
 
     def _record(self, request: Request, answer: Answer) -> None:
         """Ends a request. One for several rows that a single row of them may have spoilt is asked in halves."""
@@ -350,8 +347,7 @@ class Asker:
         vector = 0 if answer.vector is None else answer.vector.nbytes
         size = len(answer.text or "") + vector + len(row.request_id) + 200
         self._writer.add(completion_of(row, answer, rated=self._stage.rated, run=self._work.run), size)
-        self._tally.done += 1
-        self._tally.failed += answer.error_type is not None
+        self._usage += Usage(done=1, failed=answer.error_type is not None)
         self._units.record(row.unit)
 
     async def _keep_flushing(self) -> None:
@@ -374,7 +370,7 @@ class Asker:
                 raise
             return False
         self._units.finished.extend(recorded)
-        self._door.open()
+        self._waiters.wake()
         return True
 
     async def _keep_leasing(self) -> None:
@@ -402,13 +398,13 @@ class Asker:
         self._standing.learn(lease, self._pacing.clock.local(lease.answered_at))
         if self._held:
             self._settle_held()
-        self._door.open()
+        self._waiters.wake()
         return bool(lease.times)
 
     def _report(self) -> Report:
         """What is told with the next lease, with all that is news since the last one."""
         self._reports += 1
-        report = self._pacing.report(self._work, self._tally, self._wanted(), self._in_flight, monotonic())
+        report = self._pacing.report(self._work, self._usage, self._wanted(), self._in_flight, monotonic())
         completed = self._standing.completed
         outage = self._settings.outage if completed else min(FIRST_OUTAGE_SECONDS, self._settings.outage)
         return replace(report, number=self._reports, outage_seconds=outage, **vars(self._standing.tell()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from untold.udfs.llm.calls import Answer, Request, Usage
+from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.retrying import ASK_AGAIN, is_fault
+from untold.udfs.llm.usage import Usage
 
 
 def gather(rows: Sequence[Request], size: int) -> Iterator[Request]:
@@ -68,15 +69,15 @@ def _is_about_rows(answer: Answer) -> bool:
 def spend(request: Request, usage: Usage, parts: Sequence[Answer]) -> None:
     """Books a call's tokens: for its members what their answers say; without these, equal shares."""
     if not request.members:
-        request.spend(usage)
+        request.usage += usage
         return
     if parts:
         for member, part in zip(request.members, parts, strict=True):
-            member.spend(part.usage)
+            member.usage += part.usage
         return
     for place, member in enumerate(request.members):
         low, high = (usage.prompt_tokens * number // request.rows for number in (place, place + 1))
-        member.spend(replace(usage, prompt_tokens=high - low, cached_prompt_tokens=0, completion_tokens=0))
+        member.usage += Usage(high - low, estimated=usage.estimated)
 
 
 def split_answered(request: Request, answer: Answer) -> tuple[list[tuple[Request, Answer]], Request | None, Answer]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.limiter import NOTHING_SPENT, Budget, Limits, Spent
-from untold.udfs.llm.prices import Prices
+from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.tools import ToolCall
+from untold.udfs.llm.usage import Prices, Usage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,16 +47,6 @@ class CallSettings:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """Tokens of one call; `estimated` where the endpoint did not return them, or more than there can be."""
-
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    completion_tokens: int = 0
-    estimated: bool = False
-
-
-@dataclass(frozen=True)
 class Answer:
     """What came of one call.
 
@@ -69,7 +59,7 @@ class Answer:
     text: str | None = None
     finish_reason: str | None = None
     model: str | None = None
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     logprobs: Any = None
     tool_calls: tuple[ToolCall, ...] = ()
     error_type: str | None = None
@@ -95,46 +85,20 @@ class Work:
     run: str
     stage: Stage
     settings: CallSettings
-    spent_before: Spent = NOTHING_SPENT
+    spent_before: Usage = field(default_factory=Usage)
     answered_before: bool = False
-    gone: Mapping[str, Spent] = field(default_factory=dict)
-
-
-@dataclass
-class Tally:
-    """What one asker did so far. Counts only grow. `tool_turns` are calls that went on after a tool was used."""
-
-    taken: int = 0
-    done: int = 0
-    failed: int = 0
-    asked: int = 0
-    calls: int = 0
-    rate_limited: int = 0
-    tool_turns: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    tokens_estimated: bool = False
-
-    def __add__(self, other: Tally) -> Tally:
-        """The tally of two askers, or of two starts of one run."""
-        return Tally(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(Tally)})
-
-    def spend(self, usage: Usage) -> None:
-        """Books the tokens of a call."""
-        self.prompt_tokens += usage.prompt_tokens
-        self.completion_tokens += usage.completion_tokens
-        self.tokens_estimated |= usage.estimated
+    gone: Mapping[str, Usage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A snapshot of an asker: its tally, what waits and is in flight, which units are written, why it stands still.
+    """A snapshot of an asker: what it used, what waits and is in flight, which units are written, why it stands still.
 
     `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
     `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long.
     """
 
-    tally: Tally
+    usage: Usage
     queued: int
     in_flight: int
     finished_units: tuple[str, ...]
@@ -169,10 +133,7 @@ class Request:
     first_sent: float | None = None
     first_fault: float | None = None
     last: Answer | None = None
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    completion_tokens: int = 0
-    estimated: bool = False
+    usage: Usage = field(default_factory=Usage)
     rounds: int = 0
     turn_due: bool = False
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -201,10 +162,3 @@ class Request:
         """Ends the reservation of its call; the tokens that were reserved."""
         reserved, self.reserved = self.reserved, 0
         return reserved
-
-    def spend(self, usage: Usage) -> None:
-        """Books the tokens of a call."""
-        self.prompt_tokens += usage.prompt_tokens
-        self.cached_prompt_tokens += usage.cached_prompt_tokens
-        self.completion_tokens += usage.completion_tokens
-        self.estimated |= usage.estimated

@@ -10,21 +10,28 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from importlib import import_module
 from ipaddress import ip_address
 from math import isfinite
 from time import time
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import urlsplit
 
 import aiohttp
-import httpx2
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
+from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
-from untold.udfs.llm.calls import Answer, Usage
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import Prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
+from untold.udfs.llm.usage import Usage
+
+if TYPE_CHECKING:
+    import httpx2 as httpx
+else:
+    # What the client of openai is made of
+    httpx = import_module("httpx" if VERSION.startswith("2.") else "httpx2")
 
 TOP_LOGPROBS = 10
 # The header that a key is sent in, where an API has no other
@@ -101,13 +108,13 @@ class _TooLargeError(Exception):
     """A body is longer than `MOST_BYTES`, or encoded in a way that was not asked for."""
 
 
-class _BoundedBody(httpx2.AsyncByteStream):
+class _BoundedBody(httpx.AsyncByteStream):
     """A response's body, decoded, of at most `MOST_BYTES`: what is longer is not read to its end.
 
-    The decoders of httpx2 work in pieces too, but nothing of theirs can be told to stop.
+    The decoders of httpx work in pieces too, but nothing of theirs can be told to stop.
     """
 
-    def __init__(self, body: httpx2.AsyncByteStream, *, inflate: bool) -> None:
+    def __init__(self, body: httpx.AsyncByteStream, *, inflate: bool) -> None:
         self._body = body
         # 32 + MAX_WBITS: zlib finds out by itself whether the header is that of gzip or of zlib
         self._inflater = zlib.decompressobj(32 + zlib.MAX_WBITS) if inflate else None
@@ -134,15 +141,15 @@ class _BoundedBody(httpx2.AsyncByteStream):
         await self._body.aclose()
 
 
-async def _bound_body(response: httpx2.Response) -> None:
-    """Puts the bound on a response before its body is read (a hook of httpx2)."""
+async def _bound_body(response: httpx.Response) -> None:
+    """Puts the bound on a response before its body is read (a hook of httpx)."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", *_INFLATED):
         raise _TooLargeError
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    assert isinstance(response.stream, httpx.AsyncByteStream)
     response.stream = _BoundedBody(response.stream, inflate=encoding in _INFLATED)
     if encoding in _INFLATED:
-        # httpx2 would inflate a second time what is inflated already.
+        # httpx would inflate a second time what is inflated already.
         del response.headers["content-encoding"]
 
 
@@ -170,8 +177,8 @@ class Endpoint:
                 # The one encoding whose decoder can be stopped in the middle.
                 headers={"Accept-Encoding": "gzip"},
                 event_hooks={"response": [_bound_body]},
-                limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-                timeout=httpx2.Timeout(timeout),
+                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+                timeout=httpx.Timeout(timeout),
                 # The key goes to the address of the settings and to no other.
                 follow_redirects=False,
                 trust_env=not is_loopback(base_url),
@@ -214,15 +221,15 @@ class Endpoint:
             return read(response.content, len(body), response.headers)
         return read_completion(response.content, api, len(body), response.headers)
 
-    async def _send(self, api: str, body: bytes) -> httpx2.Response:
+    async def _send(self, api: str, body: bytes) -> httpx.Response:
         """The response to a POST of the body, or, of a search, to a GET whose query the body is."""
         if api == "search":
             # A whole address, as the client would put a slash between its own and a query
             url = f"{self._base_url}?{body.decode('ascii')}"
-            return await self._client.get(url, cast_to=httpx2.Response, options=self._options)
+            return await self._client.get(url, cast_to=httpx.Response, options=self._options)
         # The package's public `post` with bytes: its typed call transforms the arguments, at 1.05 ms CPU a call instead
         # of 0.50.
-        return await self._client.post(_PATHS[api], content=body, cast_to=httpx2.Response, options=self._options)
+        return await self._client.post(_PATHS[api], content=body, cast_to=httpx.Response, options=self._options)
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
+from untold.udfs.llm.usage import Usage
+
 # Slots are leased for a quarter of a second of the rate: longer leases, and two clients exceed a second's bound.
 HORIZON = 0.25
 # Slots at 99 % of a limit used 98.6-99.0 % of it, and never exceeded it within a minute (measured).
@@ -53,22 +55,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What was spent so far: calls sent, tokens used, cost in the prices' currency."""
-
-    calls: int = 0
-    tokens: int = 0
-    cost: float = 0.0
-
-    def __add__(self, other: Spent) -> Spent:
-        """What was spent in both."""
-        return Spent(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
-
-
-NOTHING_SPENT = Spent()
-
-
-@dataclass(frozen=True)
 class Report:
     """What a client tells with every lease. Counts are since the last report unless said otherwise.
 
@@ -91,8 +77,8 @@ class Report:
     number: int = 0
     held: int = 0
     held_tokens: int = 0
-    spent: Spent = NOTHING_SPENT
-    spent_before: Spent = NOTHING_SPENT
+    spent: Usage = field(default_factory=Usage)
+    spent_before: Usage = field(default_factory=Usage)
     cost_per_token: float = 0.0
     cost_per_call: float = 0.0
     unused_tokens: int = 0
@@ -106,16 +92,16 @@ class Report:
     retry_after: float | None = None
     ahead: float = NEVER
     places: int = 0
-    gone: Mapping[str, Spent] = field(default_factory=dict)
+    gone: Mapping[str, Usage] = field(default_factory=dict)
     paused: float = 0.0
     tokens_ahead: float = NEVER
     outage_seconds: float = 600.0
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
 
-    def expects(self, calls: int, tokens: int) -> Spent:
+    def expects(self, calls: int, tokens: int) -> Usage:
         """What so many calls with so many tokens together may cost."""
-        return Spent(calls, tokens, tokens * self.cost_per_token + calls * self.cost_per_call)
+        return Usage(tokens, calls=calls, cost=tokens * self.cost_per_token + calls * self.cost_per_call)
 
 
 @dataclass(frozen=True)
@@ -160,13 +146,13 @@ class _Run:
 
     began: float
     seen: float
-    spent_before: Spent = NOTHING_SPENT
-    committed: dict[str, Spent] = field(default_factory=dict)
+    spent_before: Usage = field(default_factory=Usage)
+    committed: dict[str, Usage] = field(default_factory=dict)
     completed: bool = False
     doubts: int = 0
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         """What all of its starts spent or may spend, those of clients that are dead included."""
         return sum(self.committed.values(), self.spent_before)
 
@@ -240,12 +226,12 @@ class Limiter:
         paused, answered, told = self._paused_until, self._answered_at, (run.completed, run.doubts)
         return Lease(now, tuple(times), places, paused, refusal, probing, strict, answered, *told, self._next_token)
 
-    def leave(self, client: str) -> Spent:
+    def leave(self, client: str) -> Usage:
         """Frees the places of a client that is gone; what it spent, or might have, stays spent and is given."""
         if client in self._clients:
             gone = self._clients[client]
             gone.places, gone.may_hold, gone.wants = 0, 0, False
-        return next((run.committed[client] for run in self._runs.values() if client in run.committed), NOTHING_SPENT)
+        return next((run.committed[client] for run in self._runs.values() if client in run.committed), Usage())
 
     def _find(self, report: Report, now: float) -> tuple[_Client, _Run]:
         """The client and the run of a report, brought up to date with what it may spend."""
@@ -255,7 +241,7 @@ class Limiter:
         run.committed[report.client] = report.spent + report.expects(report.held, report.held_tokens)
         run.spent_before = _more(run.spent_before, report.spent_before)
         for name, spent in report.gone.items():
-            run.committed[name] = _more(run.committed.get(name, NOTHING_SPENT), spent)
+            run.committed[name] = _more(run.committed.get(name, Usage()), spent)
         return client, run
 
     def _recall(self, report: Report, now: float) -> None:
@@ -423,16 +409,16 @@ def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
     return 0.0 if tokens_per_minute is None else tokens * 60.0 / (tokens_per_minute * SHARE_OF_LIMIT)
 
 
-def _more(first: Spent, second: Spent) -> Spent:
+def _more(first: Usage, second: Usage) -> Usage:
     """The later of two accounts of the same client: calls only grow."""
     return max(first, second, key=lambda spent: spent.calls)
 
 
-def _within(spent: Spent, budget: Budget) -> bool:
+def _within(spent: Usage, budget: Budget) -> bool:
     """Whether what was spent is no more than each bound of the budget."""
     pairs = (
         (spent.calls, budget.max_calls),
         (spent.tokens, budget.max_tokens),
-        (spent.cost, budget.max_cost),
+        (spent.cost or 0.0, budget.max_cost),
     )
     return all(bound is None or value <= bound for value, bound in pairs)

@@ -9,8 +9,9 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
-from untold.udfs.llm.calls import Tally, Work
-from untold.udfs.llm.limiter import Lease, Report, Spent
+from untold.udfs.llm.calls import Work
+from untold.udfs.llm.limiter import Lease, Report
+from untold.udfs.llm.usage import Usage
 
 # A slot used later than this would crowd the next ones: a second's bound allows a tenth more than the rate.
 LATE_SECONDS = 0.05
@@ -135,7 +136,7 @@ class Pacing:
         room = max(1, self.places - in_flight) + 1 if self.strict else PREFETCH
         return max(0, min(waiting, room) - len(self._slots))
 
-    def report(self, work: Work, tally: Tally, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
+    def report(self, work: Work, usage: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
         """What is told with the next lease, but for the news; unused tokens are told once.
 
         `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the room for the next
@@ -143,9 +144,7 @@ class Pacing:
         """
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
-        tokens = tally.prompt_tokens + tally.completion_tokens
         price = settings.prices.most_of_a_token
-        cost = settings.prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
         return Report(
             client=work.name,
             run=work.asking,
@@ -153,7 +152,7 @@ class Pacing:
             in_flight=in_flight,
             held=self.held,
             held_tokens=self.held_tokens,
-            spent=Spent(tally.calls, tokens + self.reserved, cost + self.reserved * price),
+            spent=settings.prices.priced(usage) + Usage(self.reserved, cost=self.reserved * price),
             spent_before=work.spent_before,
             cost_per_token=price,
             cost_per_call=settings.prices.of_a_call,

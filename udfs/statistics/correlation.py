@@ -13,6 +13,8 @@ from untold.udfs.statistics.intervals import CELLS_IN_MEMORY, SAME, FloatArray, 
 
 # Two points always lie on a line
 LEAST = 3
+# Below it a resample or a jackknife has two points, and the limits are -1 and 1 whatever the pairs are
+LEAST_FOR_LIMITS = 5
 # Columns of the matrix of signs that are held as numbers of 32 bits at once: a few MiB at thousands of samples
 SIGNS_AT_ONCE = 1024
 
@@ -21,7 +23,8 @@ SIGNS_AT_ONCE = 1024
 class Correlation:
     """A coefficient over n pairs; all else is None below three pairs or where a side is constant.
 
-    `p_value` is two-sided, of independent pairs; `low` and `high` are None too where the bootstrap is degenerate.
+    `p_value` is two-sided, of independent pairs; `low` and `high` are None too below `LEAST_FOR_LIMITS` pairs, or
+    where the bootstrap is degenerate.
     """
 
     n: int
@@ -78,6 +81,8 @@ def correlate(
     if x.size < LEAST or min(np.ptp(x), np.ptp(y)) == 0:
         return {name: Correlation(x.size, None, None, None, None) for name in COEFFICIENTS}
     owner = _places(clusters, x.size)
+    if x.size < LEAST_FOR_LIMITS:
+        return {name: Correlation(x.size, *_from_scipy(name, x, y), None, None) for name in COEFFICIENTS}
     pairs = _pair(x, y)
     observed = _all(pairs, np.ones((1, x.size)))
     drawn = _over(pairs, _drawn(owner, resamples, seed))

@@ -107,6 +107,29 @@ def bca_interval(
     return _limits(mean, shifts, shares, float(distinct[0]), float(distinct[-1]))
 
 
+def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Interval:
+    """The share of n independent answers of yes or no, and its Wilson score interval; all None where n is 0.
+
+    It has limits where all answers are equal too, where a bootstrap has none. Wilson 1927;
+    `scipy.stats.binomtest(successes, n).proportion_ci(method="wilson")` is the reference. Raises ValueError where
+    successes are not from 0 to n.
+
+    >>> wilson_interval(9, 10)
+    Interval(mean=0.9, low=0.5958499732047615, high=0.9821237869049271)
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must lie between 0 and {n}, not {successes}")
+    _check_options(confidence, 1)
+    if n == 0:
+        return Interval(None, None, None)
+    z = float(ndtri((1 + confidence) / 2))
+    middle = successes + z * z / 2
+    half = z * math.sqrt(successes * (n - successes) / n + z * z / 4)
+    low = 0.0 if successes == 0 else (middle - half) / (n + z * z)
+    high = 1.0 if successes == n else (middle + half) / (n + z * z)
+    return Interval(successes / n, low, high)
+
+
 def clustered_acceleration(sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None = None) -> float | None:
     """The acceleration of the mean over all samples, leaving out one cluster at a time; None where no cluster matters.
 

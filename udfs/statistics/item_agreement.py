@@ -1,4 +1,4 @@
-"""What people say of items against what a metric says of them: majorities, precision, recall and F1, Fleiss' kappa."""
+"""What people say of items against what a metric says of them: majorities, precision, recall, F1, kappa and alpha."""
 
 from __future__ import annotations
 
@@ -52,6 +52,26 @@ def fleiss_kappa(table: ArrayLike) -> float | None:
     chance = float((shares * shares).sum())
     # One category alone: 1 exactly, as its share is
     return None if chance == 1 else (fsum(agreed) / len(counts) - chance) / (1 - chance)
+
+
+def krippendorff_alpha(table: ArrayLike) -> float | None:
+    """Krippendorff's alpha of annotators, of nominal labels; None where no item has two labels, or all are equal.
+
+    table: int[items, categories], how many annotators chose each; items may differ in how many labelled them, and those
+    with fewer than two are left out. An item counts by its labels, where Fleiss' kappa counts all items alike.
+    Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"; the package `krippendorff` is the reference.
+    """
+    counts: IntArray = np.atleast_2d(np.asarray(table, dtype=np.int64))
+    counts = counts[counts.sum(axis=1) >= 2]
+    if not len(counts):
+        return None
+    raters, labels = counts.sum(axis=1), counts.sum(axis=0)
+    total = int(labels.sum())
+    by_chance = total * total - int((labels * labels).sum())
+    if not by_chance:
+        return None
+    unequal = (raters * raters - (counts * counts).sum(axis=1)) / (raters - 1)
+    return 1 - (total - 1) * fsum(unequal) / by_chance
 
 
 def item_averages(

@@ -10,7 +10,7 @@ import numpy as np
 
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1, table_interval
-from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, bca_interval, clustered_bca_interval
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.totals import total_interval
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
@@ -65,11 +65,12 @@ def verdict_intervals(rows: Sequence[Row], labels: VerdictLabels, *, seed: int) 
     """By name of `MEASURES`, over all claims. rows: unit, label, verdict, count.
 
     A unit is a cluster of claims (those of one answer), resampled as a whole; where it is None claims are resampled one
-    by one. Methods, sections 6 and 7.
+    by one, and the interval of accuracy is Wilson's. Methods, sections 6 and 7.
     """
     if any(row["unit"] is None for row in rows) or not rows:
         table = labels.table(rows)
-        return {name: table_interval(measure, table, seed=seed) for name, measure in MEASURES.items()}
+        found = {name: table_interval(measure, table, seed=seed) for name, measure in MEASURES.items()}
+        return {**found, "accuracy": wilson_interval(int(np.trace(table)), int(table.sum()))}
     by_unit: dict[str, list[Row]] = {}
     for row in rows:
         by_unit.setdefault(row["unit"], []).append(row)
@@ -100,6 +101,6 @@ def supported_share(rows: Sequence[Row], column: str, *, seed: int) -> tuple[Int
     size = sum(own for _, own in sums.values())
     if None in sums:
         supported = sum(one for one, _ in sums.values())
-        return bca_interval([0.0, 1.0], [size - supported, supported], seed=seed), size
+        return wilson_interval(supported, size), size
     above, below = ([counts[place] for counts in sums.values()] for place in (0, 1))
     return clustered_bca_interval(above, below, seed=seed), size

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -9,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import sleep, time
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -160,52 +158,6 @@ def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compacti
     (tmp_path / ".base-killed.parquet.tmp").write_bytes(b"part of it")
     assert compaction.is_due(str(tmp_path))
     assert not compaction.is_due(str(tmp_path / "nowhere"))
-
-
-def note(folder: Path, segments: list[str], files: list[str], at: float = 0.0) -> None:
-    """What the version before snapshots wrote of a compaction."""
-    content = {"at": at, "segments": segments, "files": files}
-    (folder / "_compacted-run.json").write_text(json.dumps(content))
-
-
-def test_a_note_of_somebody_else_deletes_nothing(tmp_path: Path) -> None:
-    victim = tmp_path / "victim.parquet"
-    victim.write_bytes(b"precious")
-    folder = tmp_path / "stage"
-    old = segments_of(folder, "run1", 3)
-    write(folder, "compact-run-0000.parquet", [row()])
-    into = f"{folder}/compact-run-0000.parquet"
-    hostile: list[Any] = [
-        ([str(victim)], []),
-        ([f"{folder}/../victim.parquet"], [into]),
-        ([str(victim)], [into]),
-        ([str(path) for path in old], [into]),
-        ([str(path) for path in old], []),
-        ([str(path) for path in old], [f"{folder}/nowhere.parquet"]),
-        ([into], [into]),
-        ("text", 7),
-    ]
-    before = read_rows(folder)
-    for segments, files in hostile:
-        note(folder, segments, files)
-        compact_folder(str(folder))
-        compact_folder(str(folder))
-        assert victim.exists()
-        assert read_rows(folder) == before
-
-
-def test_a_good_note_is_taken_over(tmp_path: Path) -> None:
-    old = segments_of(tmp_path, "run1", 9)
-    rows = read_rows(tmp_path)
-    write(tmp_path, "compact-run1-0000.parquet", rows)
-    note(tmp_path, [str(path) for path in old], [f"{tmp_path}/compact-run1-0000.parquet"], at=time())
-    compact_folder(str(tmp_path))
-    assert live_names(tmp_path) == ["compact-run1-0000.parquet"]
-    assert names_in(tmp_path, "_compacted-*") == []
-    assert all(path.exists() for path in old)
-    compact_folder(str(tmp_path), clock=lambda: time() + WEEK + 60)
-    assert not any(path.exists() for path in old)
-    assert read_rows(tmp_path) == rows
 
 
 def test_the_first_compaction_that_ends_before_its_snapshot_doubles_nothing(tmp_path: Path) -> None:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
 from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.usage import Asked, Usage
+from untold.jobs.asking.usage import Account, Asked
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.calls import Tally
+from untold.udfs.llm.usage import Usage
 
 RESULTS = "request_id string, error_type string"
 STAGE = bind_stage("classify_relation", Settings())
 OTHER = bind_stage("extract_atoms", Settings())
 
 
-def asked(spark: SparkSession, *rows: tuple[str, str | None], reused: int = 0, **tally: int) -> Asked:
+def asked(spark: SparkSession, *rows: tuple[str, str | None], reused: int = 0, **counts: int) -> Asked:
     frame = spark.createDataFrame(list(rows), RESULTS)
-    return Asked(STAGE, frame, reused, asdict(Tally()) | tally, 1.5, 0.25)
+    return Asked(STAGE, frame, reused, Usage(seconds=1.5, cost=0.25, **counts))
 
 
 def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSession) -> None:
-    usage = Usage()
+    usage = Account()
     first = asked(spark, ("a", None), ("a", None), ("b", None), ("c", "timeout"), reused=1, calls=5, asked=2)
     # What the first answered is in the store before the second, which has `a` and `b` from there
     second = asked(spark, ("a", None), ("b", None), ("d", None), ("e", "unasked"), reused=2, calls=1, asked=1)
     usage.add(first)
     usage.add(second)
-    usage.add(replace(asked(spark, ("a", "unparsable")), stage=OTHER, cost=None))
+    usage.add(replace(asked(spark, ("a", "unparsable")), stage=OTHER, usage=Usage()))
 
     row, other = usage.rows
 
@@ -45,7 +45,7 @@ def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSessi
 
 
 def test_counting_is_one_execution_for_all_stages_and_none_the_second_time(spark: SparkSession) -> None:
-    usage = Usage()
+    usage = Account()
     for _ in range(3):
         usage.add(asked(spark, ("a", None)))
 

@@ -407,3 +407,22 @@ def test_every_error_that_a_user_can_mend_is_of_one_base() -> None:
     classes = error_classes()
     assert {SettingsError, LockedError} <= set(classes)
     assert {one.__name__ for one in classes if not issubclass(one, UserError)} == TURNED
+
+
+@pytest.mark.parametrize(
+    ("words", "absent", "told"),
+    [
+        (["meta-evaluate", "--output", "o"], ["nltk", "openpyxl"], "meta-evaluate needs nltk, openpyxl"),
+        (["combine-studies", "s", "--output", "o"], ["matplotlib"], "combine-studies needs matplotlib"),
+        (["sweep", "run"], ["matplotlib"], "sweep needs matplotlib"),
+        (["curve", "run"], ["networkx"], "curve needs networkx"),
+        (["show", "run", "--sample", "a", "--picture", "a.svg"], ["matplotlib"], "show --picture needs matplotlib"),
+    ],
+)
+def test_a_command_names_the_package_that_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], absent: list[str], told: str
+) -> None:
+    for name in absent:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(words) == 1
+    assert capsys.readouterr() == ("", f"untold: {told}: pip install 'untold[study]'\n")

@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.requests import Requests, Rows, result_schema
+from untold.jobs.asking.requests import Requests, Rows
+from untold.jobs.asking.results import result_schema
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.retrieval.sources import FOUND
 from untold.udfs.llm.keys import Stage

@@ -15,11 +15,6 @@ from untold.jobs.run import progress
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.progress import CLEAR, Course, Display, describe, fit
 from untold.jobs.run.terminal import width_of
-from untold.udfs.llm.calls import CallSettings
-from untold.udfs.llm.prices import Prices
-
-SETTINGS = CallSettings(base_url="http://127.0.0.1:9/v1")
-PRICED = CallSettings(base_url="http://127.0.0.1:9/v1", prices=Prices(2.0, 8.0))
 
 
 class Terminal(StringIO):
@@ -28,54 +23,53 @@ class Terminal(StringIO):
 
 
 def event(**fields: Any) -> dict[str, Any]:
-    tally = {"done": 1500, "calls": 1600, "failed": 0, "rate_limited": 0}
-    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 250_000, "tokens_estimated": False}
+    usage = {"done": 1500, "calls": 1600, "prompt_tokens": 1_000_000, "completion_tokens": 250_000}
     total = fields.pop("total", 6000)
-    return {"stage": "evaluate_coverage", "total": total, "tally": {**tally, **tokens, **fields}}
+    return {"stage": "evaluate_coverage", "total": total, "usage": {**usage, **fields}}
 
 
-def line_of(event: dict[str, Any], settings: CallSettings, seconds: float, course: Course | None = None) -> str:
-    return ", ".join(describe(event, settings, seconds, course or Course()).values())
+def line_of(event: dict[str, Any], seconds: float, course: Course | None = None) -> str:
+    return ", ".join(describe(event, seconds, course or Course()).values())
 
 
 def test_a_line_says_how_far_a_stage_is() -> None:
-    line = line_of(event(), SETTINGS, 100.0)
+    line = line_of(event(), 100.0)
     assert line == "evaluate_coverage: 1,500 / 6,000, 16.0 calls/s, 1,250,000 tokens, 5:00 left"
 
 
 def test_tokens_that_nobody_counted_are_marked() -> None:
-    assert ", ~1,250,000 tokens," in line_of(event(tokens_estimated=True), SETTINGS, 100.0)
+    assert ", ~1,250,000 tokens," in line_of(event(estimated=True), 100.0)
 
 
 def test_cost_is_shown_where_there_are_prices() -> None:
-    assert "cost 4.0000" in line_of(event(), PRICED, 100.0)
-    assert "cost" not in line_of(event(), SETTINGS, 100.0)
+    assert "cost 4.0000" in line_of(event(cost=4.0), 100.0)
+    assert "cost" not in line_of(event(), 100.0)
 
 
 def test_what_went_wrong_is_counted() -> None:
-    line = line_of(event(failed=3, rate_limited=12), SETTINGS, 100.0)
+    line = line_of(event(failed=3, rate_limited=12), 100.0)
     assert "3 failed, 12 rate limited" in line
 
 
 @pytest.mark.parametrize(("done", "shown"), [(0, False), (1, True), (5999, True), (6000, False)])
 def test_the_time_left_is_known_between_start_and_end(done: int, shown: bool) -> None:
-    assert ("left" in line_of(event(done=done), SETTINGS, 10.0)) is shown
+    assert ("left" in line_of(event(done=done), 10.0)) is shown
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(1.0, "0:03 left"), (400.0, "20:00 left"), (3600.0, "3:00:00 left")])
 def test_the_time_left_is_in_minutes_and_hours(seconds: float, left: str) -> None:
-    assert line_of(event(), SETTINGS, seconds).endswith(left)
+    assert line_of(event(), seconds).endswith(left)
 
 
 def test_the_first_moment_has_a_line_too() -> None:
-    assert "0 / 6,000" in line_of(event(done=0, calls=0), SETTINGS, 0.0)
+    assert "0 / 6,000" in line_of(event(done=0, calls=0), 0.0)
 
 
 def test_without_a_terminal_there_are_plain_lines() -> None:
     stream = StringIO()
     display = Display(stream)
     display.start("evaluate_coverage")
-    display.show(event(), SETTINGS)
+    display.show(event())
     display.note("a note")
     display.end()
     lines = stream.getvalue().splitlines()
@@ -93,7 +87,7 @@ def test_without_a_terminal_lines_are_seconds_apart(monkeypatch: pytest.MonkeyPa
     display.start("s")
     for _ in range(100):
         now += 0.5
-        display.show(event(), SETTINGS)
+        display.show(event())
     assert 4 <= len(stream.getvalue().splitlines()) - 1 <= 6
 
 
@@ -102,7 +96,7 @@ def test_on_a_terminal_one_line_rewrites_itself() -> None:
     display = Display(stream)
     display.start("s")
     for done in (1, 2, 3):
-        display.show(event(done=done), SETTINGS)
+        display.show(event(done=done))
     assert stream.getvalue().count("\n") == 0
     display.end()
     assert stream.getvalue().count("\n") == 1
@@ -122,14 +116,14 @@ def test_a_long_wait_is_said_once_and_again_when_it_comes_again() -> None:
     display = Display(stream)
     display.start("s")
     for paused in (30.0, 3600.0, 3599.0, 0.0, 120.0):
-        display.show({**event(), "paused": paused, "unwritten": 0, "trouble": None}, SETTINGS)
+        display.show({**event(), "paused": paused, "unwritten": 0, "trouble": None})
     lines = [line for line in stream.getvalue().splitlines() if "Retry-After" in line]
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["1:00:00", "2:00"]
 
 
 def test_the_line_of_a_stage_says_how_long_it_is_paused() -> None:
-    assert "paused by the endpoint for 1:01" in line_of({**event(), "paused": 61.0}, SETTINGS, 1.0)
-    assert "paused" not in line_of({**event(), "paused": 59.0}, SETTINGS, 1.0)
+    assert "paused by the endpoint for 1:01" in line_of({**event(), "paused": 61.0}, 1.0)
+    assert "paused" not in line_of({**event(), "paused": 59.0}, 1.0)
 
 
 def test_a_disk_that_cannot_be_written_is_said_once() -> None:
@@ -138,7 +132,7 @@ def test_a_disk_that_cannot_be_written_is_said_once() -> None:
     display.start("s")
     for unwritten in (5, 90, 0):
         trouble = "No space left on device" if unwritten else None
-        display.show({**event(), "paused": 0.0, "unwritten": unwritten, "trouble": trouble}, SETTINGS)
+        display.show({**event(), "paused": 0.0, "unwritten": unwritten, "trouble": trouble})
     (line,) = [line for line in stream.getvalue().splitlines() if "No space left on device" in line]
     assert line.startswith("5 answers cannot be written")
 
@@ -152,7 +146,7 @@ def course(total: int, *stages: str, metric: str = "e2e") -> Course:
 
 
 def test_a_line_says_which_stage_of_how_many_it_is_and_of_which_metric() -> None:
-    line = line_of(event(), SETTINGS, 100.0, course(3, "summarise_context", "evaluate_coverage"))
+    line = line_of(event(), 100.0, course(3, "summarise_context", "evaluate_coverage"))
     assert line.startswith("stage 2 of 3, e2e evaluate_coverage: 1,500 / 6,000, ")
 
 
@@ -180,7 +174,7 @@ def test_the_time_left_is_that_of_all_stages() -> None:
 )
 def test_the_line_fits_any_terminal(width: int, done: int, metric: str, failed: int, paused: float) -> None:
     told = {**event(done=done, total=10**9, failed=failed), "paused": paused}
-    line = fit(describe(told, PRICED, 1000.0, course(12, "evaluate_coverage", metric=metric)), width)
+    line = fit(describe(told, 1000.0, course(12, "evaluate_coverage", metric=metric)), width)
     assert width_of(line) <= width
     assert line.isprintable()
 
@@ -193,7 +187,7 @@ def test_the_line_fits_any_terminal(width: int, done: int, metric: str, failed: 
     ],
 )
 def test_a_narrow_terminal_has_what_matters_most(width: int, line: str) -> None:
-    assert fit(describe(event(), SETTINGS, 100.0, course(2, "evaluate_coverage")), width) == line
+    assert fit(describe(event(), 100.0, course(2, "evaluate_coverage")), width) == line
 
 
 class Screen:
@@ -216,11 +210,11 @@ def test_the_terminal_is_measured_at_every_draw(monkeypatch: pytest.MonkeyPatch)
     screen = Screen(120)
     display = Display(screen.stream)
     display.course = course(2, "evaluate_coverage")
-    display.show(event(), SETTINGS)
+    display.show(event())
     assert "calls/s" in screen.text()
     for columns in (80, 40, 20):
         screen.resize(columns)
-        display.show(event(), SETTINGS)
+        display.show(event())
         assert len(screen.text().removeprefix(CLEAR)) < columns
 
 

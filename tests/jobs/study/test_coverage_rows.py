@@ -13,10 +13,10 @@ from scipy import stats
 from untold.jobs.study.coverage_report import CoverageFindings, render
 from untold.jobs.study.coverage_rows import ItemLabels, count_labels, evaluation_rows, sample_rows
 from untold.jobs.study.report import Cost
-from untold.udfs.statistics.item_agreement import fleiss_kappa
+from untold.udfs.statistics.item_agreement import fleiss_kappa, krippendorff_alpha
 
 Row = dict[str, Any]
-NO_LABELS = ItemLabels(0, 0, 0, None, 0)
+NO_LABELS = ItemLabels(0, 0, 0, None, None, 0)
 OWNER = ("icat", "m")
 SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
@@ -108,16 +108,17 @@ def test_labels_are_counted_with_their_kappa() -> None:
     votes = [(3, 0, 4), (0, 3, 5), (1, 2, 2), (1, 1, 3), (1, 0, 1), (0, 0, 6)]
     found = count_labels([{"yes": yes, "no": no, "count": count} for yes, no, count in votes])
     table = [(yes, no) for yes, no, count in votes[:4] for _ in range(count)]
-    assert found == ItemLabels(items=21, labelled=12, ties=3, kappa=fleiss_kappa(table), compared=14)
+    assert found == ItemLabels(21, 12, 3, fleiss_kappa(table), krippendorff_alpha(table), compared=14)
     rows = evaluation_rows([], found, clustered=False, seed=0)
     assert [(row["measure"], row["value"], row["n"], row["left_out"]) for row in rows] == [
-        ("fleiss_kappa", found.kappa, 14, 7)
+        ("fleiss_kappa", found.kappa, 14, 7),
+        ("krippendorff_alpha", found.alpha, 14, 7),
     ]
 
 
 def test_the_report_says_what_the_rows_say() -> None:
     people, judged, baselines = draw_study(30)
-    labels = ItemLabels(120, 100, 5, 0.5, 90)
+    labels = ItemLabels(120, 100, 5, 0.5, 0.4, 90)
     rows = evaluation_rows(sample_rows(people, judged, baselines, [("icat", "a|b")]), labels, clustered=True, seed=0)
     costs = {"m": {"icat": Cost(2.5, 1200.0, None, tokens_estimated=True)}}
     notes = ["BERTScore is left out: so"]

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.summary.aggregate import GRID, summarise
+from untold.jobs.summary.aggregate import GRID, summarise, summarise_measures
 from untold.jobs.tables import SUMMARY
-from untold.udfs.statistics.intervals import bca_interval
+from untold.udfs.statistics.intervals import bca_interval, wilson_interval
 
-SCHEMA = "metric string, system string, score double, score_low double, score_high double, status string"
+SCHEMA = (
+    "metric string, system string, score double, score_low double, score_high double, status string, "
+    "covered long, uncovered long"
+)
 
 
 def ok(score: float, system: str | None = "a", metric: str = "e2e") -> tuple[Any, ...]:
@@ -26,7 +29,8 @@ def undefined(system: str | None = "a") -> tuple[Any, ...]:
 
 
 def scores(spark: SparkSession, rows: list[tuple[Any, ...]]) -> DataFrame:
-    return spark.createDataFrame(rows, SCHEMA)
+    # Most tests are not about how many statements there are
+    return spark.createDataFrame([(*row, None, None)[:8] for row in rows], SCHEMA)
 
 
 def only(rows: list[dict[str, Any]], system: str | None) -> dict[str, Any]:
@@ -120,3 +124,49 @@ def test_unknown_status_is_named_with_the_nearest(spark: SparkSession) -> None:
 def test_the_rows_have_the_columns_of_the_table(spark: SparkSession) -> None:
     (overall, _) = summarise(scores(spark, [ok(1.0), ok(0.0), undefined()]), seed=0)
     assert list(overall) == SUMMARY.names
+
+
+def test_a_response_that_states_nothing_counts_as_0_where_there_was_something_to_state(spark: SparkSession) -> None:
+    silent, pointless = (*undefined(), 0, 4), (*undefined(), 0, 0)
+    rows = [(*ok(1.0), 3, 0), (*ok(0.5), 1, 1), silent, silent, pointless, undefined(), failed()]
+    row = only(summarise(scores(spark, rows), seed=3), "a")
+    assert (row["n"], row["scored"], row["undefined"], row["failed"]) == (7, 2, 4, 1)
+    assert (row["mean"], row["mean_zero"], row["answer_rate"]) == (0.75, 1.5 / 4, 0.5)
+    rate = wilson_interval(2, 4)
+    assert (row["answer_ci_low"], row["answer_ci_high"]) == (rate.low, rate.high)
+    zero = only(summarise(scores(spark, rows), seed=3, zero=True), "a")
+    limits = bca_interval([0.0, 0.5, 1.0], [2, 1, 1], seed=3)
+    assert zero == {**row, "ci_low": limits.low, "ci_high": limits.high}
+
+
+def test_nothing_to_state_has_no_answer_rate(spark: SparkSession) -> None:
+    row = only(summarise(scores(spark, [undefined(), failed()]), seed=0), "a")
+    assert [row[name] for name in ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")] == [None] * 4
+
+
+def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(spark: SparkSession) -> None:
+    # What a sample states, how many facts it should give, precision, and how often it contradicts
+    samples: list[tuple[float | None, int | None, float | None, float | None]] = [
+        (2.0, 3, 0.5, 0.5),
+        (0.0, 3, None, None),
+        (0.0, 0, None, None),
+        (1.0, 3, None, 0.0),
+        (None, None, None, None),
+    ]
+    rows, owners = [], []
+    for number, (claims, facts, *values) in enumerate(samples):
+        owners.append((str(number), "m", "a", facts, facts and 0))
+        named = zip(("claims", "precision", "contradiction_rate"), (claims, *values), strict=True)
+        rows += [(str(number), "m", name, value, None, None) for name, value in named]
+    measures = spark.createDataFrame(
+        rows, "sample_id string, metric string, measure string, value double, value_low double, value_high double"
+    )
+    systems = spark.createDataFrame(
+        owners, "sample_id string, metric string, system string, covered long, uncovered long"
+    )
+    found = summarise_measures(measures, systems, {"m": ("precision",)}, seed=0)
+    of_system = {row["measure"]: row for row in found if row["system"] == "a"}
+    precision, other = of_system["precision"], of_system["contradiction_rate"]
+    # The second sample alone is silent: the third has no facts, and of the fourth no claim could be judged
+    assert (precision["mean"], precision["mean_zero"], precision["answer_rate"]) == (0.5, 0.25, 0.5)
+    assert (other["mean"], other["mean_zero"], other["answer_rate"]) == (0.25, None, None)

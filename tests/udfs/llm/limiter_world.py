@@ -10,7 +10,8 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from untold.udfs.llm.limiter import Budget, Lease, Limiter, Limits, Report, Spent
+from untold.udfs.llm.limiter import Budget, Lease, Limiter, Limits, Report
+from untold.udfs.llm.usage import Usage
 
 START = 1_000_000.0
 LATE = 0.05
@@ -142,7 +143,7 @@ class World:
             in_flight=client.in_flight,
             held=len(client.slots),
             held_tokens=held,
-            spent=Spent(client.calls, tokens, tokens * self.price),
+            spent=Usage(tokens, calls=client.calls, cost=tokens * self.price),
             cost_per_token=self.price,
             unused_tokens=client.unused,
             ahead=client.until - self.clock.now,

@@ -24,8 +24,8 @@ def test_all_requests_are_answered_once(server: ModelServer, tmp_path: Path) -> 
     progress = ask(server, tmp_path, requests(200))
     rows = rows_in(tmp_path)
     assert {key: row["text"] for key, row in rows.items()} == {f"r{n:04d}": f"Text number {n}." for n in range(200)}
-    assert server.count() == progress.tally.calls == progress.tally.done == 200
-    assert progress.tally.failed == 0
+    assert server.count() == progress.usage.calls == progress.usage.done == 200
+    assert progress.usage.failed == 0
 
 
 def test_rows_have_what_was_paid_for(server: ModelServer, tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_rows_have_what_was_paid_for(server: ModelServer, tmp_path: Path) -> Non
     rows = rows_in(tmp_path).values()
     assert sum(row["prompt_tokens"] for row in rows) == sum(one.prompt_tokens for one in arrivals)
     assert sum(row["completion_tokens"] for row in rows) == sum(one.completion_tokens for one in arrivals)
-    assert progress.tally.prompt_tokens == sum(one.prompt_tokens for one in arrivals)
+    assert progress.usage.prompt_tokens == sum(one.prompt_tokens for one in arrivals)
     for row in rows:
         assert (row["finish_reason"], row["model"], row["attempts"], row["run_id"]) == ("stop", "fake-model", 1, "run")
         assert (row["error_type"], row["error"], row["tokens_estimated"]) == (None, None, False)
@@ -71,7 +71,7 @@ def test_an_unparsable_completion_is_kept_with_its_text(server: ModelServer, tmp
     for row in rows_in(tmp_path).values():
         assert (row["error_type"], row["error"], row["attempts"]) == ("unparsable", "a heading is missing", 3)
         assert row["text"].startswith("Text number")
-    assert (progress.tally.failed, server.count()) == (3, 9)
+    assert (progress.usage.failed, server.count()) == (3, 9)
 
 
 def test_tokens_of_all_attempts_count(server: ModelServer, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_being_limited_uses_no_attempts(server: ModelServer, tmp_path: Path) -> 
     server.configure(rules=[{"when": {"attempt_below": 4}, "do": {"status": 429, "headers": headers}}])
     progress = ask(server, tmp_path, requests(4), replace(SETTINGS, max_attempts=1))
     assert {(row["error_type"], row["attempts"]) for row in rows_in(tmp_path).values()} == {(None, 4)}
-    assert (progress.tally.calls, progress.tally.rate_limited) == (16, 12)
+    assert (progress.usage.calls, progress.usage.rate_limited) == (16, 12)
     assert server.count() == 16
 
 
@@ -164,7 +164,7 @@ def test_a_hanging_request_does_not_hold_up_the_rest(server: ModelServer, tmp_pa
         one = Run(server, tmp_path, replace(SETTINGS, timeout=600.0, max_attempts=1))
         one.asker.start()
         one.asker.feed("unit", requests(100))
-        waiting = await one.until(lambda progress: progress.tally.done == 99)
+        waiting = await one.until(lambda progress: progress.usage.done == 99)
         await one.asker.stop(0.1)
         return waiting
 
@@ -197,7 +197,7 @@ def test_calls_end_with_the_budget(server: ModelServer, tmp_path: Path) -> None:
         return await one.asker.stop(1.0)
 
     progress = asyncio.run(run())
-    assert server.count() == progress.tally.calls == len(rows_in(tmp_path)) == 7
+    assert server.count() == progress.usage.calls == len(rows_in(tmp_path)) == 7
 
 
 @pytest.mark.parametrize("deed", [{"status": 401}, {"status": 404}, {"status": 302}])
@@ -228,7 +228,7 @@ def test_an_endpoint_that_was_never_there_is_an_outage_without_failures(server: 
         await one.until(lambda progress: progress.refusal == "outage", 10)
         return await one.asker.stop(1.0)
 
-    assert asyncio.run(run()).tally.failed == 0
+    assert asyncio.run(run()).usage.failed == 0
     assert rows_in(tmp_path) == {}
 
 
@@ -239,13 +239,13 @@ def test_a_short_outage_costs_no_attempts(server: ModelServer, tmp_path: Path) -
         one = Run(server, tmp_path, replace(SETTINGS, outage=4.0, max_attempts=1))
         one.asker.start()
         one.asker.feed("unit", requests(20))
-        await one.until(lambda progress: progress.tally.calls > 0, 10)
+        await one.until(lambda progress: progress.usage.calls > 0, 10)
         await asyncio.sleep(0.5)
         server.configure(down=False)
         await one.until(lambda progress: bool(progress.finished_units), 15)
         return await one.asker.stop(1.0)
 
-    assert asyncio.run(run()).tally.failed == 0
+    assert asyncio.run(run()).usage.failed == 0
     assert len(rows_in(tmp_path)) == 20
 
 
@@ -256,12 +256,12 @@ def test_stop_writes_what_is_known_and_waits_for_what_is_in_flight(server: Model
         one = Run(server, tmp_path, replace(SETTINGS, flush=1000.0))
         one.asker.start()
         one.asker.feed("unit", requests(100))
-        await one.until(lambda progress: progress.tally.done >= 8)
+        await one.until(lambda progress: progress.usage.done >= 8)
         return await one.asker.stop(2.0)
 
     progress = asyncio.run(run())
     assert progress.in_flight == 0
-    assert len(rows_in(tmp_path)) == progress.tally.done == server.count() < 100
+    assert len(rows_in(tmp_path)) == progress.usage.done == server.count() < 100
 
 
 def test_stop_does_not_wait_longer_than_its_grace(server: ModelServer, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_stop_does_not_wait_longer_than_its_grace(server: ModelServer, tmp_path:
         one = Run(server, tmp_path, replace(SETTINGS, timeout=600.0))
         one.asker.start()
         one.asker.feed("unit", requests(5))
-        await one.until(lambda progress: progress.tally.done == 4)
+        await one.until(lambda progress: progress.usage.done == 4)
         await one.asker.stop(0.3)
 
     asyncio.run(run())

@@ -60,7 +60,7 @@ def test_a_full_disk_that_is_emptied_loses_nothing_and_pays_for_nothing_twice(se
         with full(disk):
             one.asker.start()
             one.asker.feed("unit", requests(300))
-            held = await one.until(lambda progress: progress.trouble is not None and progress.tally.done == 300)
+            held = await one.until(lambda progress: progress.trouble is not None and progress.usage.done == 300)
             assert (held.unwritten, held.finished_units, rows_in(disk)) == (300, (), {})
             assert held.trouble in ("No space left on device", "File too large")
         await one.until(lambda progress: bool(progress.finished_units))
@@ -88,7 +88,7 @@ def test_nothing_new_is_asked_while_much_is_unwritten(
         await one.until(lambda progress: bool(progress.finished_units))
         return await one.asker.stop(1.0)
 
-    assert asyncio.run(run()).tally.calls == len(rows_in(disk)) == server.count() == 300
+    assert asyncio.run(run()).usage.calls == len(rows_in(disk)) == server.count() == 300
 
 
 def test_a_disk_that_stays_full_is_told_after_the_time_of_an_outage(server: ModelServer, disk: Path) -> None:
@@ -111,7 +111,7 @@ def test_what_is_answered_is_on_the_disk_before_a_stop_waits(server: ModelServer
         one = Run(server, tmp_path, replace(SETTINGS, timeout=30.0, flush=1000.0))
         one.asker.start()
         one.asker.feed("unit", requests(5))
-        await one.until(lambda progress: progress.tally.done == 4)
+        await one.until(lambda progress: progress.usage.done == 4)
         stop = asyncio.create_task(one.asker.stop(SOON))
         while len(rows_in(tmp_path)) < 4:
             assert not stop.done()
@@ -131,7 +131,7 @@ def test_a_stop_while_a_lease_is_wanted_ends(server: ModelServer, tmp_path: Path
         (tmp_path / str(turns)).mkdir()
         one.asker.start()
         one.asker.feed("unit", requests(5))
-        await one.until(lambda progress: progress.tally.done == 5)
+        await one.until(lambda progress: progress.usage.done == 5)
         one.asker._need_lease.set()  # as a 429, a fault and a turn of a tool do
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -156,10 +156,10 @@ def test_stops_under_load_end_and_lose_nothing(
         one.asker.start()
         one.asker.feed("unit", requests(100))
         done = random.randrange(30)
-        await one.until(lambda progress: progress.tally.done >= done)
+        await one.until(lambda progress: progress.usage.done >= done)
         progress = await asyncio.wait_for(one.asker.stop(1.0), SOON)
         assert all(task.done() for task in one.asker._tasks)
-        assert len(rows_in(folder)) == progress.tally.done == progress.tally.calls
+        assert len(rows_in(folder)) == progress.usage.done == progress.usage.calls
 
     async def all_of_them() -> None:
         for number in range(stops):
@@ -183,7 +183,7 @@ def test_stop_waits_for_a_flush_that_is_going_on(
         one = Run(server, tmp_path)
         one.asker.start()
         one.asker.feed("unit", requests(5))
-        await one.until(lambda progress: progress.tally.done == 5)
+        await one.until(lambda progress: progress.usage.done == 5)
         await asyncio.sleep(0.5)
         await one.asker.stop(1.0)
         return len(rows_in(tmp_path))

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from tests.fakes.lookups import vector_of
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
-from untold.udfs.llm.calls import CallSettings, Progress, Usage
+from untold.udfs.llm.calls import CallSettings, Progress
 from untold.udfs.llm.embeddings import read_embeddings, shares
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.usage import Usage
 from untold.udfs.retrieval.embedding import prefixes_template
 
 STAGE = Stage("embed_text", ("text", "kind"), "embedder", prefixes_template("", ""), api="embeddings")
@@ -51,8 +52,8 @@ def with_poison(count: int, place: int) -> list[tuple[str, dict[str, str]]]:
 
 def test_a_call_asks_for_a_batch_and_every_text_is_a_row(server: ModelServer, tmp_path: Path) -> None:
     progress, rows = embed(server, tmp_path, texts(150))
-    assert server.count("embed_text") == progress.tally.calls == progress.tally.asked == 3
-    assert (progress.tally.taken, progress.tally.done, progress.tally.failed) == (150, 150, 0)
+    assert server.count("embed_text") == progress.usage.calls == progress.usage.asked == 3
+    assert (progress.usage.done, progress.usage.failed) == (150, 0)
     # Answered last text first: what belongs together is told by the index
     assert {name: row["vector"] for name, row in rows.items()} == {
         name: vector_of(variables["text"]) for name, variables in texts(150)
@@ -65,9 +66,9 @@ def test_tokens_of_a_call_are_divided_among_its_texts_by_their_bytes(server: Mod
     given = [("long", {"text": "é" * 300, "kind": "query"}), ("short", {"text": "b" * 200, "kind": "query"})]
     progress, rows = embed(server, tmp_path, given)
     arrived = sum(arrival.prompt_tokens for arrival in server.arrivals())
-    assert progress.tally.prompt_tokens == arrived == rows["long"]["prompt_tokens"] + rows["short"]["prompt_tokens"]
+    assert progress.usage.prompt_tokens == arrived == rows["long"]["prompt_tokens"] + rows["short"]["prompt_tokens"]
     assert rows["long"]["prompt_tokens"] == pytest.approx(3 * rows["short"]["prompt_tokens"], abs=2)
-    assert progress.tally.completion_tokens == 0
+    assert progress.usage.completion_tokens == 0
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 1000), min_size=1, max_size=80))
@@ -94,9 +95,9 @@ def test_one_poison_text_in_a_batch_of_64_is_the_only_one_that_fails(
     failed = {name: row["error_type"] for name, row in rows.items() if row["error_type"]}
     assert failed == {f"r{place:04d}": "http_400"}
     # Six halvings find one of 64: two calls each, after the first
-    assert progress.tally.calls == server.count() == 13
+    assert progress.usage.calls == server.count() == 13
     # The batch's first call is the first attempt of all of its rows
-    assert progress.tally.asked == 1
+    assert progress.usage.asked == 1
     assert rows[f"r{place:04d}"]["attempts"] == 7
 
 
@@ -106,7 +107,7 @@ def test_halves_of_what_was_refused_are_asked_again_after_a_stumble(server: Mode
     server.configure(rules=[stumble, {"when": {"contains": POISON}, "do": {"status": 400}}])
     progress, rows = embed(server, tmp_path, with_poison(2, 0), replace(BATCHES, max_attempts=3))
     assert {name: row["error_type"] for name, row in rows.items()} == {"r0000": "http_400", "r0001": None}
-    assert progress.tally.calls == 6
+    assert progress.usage.calls == 6
 
 
 def test_a_text_that_makes_the_server_stumble_is_found_as_well(server: ModelServer, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_vector_that_is_none_fails_alone_and_the_others_are_not_asked_again(
     progress, rows = embed(server, tmp_path, with_poison(8, 5), replace(BATCHES, max_attempts=3))
     assert {name: row["error_type"] for name, row in rows.items() if row["error_type"]} == {"r0005": "bad_body"}
     assert rows["r0005"]["vector"] is None
-    assert progress.tally.calls == 3
+    assert progress.usage.calls == 3
     assert {row["attempts"] for name, row in rows.items() if name != "r0005"} == {1}
 
 
@@ -132,15 +133,15 @@ def test_what_passes_is_asked_again(server: ModelServer, tmp_path: Path, deed: A
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": {"nan": True} if deed == "nan" else deed}])
     progress, rows = embed(server, tmp_path, texts(10))
     assert {row["error_type"] for row in rows.values()} == {None}
-    assert (progress.tally.calls, progress.tally.asked) == (2, 1)
-    assert progress.tally.rate_limited == (deed == {"status": 429})
+    assert (progress.usage.calls, progress.usage.asked) == (2, 1)
+    assert progress.usage.rate_limited == (deed == {"status": 429})
 
 
 def test_a_slow_answer_is_a_timeout_and_asked_again(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": "hang"}])
     progress, rows = embed(server, tmp_path, texts(10), replace(BATCHES, timeout=0.5))
     assert {row["error_type"] for row in rows.values()} == {None}
-    assert progress.tally.calls == 2
+    assert progress.usage.calls == 2
 
 
 def test_a_wrong_count_that_stays_fails_every_row(server: ModelServer, tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_a_wrong_count_that_stays_fails_every_row(server: ModelServer, tmp_path:
     progress, rows = embed(server, tmp_path, texts(4), replace(BATCHES, max_attempts=2))
     assert {row["error_type"] for row in rows.values()} == {"bad_body"}
     # Twice all together, then each half and each single row once
-    assert progress.tally.calls == 2 + 2 + 4
+    assert progress.usage.calls == 2 + 2 + 4
 
 
 def test_a_key_that_is_refused_ends_the_run_and_names_its_setting(tmp_path: Path) -> None:

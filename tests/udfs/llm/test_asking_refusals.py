@@ -14,8 +14,8 @@ from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, requests, rows_in
 from untold.udfs.llm.calls import CallSettings, Progress
 from untold.udfs.llm.limiter import Budget, Lease, Limits, Report
-from untold.udfs.llm.prices import Prices
 from untold.udfs.llm.tokens import estimate_tokens
+from untold.udfs.llm.usage import Prices
 
 NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
 NO_QUOTA = {"status": 429, "error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
@@ -55,7 +55,7 @@ def test_an_exhausted_credit_ends_the_run_and_is_no_row_s_failure(
     progress = ask_until(server, tmp_path, 400, is_refused)
     assert "add credit" in (progress.refused or "")
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {None}
-    assert len(rows_in(tmp_path)) == progress.tally.done == 50
+    assert len(rows_in(tmp_path)) == progress.usage.done == 50
     assert server.count() <= 50 + SETTINGS.limits.max_concurrency
 
 
@@ -108,7 +108,7 @@ def test_a_429_without_end_is_an_outage(server: ModelServer, tmp_path: Path) -> 
     settings = replace(SETTINGS, outage=1.5)
     progress = ask_until(server, tmp_path, 100, lambda progress: progress.refusal == "outage", settings)
     assert progress.refusal == "outage"
-    assert (progress.tally.failed, rows_in(tmp_path)) == (0, {})
+    assert (progress.usage.failed, rows_in(tmp_path)) == (0, {})
 
 
 @pytest.mark.parametrize("status", [408, 409, 425])
@@ -130,7 +130,7 @@ def test_an_error_with_status_200_is_limited_as_its_code_says(server: ModelServe
     limited = {"status": 200, "body": '{"error": {"code": 429}}', "headers": {"Retry-After": "0.1"}}
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": limited}])
     progress = ask(server, tmp_path, requests(3), replace(SETTINGS, max_attempts=1))
-    assert (progress.tally.rate_limited, progress.tally.failed, progress.tally.done) == (3, 0, 3)
+    assert (progress.usage.rate_limited, progress.usage.failed, progress.usage.done) == (3, 0, 3)
 
 
 def test_a_long_wait_is_shown(server: ModelServer, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_calls_that_time_out_are_booked_as_estimated(server: ModelServer, tmp_pa
     rows = rows_in(tmp_path).values()
     assert {(row["error_type"], row["tokens_estimated"]) for row in rows} == {("timeout", True)}
     assert all(row["prompt_tokens"] >= 2 * estimate_tokens(100) and row["completion_tokens"] > 0 for row in rows)
-    assert progress.tally.prompt_tokens == sum(row["prompt_tokens"] for row in rows)
+    assert progress.usage.prompt_tokens == sum(row["prompt_tokens"] for row in rows)
 
 
 def test_calls_that_time_out_use_up_the_budget(server: ModelServer, tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_calls_that_time_out_use_up_the_budget(server: ModelServer, tmp_path: Pa
         server, tmp_path, 8, lambda progress: progress.refusal == "budget", replace(settings, limits=limits)
     )
     assert progress.refusal == "budget"
-    assert progress.tally.prompt_tokens <= 2000
-    assert progress.tally.calls == server.count() < 8 * 9
+    assert progress.usage.prompt_tokens <= 2000
+    assert progress.usage.calls == server.count() < 8 * 9
 
 
 def test_one_wrong_usage_does_not_stop_a_token_limit(server: ModelServer, tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ def test_clocks_that_part_starve_nobody(server: ModelServer, tmp_path: Path, ste
         one.step = step
         return await one.ask({"unit": requests(60)}, 15.0)
 
-    assert asyncio.run(run()).tally.done == 60
+    assert asyncio.run(run()).usage.done == 60

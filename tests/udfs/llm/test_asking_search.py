@@ -16,7 +16,7 @@ from untold.udfs.llm.calls import CallSettings, Progress
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.prices import Prices
+from untold.udfs.llm.usage import Prices
 from untold.udfs.retrieval.search import hits_of
 
 STAGE = Stage("web_search", ("query", "count"), "brave", "", api="search")
@@ -42,7 +42,7 @@ def test_hits_are_those_of_the_service_as_plain_text(server: ModelServer, tmp_pa
     expected = [{"id": one["url"], "text": f"{one['title']} {one['text']}"} for one in search(QUERY, 3)]
     assert hits_of(rows["r"]["text"]) == expected
     assert len(expected) == 3
-    assert (progress.tally.calls, progress.tally.prompt_tokens, rows["r"]["model"]) == (1, 0, "brave")
+    assert (progress.usage.calls, progress.usage.prompt_tokens, rows["r"]["model"]) == (1, 0, "brave")
 
 
 def test_a_query_that_nothing_answers_has_no_hits(server: ModelServer, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_what_passes_is_asked_again(server: ModelServer, tmp_path: Path, deed: A
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": deed}])
     progress, rows = look_up(server, tmp_path, [("r", {"query": QUERY, "count": 3})])
     assert rows["r"]["error_type"] is None
-    assert (progress.tally.calls, progress.tally.rate_limited) == (2, int(deed == {"status": 429}))
+    assert (progress.usage.calls, progress.usage.rate_limited) == (2, int(deed == {"status": 429}))
 
 
 def test_html_that_stays_is_a_bad_body_and_a_slow_answer_a_timeout(server: ModelServer, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_bounded_cost_ends_the_searching_at_the_last_call_that_it_pays(server:
         return await run.asker.stop(1.0)
 
     progress = asyncio.run(search_until_spent())
-    assert progress.tally.calls == server.count() == 5
+    assert progress.usage.calls == server.count() == 5
     assert len(rows_in(tmp_path)) == 5
 
 

@@ -63,9 +63,9 @@ def test_the_tool_is_run_and_its_answer_decides(server: ModelServer, tmp_path: P
     progress, (equal, larger) = compare(server, tmp_path, (FAR_TOO, FAR), (NEAR, FAR))
     assert relation(equal, FAR_TOO, FAR) == "equivalent"
     assert relation(larger, NEAR, FAR) == "contradictory"
-    assert (progress.tally.calls, server.count()) == (4, 4)
-    assert (progress.tally.asked, progress.tally.done, progress.tally.failed) == (2, 2, 0)
-    assert progress.tally.tool_turns == 2
+    assert (progress.usage.calls, server.count()) == (4, 4)
+    assert (progress.usage.asked, progress.usage.done, progress.usage.failed) == (2, 2, 0)
+    assert progress.usage.tool_turns == 2
 
 
 def test_what_the_tool_said_is_kept_with_the_answer(server: ModelServer, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_the_tool_said_is_kept_with_the_answer(server: ModelServer, tmp_pat
 
 def test_without_tools_none_are_offered_or_kept(server: ModelServer, tmp_path: Path) -> None:
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR), stage=replace(STAGE, tools=()))
-    assert (row["tool_trace"], row["error_type"], progress.tally.calls) == (None, None, 1)
+    assert (row["tool_trace"], row["error_type"], progress.usage.calls) == (None, None, 1)
 
 
 @pytest.mark.parametrize("garbage", [True, "name"])
@@ -89,13 +89,13 @@ def test_a_broken_call_is_told_so_and_the_model_goes_on(server: ModelServer, tmp
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
     assert row["error_type"] is None
     assert "error" in json.loads(json.loads(row["tool_trace"])[0]["result"])
-    assert progress.tally.calls == 2
+    assert progress.usage.calls == 2
 
 
 def test_a_model_that_obeys_stops_calling_when_it_is_told_to(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": {"tool_loop": "obedient"}}])
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
-    assert (row["error_type"], progress.tally.calls) == (None, MAX_ROUNDS + 1)
+    assert (row["error_type"], progress.usage.calls) == (None, MAX_ROUNDS + 1)
     assert len(json.loads(row["tool_trace"])) == MAX_ROUNDS
 
 
@@ -103,7 +103,7 @@ def test_a_model_that_never_stops_calling_is_unparsable(server: ModelServer, tmp
     server.configure(rules=[{"do": "tool_loop"}])
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR), max_attempts=2)
     assert (row["error_type"], row["error"]) == ("unparsable", "the model does not stop calling tools")
-    assert progress.tally.calls == 2 * (MAX_ROUNDS + 1)
+    assert progress.usage.calls == 2 * (MAX_ROUNDS + 1)
 
 
 def test_an_endpoint_without_tools_ends_the_run_with_what_to_set(server: ModelServer, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_endpoint_without_tools_ends_the_run_with_what_to_set(server: ModelSe
 def test_a_fault_between_the_turns_loses_no_turn(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"every": 2, "attempt_below": 2}, "do": {"status": 503}}])
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
-    assert (row["error_type"], progress.tally.calls, progress.tally.tool_turns) == (None, 3, 1)
+    assert (row["error_type"], progress.usage.calls, progress.usage.tool_turns) == (None, 3, 1)
     assert len(json.loads(row["tool_trace"])) == 1
 
 

@@ -16,7 +16,8 @@ from tests.udfs.llm.limiter_world import (
     most_tokens,
     random_behaviour,
 )
-from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, Limits, Report, Spent
+from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, Limits, Report
+from untold.udfs.llm.usage import Usage
 
 
 def report(client: str = "a", count: int = 1, **fields: Any) -> Report:
@@ -340,13 +341,13 @@ def test_underestimated_tokens_exceed_the_budget_by_their_error_alone() -> None:
 
 def test_what_a_run_spent_before_its_clients_counts() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=100)
-    lease = limiter.lease(report(count=10, spent_before=Spent(calls=95), budget=budget))
+    lease = limiter.lease(report(count=10, spent_before=Usage(calls=95), budget=budget))
     assert len(lease.times) == 5
 
 
 def test_a_used_up_budget_is_told_when_nothing_is_in_flight() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=2)
-    spent = Spent(calls=2)
+    spent = Usage(calls=2)
     waiting = limiter.lease(report(spent=spent, in_flight=1, budget=budget))
     assert (waiting.times, waiting.refusal) == ((), None)
     assert limiter.lease(report(spent=spent, budget=budget)).refusal == "budget"
@@ -354,19 +355,19 @@ def test_a_used_up_budget_is_told_when_nothing_is_in_flight() -> None:
 
 def test_a_run_without_wishes_is_not_refused() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=2)
-    assert limiter.lease(report(count=0, spent=Spent(calls=2), budget=budget)).refusal is None
+    assert limiter.lease(report(count=0, spent=Usage(calls=2), budget=budget)).refusal is None
 
 
 def test_another_run_has_a_budget_of_its_own() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=2)
-    limiter.lease(report("a", spent=Spent(calls=2), budget=budget))
+    limiter.lease(report("a", spent=Usage(calls=2), budget=budget))
     assert len(limiter.lease(report("b", run="other", budget=budget)).times) == 1
 
 
 def test_calls_of_a_client_that_vanished_stay_spent() -> None:
     clock = Clock()
     limiter, budget = Limiter(clock), Budget(max_calls=10)
-    limiter.lease(report("a", 0, spent=Spent(calls=8), budget=budget))
+    limiter.lease(report("a", 0, spent=Usage(calls=8), budget=budget))
     limiter.leave("a")
     clock.now += 10 * CLIENT_EXPIRY
     assert len(limiter.lease(report("b", 10, budget=budget)).times) == 2

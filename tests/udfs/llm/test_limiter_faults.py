@@ -8,7 +8,8 @@ import pytest
 
 from tests.udfs.llm.limiter_world import START, Behaviour, Clock, World, most_in, most_tokens
 from tests.udfs.llm.test_limiter import report
-from untold.udfs.llm.limiter import FORGET_SECONDS, FURTHEST_SLOT, Budget, Limiter, Limits, Spent
+from untold.udfs.llm.limiter import FORGET_SECONDS, FURTHEST_SLOT, Budget, Limiter, Limits
+from untold.udfs.llm.usage import Usage
 
 BOTH = Limits(requests_per_minute=6000, tokens_per_minute=60_000, max_concurrency=8)
 
@@ -71,18 +72,18 @@ def test_a_limiter_that_is_restarted_elsewhere_has_another_clock() -> None:
 def test_a_budget_never_forgets_what_a_dead_client_spent(hours: float) -> None:
     clock = Clock()
     limiter, budget = Limiter(clock), Budget(max_calls=1000)
-    limiter.lease(report("dead", 0, spent=Spent(calls=990), budget=budget))
+    limiter.lease(report("dead", 0, spent=Usage(calls=990), budget=budget))
     limiter.leave("dead")
     for _ in range(int(hours * 120)):
         clock.now += 30
-        limiter.lease(report("alive", 0, spent=Spent(calls=5), budget=budget))
-    assert len(limiter.lease(report("alive", 50, spent=Spent(calls=5), budget=budget)).times) == 5
+        limiter.lease(report("alive", 0, spent=Usage(calls=5), budget=budget))
+    assert len(limiter.lease(report("alive", 50, spent=Usage(calls=5), budget=budget)).times) == 5
 
 
 def test_a_run_that_is_over_is_forgotten() -> None:
     clock = Clock()
     limiter, budget = Limiter(clock), Budget(max_calls=10)
-    limiter.lease(report("a", 0, spent=Spent(calls=10), budget=budget))
+    limiter.lease(report("a", 0, spent=Usage(calls=10), budget=budget))
     clock.now += FORGET_SECONDS + 1
     limiter.lease(report("b", run="other"))
     assert len(limiter.lease(report("c", 10, budget=budget)).times) == 10

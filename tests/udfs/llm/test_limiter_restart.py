@@ -6,7 +6,8 @@ import pytest
 
 from tests.udfs.llm.limiter_world import Behaviour, Clock, World, assert_requests_within, most_tokens
 from tests.udfs.llm.test_limiter import report
-from untold.udfs.llm.limiter import SETTLE_SECONDS, Budget, Limiter, Limits, Spent
+from untold.udfs.llm.limiter import SETTLE_SECONDS, Budget, Limiter, Limits
+from untold.udfs.llm.usage import Usage
 
 
 @pytest.mark.parametrize("clients", [1, 4])
@@ -62,9 +63,9 @@ def test_places_hold_over_a_restart_of_the_limiter() -> None:
 def test_the_budget_holds_over_a_restart_of_the_limiter() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=100)
     for client in ("a", "b"):
-        limiter.lease(report(client, 0, spent=Spent(calls=50), budget=budget))
+        limiter.lease(report(client, 0, spent=Usage(calls=50), budget=budget))
     limiter = Limiter(Clock(), restarted=True)
-    lease = limiter.lease(report("a", 10, spent=Spent(calls=50), budget=budget))
+    lease = limiter.lease(report("a", 10, spent=Usage(calls=50), budget=budget))
     assert (lease.times, lease.refusal) == ((), None)
 
 
@@ -86,6 +87,6 @@ def test_the_budget_holds_over_the_death_of_a_client_and_then_of_the_limiter() -
 
 def test_what_a_dead_client_might_have_spent_is_no_more_for_being_told() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=100)
-    limiter.lease(report("dead", 0, spent=Spent(calls=60), budget=budget))
-    lease = limiter.lease(report("a", 100, gone={"dead": Spent(calls=55)}, budget=budget))
+    limiter.lease(report("dead", 0, spent=Usage(calls=60), budget=budget))
+    lease = limiter.lease(report("a", 100, gone={"dead": Usage(calls=55)}, budget=budget))
     assert len(lease.times) == 40

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.llm.calls import Usage
 from untold.udfs.llm.client import read_completion
+from untold.udfs.llm.usage import Usage
 
 
 def completion(**changes: Any) -> bytes:

@@ -90,8 +90,18 @@ def test_few_pairs_and_constants_have_no_correlation(x: list[float], y: list[flo
     assert correlate(x, y, seed=0) == dict.fromkeys(COEFFICIENTS, Correlation(len(x), None, None, None, None))
 
 
+@pytest.mark.parametrize("n", [3, 4])
+def test_limits_of_fewer_than_five_pairs_are_not_known(n: int) -> None:
+    x, y = [0.0, 1.0, 3.0, 2.0, 5.0], [1.0, 0.0, 2.0, 3.0, 4.0]
+    for name, found in correlate(x[:n], y[:n], seed=0).items():
+        assert found.value is not None, name
+        assert found.p_value is not None
+        assert (found.low, found.high) == (None, None)
+    assert correlate(x, y, seed=0)["pearson"].low is not None
+
+
 def test_a_perfect_correlation_has_no_interval() -> None:
-    found = correlate([0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0], seed=0)["spearman"]
+    found = correlate([0.1, 0.2, 0.3, 0.4, 0.5], [1.0, 2.0, 3.0, 4.0, 5.0], seed=0)["spearman"]
     assert (found.value, found.low, found.high) == (pytest.approx(1), None, None)
 
 

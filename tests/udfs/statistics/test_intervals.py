@@ -23,6 +23,7 @@ from untold.udfs.statistics.intervals import (
     jackknife_acceleration,
     joint_bca_interval,
     mean_of_counts,
+    wilson_interval,
 )
 
 # Two bootstraps of 10,000 resamples differ by about 0.08 standard errors in each limit.
@@ -400,3 +401,17 @@ def test_one_data_set_that_never_varies_leaves_the_other_its_interval() -> None:
 def test_statistics_import_no_spark() -> None:
     code = "import sys, untold.udfs.statistics.intervals; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.9, 0.95]))
+def test_wilsons_limits_are_scipys(counts: tuple[int, int], confidence: float) -> None:
+    expected = stats.binomtest(*counts).proportion_ci(confidence, method="wilson")
+    found = wilson_interval(*counts, confidence=confidence)
+    assert found.mean == counts[0] / counts[1]
+    assert limits(found) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_a_share_without_answers_has_no_interval() -> None:
+    assert wilson_interval(0, 0) == Interval(None, None, None)
+    with pytest.raises(ValueError, match="between 0 and 3"):
+        wilson_interval(4, 3)

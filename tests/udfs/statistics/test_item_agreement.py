@@ -10,7 +10,7 @@ from scipy import stats
 from statsmodels.stats.inter_rater import fleiss_kappa as reference_kappa
 
 from untold.udfs.statistics.intervals import FloatArray
-from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, votes
+from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
 
 RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
 
@@ -46,6 +46,30 @@ def test_items_of_one_annotator_say_nothing_of_agreement() -> None:
 def test_annotators_may_differ_in_number() -> None:
     # Two of two agree, one pair of three agrees; three of five labels are yes
     assert fleiss_kappa([[2, 0], [1, 2]]) == pytest.approx(((1 + 1 / 3) / 2 - 13 / 25) / (1 - 13 / 25))
+
+
+TABLES = st.integers(2, 3).flatmap(
+    lambda kinds: st.lists(st.lists(st.integers(0, 4), min_size=kinds, max_size=kinds), min_size=1, max_size=20)
+)
+
+
+@settings(deadline=None)
+@given(TABLES)
+def test_alpha_is_that_of_the_package_krippendorff(table: list[list[int]]) -> None:
+    reference = pytest.importorskip("krippendorff")
+    counts = np.array(table)
+    paired = counts[counts.sum(axis=1) >= 2]
+    if (paired.sum(axis=0) > 0).sum() < 2:
+        assert krippendorff_alpha(table) is None
+    else:
+        expected = reference.alpha(value_counts=counts, level_of_measurement="nominal")
+        assert krippendorff_alpha(table) == pytest.approx(expected)
+
+
+def test_alpha_of_annotators_that_differ_in_number_by_hand() -> None:
+    # One pair of unequal labels among three of an item: 2 * 2 / (3 - 1), of 2 * 2 * 3 among five labels
+    assert krippendorff_alpha([[2, 0], [0, 2], [1, 0]]) == 1.0
+    assert krippendorff_alpha([[2, 0], [1, 2]]) == pytest.approx(1 - 4 * (2 * 1 * 2 / 2) / (2 * 3 * 2))
 
 
 HITS, WRONG, MISSED = [2, 0, 0, 3, 1], [1, 0, 2, 0, 1], [0, 0, 1, 1, 3]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.jobs.settings.model import LlmSettings, Settings, prices_for
-from untold.udfs.llm.prices import Prices
+from untold.udfs.llm.usage import Prices
 from untold.udfs.stages import STAGES
 
 PRICE = st.one_of(st.none(), st.floats(0, 1e3))

@@ -1,10 +1,11 @@
-"""The actors that answer a job: hired, watched, replaced when they die, and dismissed in order.
+"""The actors that answer a job: started, watched, replaced when they die, and stopped.
 
-What they work on is `untold.jobs.answer`'s; here they are only alive, dead or idle.
+`untold.jobs.asking.answering` says what they work on; here they are only alive, dead or idle.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -14,26 +15,53 @@ from uuid import uuid4
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from untold.jobs.asking.deaths import Deaths
 from untold.jobs.asking.job import Job
 from untold.udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
-from untold.udfs.llm.calls import Progress, Tally, Work
-from untold.udfs.llm.limiter import NOTHING_SPENT, Spent
+from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.segments import check_probe
+from untold.udfs.llm.usage import Usage
 
 # An actor says how far it is in milliseconds, unless its node is gone or starved
 ANSWER_SECONDS = 60.0
 # An actor starts in seconds; on a machine that is short of memory or processors in minutes.
 START_SECONDS = 300.0
-# A farewell takes the limiter milliseconds; a limiter that is lost too must not hold up what the living ask
+# The limiter frees places in milliseconds; one that is lost too must not hold up what the living ask
 LEAVE_SECONDS = 5.0
 # Waits before an actor that could not write its first file tries again, doubled each time
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
 # Of what tells askings of one stage of one start apart: there are a few of them
 ASKING_CHARACTERS = 8
+# Memory and nodes fail by chance; so many deaths within an hour, but for those that one request caused, have a reason
+# that stays
+DEATHS_IN_AN_HOUR = 50
+HOUR_SECONDS = 3600.0
+# Ray tells of a death over many lines, the reason last
+CAUSE_CHARACTERS = 600
 # What a call of an actor raises whose process or node is gone, or which does not answer in time
 GONE = (RayActorError, ActorUnavailableError, GetTimeoutError)
+
+
+class Deaths:
+    """The deaths of the last hour; a long run may see many in all."""
+
+    def __init__(self) -> None:
+        self._died_at: deque[float] = deque()
+
+    def count(self, cause: Exception) -> None:
+        """Counts a death. Raises RuntimeError, with the cause of the last, where too many came within an hour."""
+        now = monotonic()
+        self._died_at.append(now)
+        while self._died_at[0] <= now - HOUR_SECONDS:
+            self._died_at.popleft()
+        if (deaths := len(self._died_at)) > DEATHS_IN_AN_HOUR:
+            reason = " ".join(str(cause).split())[-CAUSE_CHARACTERS:]
+            raise RuntimeError(f"{deaths} answering actors died within an hour, the last because: {reason}")
+
+    def discount(self, count: int) -> None:
+        """Takes back the last few, which one request caused."""
+        for _ in range(min(count, len(self._died_at))):
+            self._died_at.pop()
 
 
 @dataclass
@@ -56,7 +84,7 @@ class Worker:
         return self.assignment.work.name
 
 
-class Crew:
+class ActorPool:
     """The workers of a job.
 
     `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
@@ -71,9 +99,9 @@ class Crew:
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
         # would take its reports for old ones
         self._asking = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
-        self._tally_of_the_dead = Tally()
-        self._spent_by_the_dead: dict[str, Spent] = {}
-        self._born = 0
+        self._used_by_dead = Usage()
+        self._spent_by_dead: dict[str, Usage] = {}
+        self._started = 0
 
     @property
     def states(self) -> list[Progress]:
@@ -81,14 +109,12 @@ class Crew:
         return [worker.progress for worker in self.workers if worker.progress]
 
     @property
-    def tally(self) -> Tally:
-        """What all of them did so far, the dead included."""
-        total = self._tally_of_the_dead
-        for state in self.states:
-            total += state.tally
-        return total
+    def usage(self) -> Usage:
+        """What all of them used so far, the dead included, with its cost."""
+        total = sum((state.usage for state in self.states), self._used_by_dead)
+        return self._job.settings.prices.priced(total)
 
-    def hire(self, count: int) -> list[Worker]:
+    def start(self, count: int) -> list[Worker]:
         """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
         workers = [Worker(self._assign(), self._idle.pop() if self._idle else new_actor()) for _ in range(count)]
         self.workers += workers
@@ -100,16 +126,16 @@ class Crew:
     def _assign(self) -> Assignment:
         """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
         job = self._job
-        self._born += 1
+        self._started += 1
         work = Work(
-            name=f"{self._asking}-{self._born}",
+            name=f"{self._asking}-{self._started}",
             asking=self._asking,
             run=job.run,
             stage=job.stage,
             settings=job.settings,
             spent_before=job.spent,
             answered_before=job.answered_before,
-            gone=dict(self._spent_by_the_dead),
+            gone=dict(self._spent_by_dead),
         )
         return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
 
@@ -134,8 +160,8 @@ class Crew:
                 wait = min(LONGEST_WAIT, 2 * wait)
             probe = worker.handle.start.remote(worker.assignment)
 
-    def look(self) -> list[Worker]:
-        """Asks every worker how far it is. Those that died or do not say are buried, and given back to be replaced.
+    def check(self) -> list[Worker]:
+        """Asks every worker how far it is. Returns those that died or do not answer, to be replaced.
 
         Raises what went wrong in a call that handed out a unit, and RuntimeError where too many died.
         """
@@ -147,18 +173,18 @@ class Crew:
                 worker.progress = ray.get(reference, timeout=0)
                 worker.feeds = _unfinished(worker.feeds)
             except GONE as error:
-                self._bury(worker, error)
+                self._record_death(worker, error)
                 dead.append(worker)
                 continue
             worker.units = [unit for unit in worker.units if unit not in worker.progress.finished_units]
             self.models.update(worker.progress.models)
         return dead
 
-    def _bury(self, worker: Worker, cause: Exception) -> None:
+    def _record_death(self, worker: Worker, cause: Exception) -> None:
         """Counts a death, and ends what may be left of the actor before anything that it had is handed out anew."""
         self.deaths.count(cause)
         if worker.progress is not None:
-            self._tally_of_the_dead += worker.progress.tally
+            self._used_by_dead += worker.progress.usage
         ray.kill(worker.handle, no_restart=True)
         self._note_spending(worker)
         # From here on it counts among the dead alone
@@ -166,38 +192,35 @@ class Crew:
 
     def _note_spending(self, worker: Worker) -> None:
         """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
-        tally = worker.progress.tally if worker.progress else Tally()
         try:
             # By its leases, so never too little
             limiter = open_limiter(worker.assignment.limiter)
             spent = ray.get(limiter.leave.remote(worker.name), timeout=LEAVE_SECONDS)
         except (RayError, GetTimeoutError):
-            spent = NOTHING_SPENT
-        prices = self._job.settings.prices
-        cost = prices.cost(tally.prompt_tokens, tally.completion_tokens, tally.calls) or 0.0
-        seen = Spent(tally.calls, tally.prompt_tokens + tally.completion_tokens, cost)
-        self._spent_by_the_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
+            spent = Usage()
+        seen = self._job.settings.prices.priced(worker.progress.usage if worker.progress else Usage())
+        self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:
             if other is not worker:
-                # Before a new actor is hired: until that takes its first lease, only these can tell
-                other.handle.remember.remote(self._spent_by_the_dead)
+                # Before a new actor is started: until that takes its first lease, only these can tell
+                other.handle.remember.remote(self._spent_by_dead)
 
     def replace(self, worker: Worker) -> None:
-        """Hires another in the place of a dead worker."""
+        """Starts another in the place of a dead worker."""
         place = self.workers.index(worker)
         self.workers.remove(worker)
-        (new,) = self.hire(1)
+        (new,) = self.start(1)
         check_probe(new.probe)
         self.workers.remove(new)
         self.workers.insert(place, new)
 
-    def acquit(self, deaths: int) -> None:
-        """Takes back deaths that one request was guilty of; it is recorded as one that failed."""
-        self.deaths.forgive(deaths)
-        self._tally_of_the_dead += Tally(done=1, failed=1)
+    def record_crash(self, deaths: int) -> None:
+        """Takes back the deaths that one request caused; it is recorded as one that failed."""
+        self.deaths.discount(deaths)
+        self._used_by_dead += Usage(done=1, failed=1)
 
-    def dismiss(self, grace: float) -> None:
-        """Ends every worker in order; its actor is kept for the next stage, or ended where it does not answer.
+    def stop(self, grace: float) -> None:
+        """Stops every worker; its actor is kept for the next stage, or ended where it does not answer.
 
         grace: seconds that what is in flight gets to arrive.
         """

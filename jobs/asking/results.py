@@ -1,13 +1,33 @@
-"""What was lost and what was not asked, in the results of a stage: what that means, in one place."""
+"""The results of a stage: their columns, and what failed or was not asked in them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+from untold.jobs.run.session import fields_of, spark_schema
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import UNASKED
+
+STRING = T.StringType()
+
+
+def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
+    """The columns of `carry`, request_id, the stage's output, error_type, error: what asking a stage gives."""
+    output = spark_schema(definition_of(stage.name).results)
+    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
+    return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors])
+
+
+def without_requests(identified: DataFrame, schema: T.StructType, carry: Sequence[str]) -> DataFrame:
+    """The rows that have no request, as results: everything but the columns of `carry` is null."""
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields[len(carry) :]]
+    return identified.where(F.col("request_id").isNull()).select(*carry, *nulls)
 
 
 def has_failed() -> Column:
@@ -48,6 +68,6 @@ def incomplete_samples(*asked: DataFrame) -> DataFrame:
 
 
 def leave_complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """The rows of samples that a stage left nothing of unanswered; the others' would be paid for in vain."""
+    """Rows whose samples have no unanswered requests; the others' would be paid for in vain."""
     incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
     return rows.join(incomplete, on="sample_id", how="left_anti")

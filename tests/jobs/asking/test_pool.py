@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from untold.jobs.asking import deaths
-from untold.jobs.asking.deaths import Deaths
+from untold.jobs.asking import pool
+from untold.jobs.asking.pool import Deaths
 
 DEATH = RuntimeError("out of\n  memory")
 
@@ -18,7 +18,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(deaths, "monotonic", clock)
+    monkeypatch.setattr(pool, "monotonic", clock)
     return clock
 
 

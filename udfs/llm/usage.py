@@ -1,12 +1,56 @@
-"""What calls cost: the prices of an endpoint, and the arithmetic of what was spent and of what may be."""
+"""What calls used and cost: one record that adds up, and the prices of an endpoint."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import add, attrgetter
 
 # Endpoints publish their prices for so many tokens
 TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
+_SUMS = attrgetter(
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
+    *("done", "failed", "seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was used: of one call, of an actor, of a stage or of a run, for it adds up. Counts only grow.
+
+    `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
+    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used. `done`: requests
+    that ended, `failed` those of them without an answer. `cost`: in the currency of the prices, None without a price.
+
+    >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
+    >>> both.tokens, both.calls, both.estimated, both.cost
+    (15, 3, True, 0.5)
+    """
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+    asked: int = 0
+    rate_limited: int = 0
+    tool_turns: int = 0
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    estimated: bool = False
+    cost: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and completions."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        """What both used."""
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        sums = map(add, _SUMS(self), _SUMS(other))
+        estimated, cost = self.estimated or other.estimated, sum(costs) if costs else None
+        return Usage(*sums, estimated=estimated, cost=cost)
 
 
 @dataclass(frozen=True)
@@ -41,6 +85,10 @@ class Prices:
             return None
         prompts, completions = prompt_tokens * (self.prompt or 0.0), completion_tokens * (self.completion or 0.0)
         return (prompts + completions) / TOKENS_OF_A_PRICE + calls * self.of_a_call
+
+    def priced(self, usage: Usage) -> Usage:
+        """The usage with its cost by these prices."""
+        return replace(usage, cost=self.cost(usage.prompt_tokens, usage.completion_tokens, usage.calls))
 
     @property
     def of_a_call(self) -> float:

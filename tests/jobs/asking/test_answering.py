@@ -22,9 +22,9 @@ from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
-from untold.jobs.answer import Answering, Outcome
-from untold.jobs.asking import crew
-from untold.jobs.asking.job import Job
+from untold.jobs.asking import pool
+from untold.jobs.asking.answering import Answering
+from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.local_ray import start_ray
 from untold.udfs.llm import actors
 from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
@@ -64,7 +64,7 @@ def test_a_job_is_answered_once_and_its_actor_is_kept(server: ModelServer, tmp_p
     events: list[Event] = []
     idle: list[Any] = []
     outcome = answered(job_of(server, tmp_path, 50), events.append, idle)
-    assert (outcome.outcome, outcome.tally.done, outcome.tally.calls) == ("finished", 50, 50)
+    assert (outcome.reason, outcome.usage.done, outcome.usage.calls) == (None, 50, 50)
     assert len(rows_in(tmp_path / "store")) == server.count() == 50
     assert len(idle) == 1
     assert (events[-1]["paused"], events[-1]["unwritten"], events[-1]["trouble"]) == (0.0, 0, None)
@@ -74,7 +74,7 @@ def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
     cluster: ObjectStore, server: ModelServer, tmp_path: Path
 ) -> None:
     job = replace(job_of(server, tmp_path, 20), directory=f"s3://{BUCKET}/store")
-    assert answered(job).tally.done == 20
+    assert answered(job).usage.done == 20
     # Arrow marks a folder by an empty object whose name ends in a slash
     files = [BytesIO(content) for key, content in cluster.objects.items() if not key.endswith("/")]
     assert sum(pq.read_metadata(file).num_rows for file in files) == 20
@@ -84,20 +84,20 @@ def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
 def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: ModelServer, tmp_path: Path) -> None:
     idle: list[Any] = []
     job = job_of(server, tmp_path, 40)
-    assert answered(job, idle=idle).tally.done == 40
+    assert answered(job, idle=idle).usage.done == 40
     more = [{"request_id": f"more{number}", "query": "Who?", "text": f"More {number}."} for number in range(5)]
     pq.write_table(pa.Table.from_pylist(more), tmp_path / "requests" / "unit.parquet")
-    assert answered(job, idle=idle).tally.done == 5
+    assert answered(job, idle=idle).usage.done == 5
     assert len(rows_in(tmp_path / "store")) == server.count() == 45
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_exception_in_the_driver_still_dismisses_its_actors(server: ModelServer, tmp_path: Path) -> None:
+def test_an_exception_in_the_driver_still_stops_its_actors(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.05)
     idle: list[Any] = []
 
     def break_off(event: Event) -> None:
-        if event["tally"]["done"] >= 20:
+        if event["usage"]["done"] >= 20:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_at_first_loses_nothing(server: ModelServer, tmp_pat
     disk.fill()
     job = job_of(server, tmp_path, 100, disk.folder, outage=60.0)
     outcome = answered(job, lambda event: disk.empty())
-    assert (outcome.outcome, outcome.tally.done) == ("finished", 100)
+    assert (outcome.reason, outcome.usage.done) == (None, 100)
     assert len(rows_in(disk.folder)) == server.count() == 100
 
 
@@ -123,7 +123,7 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
     # The actor's first file finds room; what it answers then does not
     job = replace(job, confirm_probes=True)
     outcome = Answering(job, lambda: None, lambda event: None, confirmed=lambda: disk.fill() is None).run()
-    assert (outcome.outcome, outcome.lost) == ("broken", 100)
+    assert (outcome.reason, outcome.lost) == ("broken", 100)
     assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
 
 
@@ -136,14 +136,14 @@ def test_an_actor_that_does_not_start_is_replaced(
             sleep(600)
 
     def actors_of() -> Iterator[Any]:
-        monkeypatch.setattr(crew, "START_SECONDS", 0.5)
+        monkeypatch.setattr(pool, "START_SECONDS", 0.5)
         yield ray.remote(Sleeper).options(num_cpus=0).remote()
-        monkeypatch.setattr(crew, "START_SECONDS", 300.0)
+        monkeypatch.setattr(pool, "START_SECONDS", 300.0)
         yield make()
 
-    make, found = crew.new_actor, actors_of()
-    monkeypatch.setattr(crew, "new_actor", lambda: next(found))
-    assert answered(job_of(server, tmp_path, 5)).tally.done == 5
+    make, found = pool.new_actor, actors_of()
+    monkeypatch.setattr(pool, "new_actor", lambda: next(found))
+    assert answered(job_of(server, tmp_path, 5)).usage.done == 5
 
 
 @pytest.mark.slow
@@ -157,16 +157,16 @@ def test_an_actor_that_does_not_answer_is_replaced(
     job = job_of(server, tmp_path, 60)
 
     def stop_the_first(event: Event) -> None:
-        if not stopped and event["tally"]["done"] >= 10:
-            monkeypatch.setattr(crew, "ANSWER_SECONDS", 3.0)
-            stopped.append(driver.crew.workers[0].handle._ray_actor_id)
-            os.kill(pid_of(driver.crew.workers[0].handle), signal.SIGSTOP)
-        elif stopped and driver.crew.workers and driver.crew.workers[0].handle._ray_actor_id != stopped[0]:
-            monkeypatch.setattr(crew, "ANSWER_SECONDS", 60.0)
+        if not stopped and event["usage"]["done"] >= 10:
+            monkeypatch.setattr(pool, "ANSWER_SECONDS", 3.0)
+            stopped.append(driver.pool.workers[0].handle._ray_actor_id)
+            os.kill(pid_of(driver.pool.workers[0].handle), signal.SIGSTOP)
+        elif stopped and driver.pool.workers and driver.pool.workers[0].handle._ray_actor_id != stopped[0]:
+            monkeypatch.setattr(pool, "ANSWER_SECONDS", 60.0)
 
     driver = Answering(job, lambda: None, stop_the_first, idle=idle)
     outcome = driver.run()
-    assert outcome.outcome == "finished"
+    assert outcome.reason == "finished"
     assert len(set(rows_in(tmp_path / "store"))) == 60
     assert server.count() <= 60 + SETTINGS.limits.max_concurrency + 10
 
@@ -185,15 +185,15 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
 
     def kill(event: Event) -> None:
         limiter = ray.get_actor(limiter_name(server.base_url, STAGE.model), namespace=NAMESPACE)
-        due = [driver.crew.workers[0].handle, limiter][len(killed) :]
-        if due and event["tally"]["done"] >= 30 * (len(killed) + 1):
+        due = [driver.pool.workers[0].handle, limiter][len(killed) :]
+        if due and event["usage"]["done"] >= 30 * (len(killed) + 1):
             killed.append(pid_of(due[0]))
             os.kill(killed[-1], signal.SIGKILL)
 
     driver = Answering(job, lambda: None, kill)
     outcome = driver.run()
     assert len(killed) == 2
-    assert outcome.outcome == "budget"
+    assert outcome.reason == "budget"
     assert 60 <= server.count() <= 100
 
 
@@ -205,7 +205,7 @@ def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
     driver = driver_of(tmp_path)
     for number in range(40):
         for _ in range(5):
-            driver.crew.deaths.count(RuntimeError("out of memory"))
+            driver.pool.deaths.count(RuntimeError("out of memory"))
         driver._record_crash(f"r{number}")
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {"crashed"}
 

@@ -1,4 +1,4 @@
-"""Where workers of an asker wait for their turn."""
+"""Where workers of one event loop wait until there is a request to send and the right to send it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 
 
-class Door:
-    """Where workers without a slot or a request wait; it lets them in one by one.
+class Waiters:
+    """Workers without a slot or a request, woken one by one.
 
     One, not all: with hundreds of workers, each slot would be hundreds of turns of the loop for one call.
     """
@@ -22,8 +22,8 @@ class Door:
         self._sleepers.append(sleeper)
         await sleeper
 
-    def open(self) -> None:
-        """Lets one worker in, who lets the next one in where there is more to do."""
+    def wake(self) -> None:
+        """Wakes one worker, which wakes the next one where there is more to do."""
         while self._sleepers:
             sleeper = self._sleepers.popleft()
             # One that was cancelled while it slept cannot pass the turn on.
@@ -31,9 +31,9 @@ class Door:
                 sleeper.set_result(None)
                 return
 
-    def open_after(self, seconds: float) -> None:
-        """Lets one worker in when the next slot's time comes."""
+    def wake_after(self, seconds: float) -> None:
+        """Wakes one worker when the next slot's time comes."""
         loop = asyncio.get_running_loop()
-        # One alarm is enough: whoever is let in sets the next, for the slot that is first by then.
+        # One alarm is enough: a worker that wakes sets the next, for the slot that is first by then.
         if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
-            self._alarm = loop.call_later(seconds, self.open)
+            self._alarm = loop.call_later(seconds, self.wake)

@@ -1,0 +1,263 @@
+"""Requests to completions by Ray, without pyspark: the driver of the actors that answer a job.
+
+`python -m untold.jobs.asking.answering` is the process beside a Spark driver: it reads one job a line from standard
+input, so that one local Ray serves all stages of a run, and prints one JSON event a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from time import monotonic, sleep
+from typing import Any
+
+from ray.exceptions import RayError
+
+from untold.jobs.asking.control import Control
+from untold.jobs.asking.job import Job, Outcome
+from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.pool import ActorPool
+from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
+from untold.udfs.llm.usage import Usage
+from untold.udfs.redaction import redact
+from untold.udfs.storage import Place
+
+# At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
+LOOK_SECONDS = 0.2
+# A stage of a few requests is done sooner than that: the waits between looks grow
+FIRST_LOOK_SECONDS = 0.02
+LOW_WATER = 1000
+# Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
+DEATHS_OF_A_SUSPECT = 3
+DEATHS_OF_A_CULPRIT = 2
+# What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
+STOP_GRACE_SECONDS = 3.0
+ORPHAN_GRACE_SECONDS = 0.5
+
+
+class Answering:
+    """Hands the units of a job to actors, takes back what those that die had not stored, and says how the job ended.
+
+    `answered`: requests of the units that need no asking. `total`: how many need it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stopped: Callable[[], str | None],
+        tell: Callable[[Mapping[str, Any]], None],
+        confirmed: Callable[[], bool] = lambda: True,
+        idle: list[Any] | None = None,
+        answered: frozenset[str] = frozenset(),
+    ) -> None:
+        self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
+        self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
+        self._waiting = list_units(job.requests)
+        self.total = sum(count_unit(unit) for unit in self._waiting) - len(answered)
+        self._answered = set(answered)
+        self._deaths: dict[str, int] = {}
+        self._suspects: list[str] = []
+        self._began = monotonic()
+        self._told = 0.0
+
+    def run(self) -> Outcome:
+        """Answers everything, or ends early for a reason that the outcome names.
+
+        Whatever happens, every actor is stopped: what it has answered is paid for, and is written before it goes.
+        """
+        try:
+            self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
+            reason: str | None = self._confirm_probes() or self._loop() or self._ask_suspects()
+        finally:
+            self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
+        reason, error, lost = self._verdict(reason)
+        self._report(force=True)
+        return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost)
+
+    @property
+    def usage(self) -> Usage:
+        """What was used so far."""
+        return replace(self.pool.usage, seconds=monotonic() - self._began)
+
+    def _verdict(self, reason: str | None) -> tuple[str | None, str | None, int]:
+        """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
+        states = self.pool.states
+        unwritten = sum(state.unwritten for state in states)
+        trouble = next((state.trouble for state in states if state.trouble), None)
+        if unwritten and trouble:
+            return "broken", f"answers could not be written to {self._job.directory} ({trouble})", unwritten
+        return reason, next((state.refused for state in states if state.refused), None), unwritten
+
+    def _confirm_probes(self) -> str | None:
+        """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
+        probes = [worker.probe for worker in self.pool.workers]
+        if self._job.confirm_probes:
+            self._tell({"event": "probes", "uris": probes})
+            while not self._confirmed():
+                if self._stopped():
+                    return "interrupted"
+                sleep(LOOK_SECONDS / 10)
+        for probe in probes:
+            check_probe(probe)
+        return None
+
+    def _loop(self) -> str | None:
+        """Hands out units until all are answered; the reason where it ends before."""
+        wait = FIRST_LOOK_SECONDS
+        while True:
+            self._look()
+            self._hand_out()
+            self._report()
+            reason = self._reason_to_end()
+            if reason or not (self._waiting or any(worker.units for worker in self.pool.workers)):
+                return reason
+            sleep(wait)
+            wait = min(LOOK_SECONDS, 1.5 * wait)
+
+    def _look(self) -> None:
+        """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
+        for dead in self.pool.check():
+            self._answered |= read_ids(self._job.directory, dead.name)
+            for unit in dead.units:
+                self._deaths[unit] = self._deaths.get(unit, 0) + 1
+                (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
+            self.pool.replace(dead)
+
+    def _hand_out(self) -> None:
+        """A unit to each actor that soon has nothing left, less what of it is answered."""
+        for worker in self.pool.workers:
+            if not self._waiting:
+                return
+            if worker.progress is None or worker.progress.queued < LOW_WATER:
+                unit = self._waiting.pop(0)
+                worker.units.append(unit)
+                worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._answered)))
+
+    def _ask_suspects(self) -> str | None:
+        """Asks units that killed several actors one request at a time, to find and record the culprit."""
+        for unit in self._suspects:
+            for row in read_requests(unit):
+                if row[0] in self._answered:
+                    continue
+                reason = self._ask_suspect(row)
+                if reason:
+                    return reason
+        return None
+
+    def _ask_suspect(self, row: tuple[str, dict[str, Any]]) -> str | None:
+        """Asks one request until it is answered, or has killed so many actors that it is recorded as the culprit."""
+        deaths = 0
+        while deaths < DEATHS_OF_A_CULPRIT:
+            worker = self.pool.workers[0]
+            name = f"{row[0]}-{deaths}"
+            worker.units = []
+            worker.handle.feed_rows.remote(name, [row])
+            while True:
+                self._look()
+                if self.pool.workers[0] is not worker:
+                    deaths += 1
+                    break
+                self._report()
+                reason = self._reason_to_end()
+                if reason or (worker.progress and name in worker.progress.finished_units):
+                    return reason
+                sleep(LOOK_SECONDS)
+        self._record_crash(row[0])
+        return None
+
+    def _record_crash(self, request_id: str) -> None:
+        """Writes the failure of a request that kills actors; its deaths speak neither of the machine nor of the job."""
+        deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT
+        row = Completion(
+            request_id,
+            attempts=deaths,
+            answered_at=datetime.now(UTC),
+            error_type="crashed",
+            error=f"asking it ended {deaths} processes",
+            run_id=self._job.run,
+        )
+        path = f"{self._job.directory}/{self._job.run}-crashed-{request_id}.parquet"
+        write_file(path, completions_table([row]))
+        self.pool.record_crash(deaths)
+
+    def _reason_to_end(self) -> str | None:
+        """Why the job has to end now, the most lasting reason first; None while it may go on."""
+        if self._stopped():
+            return "interrupted"
+        states = self.pool.states
+        if any(state.refused for state in states):
+            return "refused"
+        if any(state.unwritable for state in states):
+            return "broken"
+        if any(state.refusal == "outage" for state in states):
+            return "outage"
+        busy = [state for state in states if state.queued or state.in_flight]
+        # A budget that is used up refuses new calls; those in flight may still be answered
+        if busy and all(state.refusal == "budget" and not state.in_flight for state in busy):
+            return "budget"
+        return None
+
+    def _wait_on(self) -> bool:
+        """Whether an actor that cannot write is to be waited for; says meanwhile how far the others are."""
+        self._report()
+        return not self._stopped()
+
+    def _report(self, *, force: bool = False) -> None:
+        """Tells how far the job is, at most every second look unless forced. Times are seconds."""
+        if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
+            return
+        self._told = monotonic()
+        known = {"stage": self._job.stage.name, "total": self.total, "usage": asdict(self.usage)}
+        states = self.pool.states
+        waits = {
+            "paused": max((state.paused for state in states), default=0.0),
+            "unwritten": sum(state.unwritten for state in states),
+            "trouble": next((state.trouble for state in states if state.trouble), None),
+        }
+        self._tell({"event": "progress", **known, **waits})
+
+
+def answer(job: Job, control: Control, idle: list[Any]) -> None:
+    """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
+    try:
+        Place(job.directory).make_folder()
+        answering = Answering(job, control.reason, tell, control.confirmed, idle)
+        outcome = answering.run()
+    except (RayError, RuntimeError, OSError) as error:
+        tell({"event": "broken", "error": explain(error)})
+        raise
+    tell({"event": "done", "stage": job.stage.name, "total": answering.total, **asdict(outcome)})
+
+
+def explain(error: Exception) -> str:
+    """What broke an answering, in one line without secrets."""
+    return redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")
+
+
+def tell(event: Mapping[str, Any]) -> None:
+    """Prints an event; a reader that has gone is told nothing more."""
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def main(ray_address: str | None) -> None:
+    """Answers one job after the other, as they come on standard input."""
+    control = Control()
+    start_ray(ray_address)
+    control.take_signals()
+    tell({"event": "ready"})
+    idle: list[Any] = []
+    for job in control.jobs():
+        answer(job, control, idle)
+
+
+if __name__ == "__main__":
+    main(next(iter(sys.argv[1:]), None))

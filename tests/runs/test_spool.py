@@ -1,0 +1,206 @@
+"""Runs whose requests a worker answers that shares nothing with them but the folder of the spool."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.jobs.asking.completions import failed, row, write
+from tests.runs.harness import (
+    WAIT_SECONDS,
+    canonical,
+    count_distinct,
+    kill_processes,
+    make_samples,
+    read_manifest,
+    read_table,
+    start_worker,
+    sum_usage,
+    write_samples,
+)
+from tests.runs.here import RunHere
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.spool import Spool, SpooledJob
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.units import read_request_ids
+from untold.udfs.llm.usage import Usage
+
+SAMPLES = make_samples(40)
+KEY = "sk-a-key-that-no-spool-has-1234567890"
+
+
+def words(spool: Path) -> str:
+    return f"requests wait in a spool; run: untold answer {spool}, then continue with: untold score "
+
+
+def ids_in(folder: Path) -> list[str]:
+    files = [file for file in folder.rglob("*.parquet") if file.name[0] not in "._" and file.parent.name != "requests"]
+    return [one for file in files for one in pq.read_table(file, columns=["request_id"])["request_id"].to_pylist()]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    """The shared folder as another machine sees it."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "mount").symlink_to(tmp_path / "shared")
+    return tmp_path / "mount"
+
+
+def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, mount: Path
+) -> None:
+    samples = write_samples(tmp_path / "samples.jsonl", SAMPLES)
+    assert run_here(server, samples, tmp_path / "whole").code == 0
+    total = server.count()
+    server.reset()
+
+    output, spool = tmp_path / "out", tmp_path / "shared" / "spool"
+    settings = {
+        "store": tmp_path / "shared" / "store",
+        "llm.answering": "spool",
+        "llm.spool": spool,
+        "llm.max_concurrency": 2,
+        "llm.flush_seconds": 0.2,
+        "llm.api_key_env": "A_KEY",
+        "budget.max_calls": 1000,
+    }
+    first = run_here(server, samples, output, settings=settings, environment={"A_KEY": KEY})
+    assert (first.code, server.count()) == (6, 0)
+    assert words(spool) in first.err
+    assert read_manifest(output)["status"] == "spooled"
+    assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+    assert read_table(output, "failures") == []
+    (job,) = Spool(str(spool)).jobs()
+    wanted = job.count_requests()
+    assert not any(KEY.encode() in file.read_bytes() for file in spool.rglob("*") if file.is_file())
+
+    # Nothing is asked for twice where the run is started again too early
+    again = run_here(server, samples, output, settings=settings)
+    assert (again.code, [one.name for one in Spool(str(spool)).jobs() if one.is_open]) == (6, [job.name])
+
+    server.configure(rules=[{"when": {"stage": "summarise_context"}, "do": {"delay": 0.2}}])
+    worker = start_worker(mount / "spool", A_KEY=KEY)
+    server.wait_for(20, timeout=WAIT_SECONDS)
+    kill_processes([*psutil.Process(worker.pid).children(recursive=True), psutil.Process(worker.pid)])
+    worker.communicate()
+    server.configure(rules=[])
+    kept, arrived = len(set(ids_in(spool))), server.count()
+    assert 0 < kept < wanted
+
+    # What is answered by then is taken over, and the rest stays with the worker
+    assert run_here(server, samples, output, settings=settings).code == 6
+    assert server.count() == arrived
+    told = start_worker(mount / "spool", A_KEY=KEY).communicate(timeout=WAIT_SECONDS)[0]
+    assert "summarise_context" in told
+    assert "next: start the run again" in told
+    assert server.count() - arrived == wanted - kept
+    assert not any(one.is_open for one in Spool(str(spool)).jobs())
+
+    second = run_here(server, samples, output, settings=settings)
+    assert (second.code, sum_usage(output, "answered")) == (6, wanted - kept)
+    worker = start_worker(mount / "spool", "--set", "budget.max_calls=5", A_KEY=KEY)
+    told = worker.communicate(timeout=WAIT_SECONDS)[0]
+    assert (worker.returncode, "the budget is used up after 5 calls" in told) == (3, True), told
+    worker = start_worker(mount / "spool", "--set", "llm.max_concurrency=8", A_KEY=KEY)
+    told = worker.communicate(timeout=WAIT_SECONDS)[0]
+    assert worker.returncode == 0, told
+    last = run_here(server, samples, output, settings=settings)
+    assert last.code == 0, last.err
+    assert canonical(output) == canonical(tmp_path / "whole")
+    assert Spool(str(spool)).jobs() == []
+    assert sorted(ids_in(tmp_path / "shared" / "store")) == sorted(set(ids_in(tmp_path / "shared" / "store")))
+    assert len(ids_in(tmp_path / "shared" / "store")) == total == count_distinct(SAMPLES)
+    manifest = read_manifest(output)
+    assert [start["status"] for start in manifest["starts"]][-2:] == ["spooled", "finished"]
+    assert manifest["totals"]["answered"] == total
+    # Calls that were under way at the kill are known to nobody
+    assert total - 20 <= manifest["totals"]["calls"] <= server.count()
+    assert manifest["totals"]["prompt_tokens"] > 0
+
+
+def test_a_worker_that_finds_nothing_or_no_spool_says_so(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    assert start_worker(tmp_path).communicate()[0] == "Nothing to answer\n"
+    shutil.rmtree(tmp_path / "jobs")
+    worker = start_worker(tmp_path)
+    assert "is no spool" in worker.communicate()[0]
+    assert worker.returncode == 1
+
+
+def spooling(server: ModelServer, answering: str = "spool") -> Settings:
+    return Settings.model_validate(
+        {
+            "llm": {"base_url": server.base_url, "model": "none", "answering": answering},
+            "embeddings": {"base_url": server.base_url, "model": "embedder", "price_per_million_tokens": 2.0},
+        }
+    )
+
+
+def embed(runner: StageRunner, texts: list[str]) -> dict[str, str | None]:
+    """By text why it has no vector, None where it has one."""
+    rows = runner.engines.spark.createDataFrame([(text, "document") for text in texts], "text string, kind string")
+    return {row["text"]: row["error_type"] for row in runner.ask("embed_text", rows, carry=("text",)).collect()}
+
+
+def answer_by_hand(job: SpooledJob, failing: int = 0) -> None:
+    """What a worker leaves that answers a job but for some requests, which fail for a passing reason."""
+    run, files = job.read().run, Path(job.requests).glob("*.parquet")
+    ids = [one for file in files for one in read_request_ids(str(file))]
+    rows = [failed("http_500", request_id=one, run_id=run) for one in ids[:failing]]
+    rows += [row(one, vector=[1.0, 0.0], run_id=run) for one in ids[failing:]]
+    write(Path(job.completions), f"{run}-1.parquet", rows)
+    usage = Usage(100, calls=len(ids), asked=len(ids), done=len(ids), failed=failing, seconds=2.0, cost=0.5)
+    job.note_usage("by-hand", usage)
+    job.close()
+
+
+def test_what_a_worker_could_not_get_keeps_no_run_in_its_stage(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    spool = Spool(f"{tmp_path}/store/spool")
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        assert set(embed(runner, ["a", "b", "c"]).values()) == {"unasked"}
+        assert (runner.ended, runner.usage[0]["unasked"], runner.usage[0]["calls"]) == ("spooled", 3, 0)
+        first = runner.engines.run
+        # Of another start's requests, those that no job has yet
+        runner.ended = None
+        embed(runner, ["a", "b", "c"])
+    (job,) = spool.jobs()
+    answer_by_hand(job, failing=1)
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        runner.earlier = {first}
+        assert sorted(map(str, embed(runner, ["a", "b", "c"]).values())) == ["None", "None", "http_500"]
+        usage = runner.usage[0]
+        assert runner.ended is None
+        assert (usage["answered"], usage["failed"], usage["reused"], usage["calls"]) == (2, 1, 0, 3)
+        assert (usage["prompt_tokens"], usage["cost"], usage["seconds"]) == (100, pytest.approx(2e-4), 2.0)
+    assert spool.jobs() == []
+    # A start that does not go on with that one asks what failed for a passing reason
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["a", "b", "c"])
+        assert runner.ended == "spooled"
+    (job,) = spool.jobs()
+    assert job.count_requests() == 1
+    assert server.count() == 0
+
+
+def test_a_start_adds_only_requests_that_wait_in_no_job_and_can_take_its_own_back(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    spool = Spool(f"{tmp_path}/store/spool")
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["a", "b"])
+        first = runner.engines.run
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["b", "c"])
+        second = runner.engines.run
+    assert sorted(job.count_requests() for job in spool.jobs()) == [1, 2]
+    with run_here.runner(tmp_path, spooling(server, "here"), "embed_text") as runner:
+        runner.earlier = {first, second}
+        assert set(embed(runner, ["a", "b", "c"]).values()) == {None}
+    assert (spool.jobs(), server.count("embed_text")) == ([], 1)

@@ -1,0 +1,116 @@
+"""Untold as people install it: wheel, sdist and editable, without extras, and on the oldest versions that it allows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import clean_environment, read_table, words_of, write_foreign_modules, write_samples
+
+ROOT = Path(__file__).resolve().parent.parent
+# Names another interpreter, to test what is installed under that one
+PYTHON = os.environ.get("UNTOLD_TEST_PYTHON", sys.executable)
+LEFT_OUT = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
+SAMPLE = {"sample_id": "a", "query": "q", "response": "[C1] is so.", "contexts": ["It is so.", "It is not."]}
+IMPORT_UNTOLD = """
+import sys, untold
+untold.__version__
+print(untold.__file__, *{"pyspark", "ray", "faiss", "pyarrow"} & set(sys.modules))
+"""
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, untold.jobs, untold.graph, untold.udfs
+for package in (untold.jobs, untold.graph, untold.udfs):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module.name.endswith("__main__") or importlib.import_module(module.name)
+"""
+pytestmark = pytest.mark.slow
+
+
+class Environment:
+    """A virtual environment of its own, whose processes start in a folder of modules that break."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.foreign = folder, write_foreign_modules(folder / "foreign")
+        uv("venv", "--python", PYTHON, str(folder / "venv"))
+        self.python = folder / "venv" / "bin" / "python"
+
+    def install(self, *words: str) -> None:
+        """Installs by uv, which takes the words."""
+        uv("pip", "install", "--python", str(self.python), *words)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python with the words."""
+        environment = {**clean_environment(), "PYTHONPATH": str(self.foreign)}
+        line = [str(self.python), *words]
+        return subprocess.run(line, cwd=self.foreign, env=environment, capture_output=True, text=True, check=False)
+
+    def output(self, *words: str) -> str:
+        """What Python prints with the words; an error of it is one of the test."""
+        ended = self.run(*words)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def score(self) -> list[dict[str, Any]]:
+        """The scores of one sample, by a model server of this machine."""
+        samples, output = write_samples(self.folder / "samples.jsonl", [SAMPLE]), self.folder / "out"
+        with ModelServer() as server:
+            self.output("-m", "untold", *words_of(server, samples, output))
+        return read_table(output, "scores")
+
+
+def uv(*words: str) -> None:
+    """Runs uv. What it prints is shown where it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    line = [sys.executable, "-m", "uv", "--quiet", *words]
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source without what is built of it."""
+    ignored = shutil.ignore_patterns(*LEFT_OUT)
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("source") / "untold", symlinks=True, ignore=ignored))
+
+
+@pytest.fixture(scope="module")
+def built(source: Path) -> dict[str, Sequence[str]]:
+    """By kind of install the words that install it; the wheel is built of the sdist."""
+    uv("build", "--out-dir", str(source.parent / "dist"), str(source))
+    (wheel,) = (source.parent / "dist").glob("*.whl")
+    (sdist,) = (source.parent / "dist").glob("*.tar.gz")
+    return {"wheel": (str(wheel),), "sdist": (str(sdist),), "editable": ("--editable", str(source))}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+def test_a_base_install_works_beside_modules_that_break(
+    built: dict[str, Sequence[str]], tmp_path: Path, kind: str
+) -> None:
+    environment = Environment(tmp_path)
+    environment.install(*built[kind])
+    (place,) = environment.output("-c", IMPORT_UNTOLD).split()
+    assert not Path(place).is_relative_to(ROOT)
+    assert "\nscores\n" in f"\n{environment.output('-m', 'untold', 'schema')}"
+    refused = environment.run("-m", "untold", "sweep", "out")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "untold: sweep needs matplotlib, networkx: pip install 'untold[study]'\n"
+    if kind == "wheel":
+        assert [row["status"] for row in environment.score()] == ["ok"]
+        assert "sample a, metric e2e" in environment.output(
+            "-m", "untold", "show", str(tmp_path / "out"), "--sample", "a"
+        )
+
+
+def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install("--resolution", "lowest-direct", f"{built['wheel'][0]}[study,notebook,connect]")
+    environment.output("-I", "-c", IMPORT_EVERYTHING)  # by themselves, some import json
+    assert [row["status"] for row in environment.score()] == ["ok"]
