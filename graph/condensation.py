@@ -274,7 +274,7 @@ def _number_integers(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> In
         prefixed = pc.index_in(_prefixed(pa.array(sought), graph), value_set=_prefixed(node, nodes.graph))
         return _checked(prefixed)
     if outside.any():
-        raise ValueError(f"{int(outside.sum()):,} ends of edges are no nodes of their graph")
+        raise ValueError(f"{int(outside.sum()):,} ends of edges are not nodes of their graph")
     return found
 
 
@@ -294,7 +294,7 @@ def _prefixed(values: Any, graph: Indices) -> Any:
 def _checked(found: Any) -> Indices:
     """Positions as int64. Raises ValueError where one is null, for a node that was not found."""
     if found.null_count:
-        raise ValueError(f"{found.null_count:,} ends of edges are no nodes of their graph")
+        raise ValueError(f"{found.null_count:,} ends of edges are not nodes of their graph")
     return _numpy(found).astype(np.int64)
 
 

@@ -73,7 +73,7 @@ def _open(study: str) -> Run:
     missing = [name for name in NEEDED if name not in run.tables]
     if missing or run.manifest.get("status") != "finished":
         raise CombineError(
-            f"{study}: no finished output of untold meta-evaluate ({' and '.join(missing) or 'it has not ended'}); "
+            f"{study}: not a finished output of untold meta-evaluate ({' and '.join(missing) or 'it has not ended'}); "
             "give other outputs, or evaluate it again"
         )
     return run

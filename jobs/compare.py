@@ -142,7 +142,8 @@ def _differences(runs: Sequence[Run]) -> Iterable[str]:
         changed = sorted(name for name in options[0] if options[0][name] != options[1].get(name))
         if judged or changed:
             what = ", ".join([*judged, *changed])
-            yield f"{one.directory} and {other.directory} were judged by different {what}: mind it when you compare"
+            pair = f"{one.directory} and {other.directory}"
+            yield f"{pair} were judged by different {what}: the results may not be comparable"
 
 
 def _options(identity: Mapping[str, Any]) -> dict[str, Any]:

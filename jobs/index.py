@@ -107,7 +107,7 @@ def _show_invalid(corpus: Texts, display: Display) -> None:
     for line in corpus.notes:
         display.note(line)
     if corpus.invalid_count:
-        rows = amount(corpus.invalid_count, "row is no document and is", "rows are no documents and are")
+        rows = amount(corpus.invalid_count, "row is not a document and is", "rows are not documents and are")
         display.note(f"{rows} in the table failures; the first:")
         for line in corpus.first_invalid:
             display.note(f"  {line}")

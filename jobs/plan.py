@@ -22,7 +22,7 @@ from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
-from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.retrieval.vectors import STAGE
@@ -297,7 +297,7 @@ class PlanningTools:
     def contexts(self) -> DataFrame:
         """As in a run, counted for each metric."""
         settings = self.planned.assumed.settings
-        return condense_contexts(self.planned.samples, self.ask, summarise=settings.summarise_contexts)
+        return summarise_contexts(self.planned.samples, self.ask, summarise=settings.summarise_contexts)
 
     def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
         """The frame, computed once, as long as anything is still to be asked that may be made of it."""

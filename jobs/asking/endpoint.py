@@ -27,7 +27,7 @@ def key_remedy(given: EndpointSettings, section: str = "llm") -> str:
     """
     name = f"{section}.api_key_env"
     if given.api_key_env is None:
-        return f"no key was sent, for none is named for this address: name its variable with --set {name}=NAME"
+        return f"no key was sent: none is named for this address; name its variable with --set {name}=NAME"
     known = "is set" if os.environ.get(given.api_key_env) else "is not set"
     return f"check the key: {given.api_key_env} ({name}) {known}"
 
@@ -41,7 +41,7 @@ def clear_text_warning(base_url: str | None) -> str | None:
     """What to say of an address that is called over a network without encryption; None for any other."""
     if base_url is None or not base_url.startswith("http://") or is_loopback(base_url):
         return None
-    return f"{base_url} is called without encryption: whoever is on the way reads texts and key; use https:// if it can"
+    return f"{base_url} is not encrypted: others on the network can read texts and key; use https:// if you can"
 
 
 class RunEndpoint:

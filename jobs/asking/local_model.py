@@ -229,7 +229,7 @@ def _own_file(path: Path) -> ModelFile:
             return ModelFile(path.resolve(), sha256_of(path))
     except OSError as error:
         raise LocalModelError(f"llm.local_model: cannot read {path}: {error.strerror or error}") from error
-    raise LocalModelError(f"llm.local_model: {path} is no GGUF file (it does not begin with the letters GGUF)")
+    raise LocalModelError(f"llm.local_model: {path} is not a GGUF file (it does not begin with the letters GGUF)")
 
 
 def _missing_packages(packages: Iterable[str]) -> list[str]:

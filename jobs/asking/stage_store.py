@@ -129,7 +129,9 @@ class StageStore:
         """
         place = Place(self.folder).local
         if place is None:
-            self._note("the store is no local disk, where runs do not see each other: start one at a time on it")
+            self._note(
+                "the store is not on a local disk, where runs cannot see each other: start one run at a time on it"
+            )
             yield None
             return
         with ExitStack() as stack:

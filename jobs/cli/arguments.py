@@ -121,7 +121,7 @@ class Command(click.Command):
     ) -> None:
         # On every command and told to the context alone, so that no job has a parameter for it
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
-        super().__init__(None, help=help, callback=None, params=[*parameters, debug])
+        super().__init__(None, help=help, short_help=help, callback=None, params=[*parameters, debug])
         self._run, self._names, self._needs = run, names, needs
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -36,6 +36,7 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
+from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
@@ -313,6 +314,7 @@ COMMANDS: dict[str, click.Command] = {
         ],
     ),
     **STUDIES,
+    **META_EVALUATION,
     **LOOKUPS,
     **SPOOLS,
     "demo": Command(

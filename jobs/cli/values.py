@@ -159,7 +159,7 @@ def delimiter(text: str) -> str:
     """
     found = "\t" if text in ("tab", "\\t") else text
     if len(found) != 1 or found in '"\r\n':
-        raise ValueError(f"{text!r} is no delimiter; give one character, or tab")
+        raise ValueError(f"{text!r} is not a delimiter; give one character, or tab")
     return found
 
 

@@ -44,7 +44,7 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
 
     Metrics that share a stage share its requests too, so that a plan and a run bind it once.
 
-    Of e2e and nli with condensed contexts: summarise_context, evaluate_coverage, extract_atoms and what follows.
+    Of e2e and nli with summarised contexts: summarise_context, evaluate_coverage, extract_atoms and what follows.
     """
     return list(dict.fromkeys(name for metric in metrics for name in METRICS[metric].asks(settings)))
 

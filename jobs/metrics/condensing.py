@@ -204,7 +204,7 @@ class Condenser:
             return Condensation(components, steps, self.settings.graph.max_edges_in_task).condense(nodes, edges)
         except CondensationError as error:
             remedy = "raise graph.max_edges_in_task, so that one task condenses the graph"
-            raise GraphFramesError(f"what GraphFrames answered is refused: {error}; {remedy}") from error
+            raise GraphFramesError(f"the result of GraphFrames failed its check: {error}; {remedy}") from error
 
 
 def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:

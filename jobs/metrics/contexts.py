@@ -1,4 +1,4 @@
-"""The contexts of the samples, condensed to what bears on the query: what comprehensiveness metrics begin with.
+"""The contexts of the samples, summarised to what bears on the query: what comprehensiveness metrics begin with.
 
 Methods, sections 1 and 9: the stage `summarise_context`, asked once for a query and a text, however many responses and
 metrics read it.
@@ -21,7 +21,7 @@ MARK = "\uffff"
 
 
 def stages_with_contexts(settings: Settings, *own: str) -> tuple[str, ...]:
-    """The stages of a metric that reads contexts: its own, after condensing where that is on."""
+    """The stages of a metric that reads contexts: its own, after summarising where that is on."""
     return (STAGE, *own) if settings.summarise_contexts else own
 
 
@@ -33,7 +33,7 @@ def assumed_summaries() -> dict[str, Mapping[str, Column]]:
     return {STAGE: {"summary": F.concat("text", F.lit(MARK))}}
 
 
-def condense_contexts(samples: DataFrame, ask: Callable[..., DataFrame], *, summarise: bool) -> DataFrame:
+def summarise_contexts(samples: DataFrame, ask: Callable[..., DataFrame], *, summarise: bool) -> DataFrame:
     """Columns sample_id, position, context_id, request_id, summary, error_type, error: one row a context.
 
     `summary` is null where the context has nothing that bears on the query; without `summarise` it is the text itself.
@@ -61,7 +61,7 @@ def gather_contexts(contexts: DataFrame) -> DataFrame:
     """Columns sample_id, kept array<struct<position, context_id, summary>>, lost, waiting: one row a sample.
 
     `kept` is in the order of the contexts and without those that say nothing of the query; `lost` says that the
-    condensing of one failed, `waiting` that it was never asked. Samples without contexts have no row.
+    summary of one failed, `waiting` that it was never asked. Samples without contexts have no row.
     """
     # collect_list passes over the nulls of contexts that say nothing
     kept = F.when(F.col("summary").isNotNull(), F.struct("position", "context_id", "summary"))

@@ -35,7 +35,7 @@ def assume(settings: Settings) -> Assumptions:
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     """Scores valid samples (columns of the table `samples`): tables statements, scores and failures.
 
-    A sample is judged in one request once all its contexts are condensed. Where one of them failed it is not asked for:
+    A sample is judged in one request once its contexts are summarised. Where one of them failed it is not asked for:
     its list would be of other contexts than the response was written from, and paid for in vain. Dejl et al. 2025;
     methods, section 4.
     """

@@ -20,7 +20,7 @@ from untold.udfs.facts.nodes import ANSWER_FORM
 def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     """Columns sample_id, query, position, context_id, text: the texts that the metric reads.
 
-    They are the condensed contexts and the response (position null) of each sample all of whose contexts are known. A
+    They are the summarised contexts and the response (position null) of each sample all of whose contexts are known. A
     blank text says nothing and is not asked for.
     """
     ready = samples.select("sample_id", "query", "response").join(

@@ -16,7 +16,7 @@ from untold.graph.condensation import condense_batches
 from untold.jobs.asking.requests import Rows
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.grounded_claims import chunk_name
 from untold.jobs.metrics.shared_evidence import Evidence, Owners, complete_alone, incomplete_owners
 from untold.jobs.retrieval.vectors import STAGE as EMBED
@@ -104,7 +104,7 @@ def _texts(
         named = exploded.withColumn("source", chunk_name(settings.knowledge.source))
         return tools.keep(named.select("owner", "place", "source", "text"), "texts"), {}
     samples = owners.select(F.col("owner").alias("sample_id"), "query", "contexts")
-    contexts = condense_contexts(samples, tools.ask, summarise=settings.summarise_contexts)
+    contexts = summarise_contexts(samples, tools.ask, summarise=settings.summarise_contexts)
     condensed = contexts.withColumnRenamed("sample_id", "owner")
     texts = condensed.where(F.col("summary").isNotNull()).select(
         "owner",

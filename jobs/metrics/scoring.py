@@ -15,7 +15,7 @@ from untold.jobs.asking.runner import StageRunner
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.scores import score_columns, unknown_measures
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import spark_schema
@@ -41,7 +41,7 @@ class RunTools:
         """Asked for all metrics together, at the first that wants them."""
         if self._contexts is None:
             summarise = self.runner.settings.summarise_contexts
-            self._contexts = condense_contexts(self.samples, self.ask, summarise=summarise)
+            self._contexts = summarise_contexts(self.samples, self.ask, summarise=summarise)
         return self._contexts
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
@@ -90,7 +90,7 @@ def score_samples(
 
 
 def count_stages(metrics: Iterable[Metric], settings: Settings) -> int:
-    """The stages to come. Contexts are condensed once for all metrics."""
+    """The stages to come. Contexts are summarised once for all metrics."""
     stages = [name for metric in metrics for name in metric.asks(settings)]
     return len(stages) - max(0, stages.count(SUMMARISE) - 1)
 

@@ -33,8 +33,10 @@ class NliSettings(Section):
     unit_types: tuple[UnitType, ...] = Field(
         default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
     )
-    skip_implied: bool = Field(default=False, description="Whether pairs that earlier relations imply are not asked")
-    max_pairs_per_sample: Count | None = Field(default=None, description="Most pairs judged a sample; null is all")
+    skip_implied: bool = Field(default=False, description="Skip pairs that earlier relations imply")
+    max_pairs_per_sample: Count | None = Field(
+        default=None, description="Maximum number of judged pairs of a sample; null judges all"
+    )
 
 
 class QaSettings(Section):
@@ -63,11 +65,11 @@ class IcatSettings(Section):
     qrels: Text | None = Field(
         default=None, description="File of annotated documents, for icat.variant m: topic subtopic document relevance"
     )
-    aspects: Count = Field(default=10, description="Most aspects that are generated for a query")
+    aspects: Count = Field(default=10, description="Maximum number of generated aspects of a query")
     early_stop: bool = Field(
-        default=True, description="Whether chunks are judged in three waves, for claims that none grounds yet"
+        default=True, description="Judge chunks in three waves, each for claims that no earlier chunk grounds"
     )
-    beta: Beta = Field(default=1.0, description="How much more coverage weighs than factuality")
+    beta: Beta = Field(default=1.0, description="Weight of coverage relative to factuality")
 
 
 class ImportanceSettings(Section):
@@ -79,27 +81,27 @@ class ImportanceSettings(Section):
 
     documents: Count = Field(
         default=10,
-        description="Documents of an index that facts are taken from, those of the best chunks for the query",
+        description="Number of documents of an index that facts come from: those of the best chunks for the query",
     )
-    passage_words: Count = Field(default=512, description="Most words of a text that facts are extracted from at once")
-    max_facts: Count = Field(default=5000, description="Most facts of a query; those that appear later are left out")
+    passage_words: Count = Field(default=512, description="Maximum words of the text in one request for facts")
+    max_facts: Count = Field(default=5000, description="Maximum number of facts of a query; later ones are left out")
     duplicates: Literal["words", "distance", "entailed", "none"] = Field(
         default="words",
         description="Which facts are one: near ones of the same words, near ones, ones that entail each other, or "
         "equal ones alone",
     )
     duplicate_distance: Distance = Field(
-        default=0.1, description="Most distance (1 - cosine) of any two facts that are merged by words or distance"
+        default=0.1, description="Maximum distance (1 - cosine) of facts that are merged by words or distance"
     )
-    batch: Count = Field(default=50, description="Most facts that are rated in one prompt")
+    batch: Count = Field(default=50, description="Maximum number of facts rated in one request")
     relevance_weight: Probability = Field(
-        default=0.5, description="How much of a fact's weight is relevance; the rest is salience"
+        default=0.5, description="Share of relevance in a fact's weight; salience has the rest"
     )
     min_weight: Probability | None = Field(
-        default=None, description="Least weight of a fact that an answer should include; null includes all"
+        default=None, description="Minimum weight of a fact that an answer should include; null includes all"
     )
     top_k: Count | None = Field(
-        default=None, description="Most facts that an answer should include, by rank; null includes all"
+        default=None, description="Number of top-ranked facts that an answer should include; null includes all"
     )
     evidence_chunks: Count = Field(default=5, description="Chunks that a claim is verified against, the nearest ones")
     ks: Annotated[list[Count], Field(min_length=1)] = Field(
@@ -119,26 +121,24 @@ class LongrecallSettings(Section):
         description="How texts are cut into facts: as lists, as sentences, or by the stage extract_claims; auto, by "
         "what response and references are",
     )
-    anchor_words: Count = Field(default=10, description="Most words of what begins an item of a list as its anchor")
-    resolve_coreference: bool = Field(
-        default=True, description="Whether facts cut from free text are first made to stand alone, by a stage"
-    )
-    max_facts: Count = Field(default=2000, description="Most facts of a side; those that come later are left out")
+    anchor_words: Count = Field(default=10, description="Maximum words of the anchor that begins a list item")
+    resolve_coreference: bool = Field(default=True, description="Resolve references in facts from free text first")
+    max_facts: Count = Field(default=2000, description="Maximum number of facts of a side; later ones are left out")
     duplicate_similarity: Probability = Field(
-        default=0.9, description="Least fuzzy Jaccard of two generated facts of which the second is left out"
+        default=0.9, description="Minimum fuzzy Jaccard at which the second of two generated facts is left out"
     )
     token_similarity: Probability = Field(
-        default=0.8, description="Least similarity (Indel) of two tokens that count as common"
+        default=0.8, description="Minimum similarity (Indel) of two tokens that count as equal"
     )
-    jaccard: Probability = Field(default=0.3, description="Least fuzzy Jaccard of a lexical candidate")
+    jaccard: Probability = Field(default=0.3, description="Minimum fuzzy Jaccard of a lexical candidate")
     lcs: Probability = Field(
-        default=0.7, description="Least longest common subsequence, as a share, that makes a lexical candidate too"
+        default=0.7, description="Minimum share of the longest common subsequence that makes a lexical candidate too"
     )
     cosine: Cosine | None = Field(
         default=None,
-        description="Least cosine of a semantic candidate; null is 0.6, or 0.5 with the embedding model minilm",
+        description="Minimum cosine of a semantic candidate; null is 0.6, or 0.5 with the embedding model minilm",
     )
-    top_k: Count = Field(default=3, description="Most candidates that are shown for a reference at once")
+    top_k: Count = Field(default=3, description="Maximum number of candidates shown for a reference")
     baselines: list[Literal["arecall", "erecall", "holistic"]] = Field(
         default=["arecall", "erecall"], description="Published baselines beside the metric; holistic asks a stage"
     )

@@ -265,15 +265,15 @@ def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoad
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = "a syntax error" if _SECRET_VALUE.search(error.problem or "") else error.problem
-        kind = "cannot be read" if isinstance(error, BoundError) else "no valid YAML"
+        kind = "cannot be read" if isinstance(error, BoundError) else "not valid YAML"
         layer.problems.append(f"{origin}{line}: {kind}: {problem}")
     except yaml.YAMLError:
-        layer.problems.append(f"{origin}: no valid YAML: it has characters that YAML does not allow")
+        layer.problems.append(f"{origin}: not valid YAML: it has characters that YAML does not allow")
     except ValueError:
-        layer.problems.append(f"{origin}: no valid YAML: a value cannot be read")
+        layer.problems.append(f"{origin}: not valid YAML: a value cannot be read")
     else:
         for key in repeated:
-            layer.complain(str(key.value), {}, "the key stands twice in its mapping", key)
+            layer.complain(str(key.value), {}, "the key is given twice in its mapping", key)
         if not repeated:
             return node, loader
     return None, CoreLoader("")
@@ -343,7 +343,7 @@ def assign_text(layer: Layer, name: str, text: str) -> None:
     if takes_text and node.tag != NULL and not (isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')):
         node = scalar(text.strip())
     if repeated:
-        layer.complain(name, {}, "a key stands twice in the mapping")
+        layer.complain(name, {}, "a key is given twice in the mapping")
     else:
         _assign(layer, name, node, loader)
 

@@ -107,27 +107,25 @@ class LlmSettings(Section):
     extra_body: ExtraBody = Field(
         default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
     )
-    timeout_seconds: Positive = Field(default=120.0, description="Longest wait for one attempt, seconds")
+    timeout_seconds: Positive = Field(default=120.0, description="Timeout of one attempt, in seconds")
     deadline_seconds: Positive = Field(
-        default=600.0, description="Longest time of one request over all attempts and waits, seconds"
+        default=600.0, description="Timeout of a request over all attempts and waits, in seconds"
     )
     outage_minutes: Positive = Field(
         default=10.0,
-        description="Outage after which the run ends, resumable, minutes (1 while nothing of it has succeeded)",
+        description="Minutes of an outage after which the run ends, resumable (1 while nothing has succeeded)",
     )
-    max_attempts: Count = Field(default=4, description="Attempts a request; being rate limited uses none")
+    max_attempts: Count = Field(default=4, description="Maximum attempts of a request; rate limiting uses none")
     temperature: Amount | None = Field(default=0.0, description="Sampling temperature; null is not sent")
     top_p: Share | None = Field(default=1.0, description="Nucleus sampling share; null is not sent")
     max_tokens: Count | Literal["auto"] | None = Field(
-        default=AUTO, description="Longest completion, tokens; auto is each stage's own limit, null is not sent"
+        default=AUTO, description="Maximum tokens of a completion; auto is each stage's own limit, null is not sent"
     )
     requests_per_minute: Positive | None = Field(
-        default=None, description="Request limit of the endpoint a minute; null is none"
+        default=None, description="Maximum requests a minute; null is no limit"
     )
-    tokens_per_minute: Positive | None = Field(
-        default=None, description="Token limit of the endpoint a minute; null is none"
-    )
-    max_concurrency: Count = Field(default=64, description="Requests in flight at once, over all actors")
+    tokens_per_minute: Positive | None = Field(default=None, description="Maximum tokens a minute; null is no limit")
+    max_concurrency: Count = Field(default=64, description="Maximum concurrent requests over all actors")
     answering: Literal["here", "spool"] = Field(
         default="here", description="Who answers requests: this start, or `untold answer` from a spool"
     )
@@ -135,7 +133,7 @@ class LlmSettings(Section):
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
     )
     actors: Count | None = Field(
-        default=None, description="Ray actors that ask; null derives them from the request limit"
+        default=None, description="Number of Ray actors that make calls; null derives it from the request limit"
     )
     flush_seconds: Positive | None = Field(
         default=None, description="Seconds between writes of completions; null is 1 on local disks, 10 on object stores"
@@ -169,12 +167,14 @@ class StageSettings(Section):
     temperature: Amount | None = Field(default=None, description="Sampling temperature of this stage; null is not sent")
     top_p: Share | None = Field(default=None, description="Nucleus sampling share of this stage; null is not sent")
     max_tokens: Count | None = Field(
-        default=None, description="Longest completion of this stage, tokens; null is not sent"
+        default=None, description="Maximum tokens of a completion of this stage; null is not sent"
     )
     extra_body: ExtraBody | None = Field(
         default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
     )
-    prompts: Prompts | None = Field(default=None, description="Whose duty the shipped template of this stage has")
+    prompts: Prompts | None = Field(
+        default=None, description="Shipped template of this stage: ours, or with the duty of the metric's paper"
+    )
 
     @field_validator("model", "api", "prompts", "structured")
     @classmethod
@@ -196,11 +196,11 @@ class BudgetSettings(Section):
     Once it is used up nothing more is asked, and the run ends resumable (docs/contract.md, "Exit codes").
     """
 
-    max_calls: Annotated[int, Field(ge=0)] | None = Field(default=None, description="HTTP requests a start may send")
+    max_calls: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Maximum HTTP requests of a start")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Prompt and completion tokens a start may use"
+        default=None, description="Maximum prompt and completion tokens of a start"
     )
-    max_cost: Amount | None = Field(default=None, description="Cost a start may cause, in the currency of the prices")
+    max_cost: Amount | None = Field(default=None, description="Maximum cost of a start, in the currency of the prices")
 
 
 class SparkSettings(Section):
@@ -236,8 +236,8 @@ class ThresholdSettings(Section):
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"relevance", "confidence"})
 
-    relevance: Rating = Field(default=3.5, description="Least expected relevance to the query, 1 to 5")
-    confidence: Rating = Field(default=2.0, description="Least expected confidence of an answer, 1 to 5")
+    relevance: Rating = Field(default=3.5, description="Minimum expected relevance to the query, 1 to 5")
+    confidence: Rating = Field(default=2.0, description="Minimum expected confidence of an answer, 1 to 5")
 
 
 class StatisticsSettings(Section):
@@ -255,7 +255,7 @@ class GraphSettings(Section):
         default="auto", description="SciPy within tasks, GraphFrames, or whichever fits"
     )
     # Four million edges with ids of 32 characters in one row broke a heap of 1 GB
-    max_edges_in_task: Count = Field(default=1_000_000, description="Most edges of a graph that one task solves")
+    max_edges_in_task: Count = Field(default=1_000_000, description="Maximum edges of a graph that one task condenses")
     jar: Text | None = Field(
         default=None, description="Path of the GraphFrames jar; null uses UNTOLD_GRAPHFRAMES_JAR or Maven"
     )
@@ -271,15 +271,13 @@ class Settings(Section):
     )
     prompts: Prompts = Field(
         default="ours",
-        description="Whose duty the shipped templates have, where ours and that of a metric's paper differ",
+        description="Shipped templates: ours, or with the duty of a metric's paper where they differ",
     )
     prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: Text | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
     )
-    summarise_contexts: bool = Field(
-        default=True, description="Whether contexts are first condensed to what bears on the query"
-    )
+    summarise_contexts: bool = Field(default=True, description="Summarise each context for the query first")
     fail_on_error: Literal["any", "none"] | Tolerance = Field(
         default="any",
         description="Failed or partial samples that make the exit code 4: any, none, or more than .share or .count",

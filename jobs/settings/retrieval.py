@@ -57,9 +57,9 @@ class EmbeddingSettings(Section):
         default_factory=dict, description="Fields merged into every request for embeddings, such as dimensions"
     )
     # The largest that services of the kind take is 2,048; a batch is also what one fault asks again
-    batch: Annotated[int, Field(ge=1, le=2048)] = Field(default=64, description="Most texts of one HTTP request")
-    query_prefix: str = Field(default="", description="What is put before a text that is looked for")
-    document_prefix: str = Field(default="", description="What is put before a text that is looked in")
+    batch: Annotated[int, Field(ge=1, le=2048)] = Field(default=64, description="Maximum texts of one HTTP request")
+    query_prefix: str = Field(default="", description="Prefix of a query's text")
+    document_prefix: str = Field(default="", description="Prefix of a document's text")
     pooling: Literal["mean", "cls"] = Field(
         default="mean", description="A local model's vector: the mean over its tokens, or that of the first"
     )
@@ -67,12 +67,12 @@ class EmbeddingSettings(Section):
         default=256, description="Tokens of a text that a local model reads; the rest is cut off"
     )
     requests_per_minute: Positive | None = Field(
-        default=None, description="HTTP request limit of the endpoint for embeddings a minute; null is none"
+        default=None, description="Maximum HTTP requests for embeddings a minute; null is no limit"
     )
     tokens_per_minute: Positive | None = Field(
-        default=None, description="Token limit of the endpoint for embeddings a minute; null is none"
+        default=None, description="Maximum tokens of embeddings a minute; null is no limit"
     )
-    max_concurrency: Count = Field(default=16, description="HTTP requests for embeddings in flight at once")
+    max_concurrency: Count = Field(default=16, description="Maximum concurrent HTTP requests for embeddings")
     price_per_million_tokens: Amount | None = Field(
         default=None, description="Price of a million tokens embedded, in the currency of budget.max_cost"
     )
@@ -103,14 +103,14 @@ class SearchSettings(Section):
         description="Name of the environment variable that holds the key of search.base_url; null sends none",
         json_schema_extra=A_VARIABLE,
     )
-    model: Literal["brave"] = Field(default="brave", description="Whose form the web search has: that of Brave")
+    model: Literal["brave"] = Field(default="brave", description="API of the web search; brave is the only one")
     edition: Text | None = Field(
         default=None, description="Any text; another one searches anew what was searched under the last"
     )
     requests_per_minute: Positive | None = Field(
-        default=60.0, description="Request limit of the web search a minute; null is none"
+        default=60.0, description="Maximum web searches a minute; null is no limit"
     )
-    max_concurrency: Count = Field(default=8, description="Requests of the web search in flight at once")
+    max_concurrency: Count = Field(default=8, description="Maximum concurrent web searches")
     price_per_thousand_requests: Amount | None = Field(
         default=None, description="Price of a thousand searches, in the currency of budget.max_cost"
     )
@@ -127,7 +127,7 @@ class GroundingSettings(Section):
         "config.json of a classifier, run within tasks",
     )
     threshold: Probability = Field(
-        default=0.5, description="Least probability of entailment by a classifier that grounds a claim"
+        default=0.5, description="Minimum probability of entailment at which a classifier grounds a claim"
     )
 
 
@@ -141,21 +141,21 @@ class IndexSettings(Section):
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "exact_chunks", "codec", "nprobe", "cache"})
 
-    chunk_words: Count = Field(default=128, description="Most words of a chunk")
+    chunk_words: Count = Field(default=128, description="Maximum words of a chunk")
     chunk_overlap: Annotated[int, Field(ge=0)] = Field(
         default=32,
-        description="Words of a chunk that the next one begins with",
+        description="Words that a chunk shares with the next one",
         json_schema_extra={"allowed": "an integer >= 0 and less than index.chunk_words"},
     )
     # 1.5 GB of vectors of 384 numbers: what one task builds in memory
-    chunks_per_shard: Count = Field(default=1_000_000, description="Most chunks of a shard")
+    chunks_per_shard: Count = Field(default=1_000_000, description="Maximum chunks of a shard")
     exact_chunks: Count = Field(
-        default=50_000, description="Most chunks whose vectors are all compared; more are found by lists"
+        default=50_000, description="Maximum chunks of an exact search; more are searched by inverted lists"
     )
     codec: Literal["flat", "fp16", "sq8"] = Field(
         default="flat", description="How vectors in lists are kept: as they are, in half, or in a quarter of the bytes"
     )
-    nprobe: Count = Field(default=256, description="Lists that a search looks into")
+    nprobe: Count = Field(default=256, description="Inverted lists that a search visits")
     cache: Text | None = Field(
         default=None,
         description="Folder on each machine for copies of shards that lie on no local disk; null is one of the "

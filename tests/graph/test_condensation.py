@@ -361,13 +361,13 @@ def test_undefined_scores_are_null_and_never_nan() -> None:
 def test_an_edge_to_a_node_of_another_graph_is_an_error(edge: Edge, numbers: range) -> None:
     broken = Digraph((Node(0, True, False), Node(1, True, False)), (edge,))
     other = Digraph(tuple(Node(number, True, False) for number in numbers), ())
-    with pytest.raises(ValueError, match="1 ends of edges are no nodes of their graph"):
+    with pytest.raises(ValueError, match="1 ends of edges are not nodes of their graph"):
         condense({"broken": broken, "other": other})
 
 
 def test_an_edge_to_a_name_of_another_graph_is_an_error() -> None:
     broken = Digraph((Node("a", True, False),), (Edge("a", "b"),))
-    with pytest.raises(ValueError, match="1 ends of edges are no nodes of their graph"):
+    with pytest.raises(ValueError, match="1 ends of edges are not nodes of their graph"):
         condense({"broken": broken, "other": Digraph((Node("b", True, False),), ())}, pa.string())
 
 

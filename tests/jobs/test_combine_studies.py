@@ -95,7 +95,7 @@ def test_what_cannot_be_combined_is_named(studies: list[str], tmp_path: Path) ->
     with pytest.raises(CombineError, match=f"both have e2e of {MODELS[0]} on wiki; give one"):
         combine_studies([*studies, again], str(tmp_path / "out"), seed=0)
     running = write_study(tmp_path / "failed", "other", WIKI, status="failed")
-    with pytest.raises(CombineError, match="no finished output of untold meta-evaluate"):
+    with pytest.raises(CombineError, match="not a finished output of untold meta-evaluate"):
         combine_studies([*studies, running], str(tmp_path / "out"), seed=0)
     apart = write_study(tmp_path / "apart", "third", {("nli", MODELS[0]): (1, 2)})
     with pytest.raises(CombineError, match="nothing to average"):

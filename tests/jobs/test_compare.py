@@ -281,8 +281,8 @@ def test_outputs_that_were_judged_differently_are_named(spark: SparkSession, tmp
 
     one, two, three = outputs
     assert notes == [
-        f"{one} and {two} were judged by different mine, qa: mind it when you compare",
-        f"{two} and {three} were judged by different qa: mind it when you compare",
+        f"{one} and {two} were judged by different mine, qa: the results may not be comparable",
+        f"{two} and {three} were judged by different qa: the results may not be comparable",
     ]
 
 

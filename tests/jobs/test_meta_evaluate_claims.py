@@ -155,7 +155,7 @@ def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Pa
         (["--metric", "e2e"], "--metric goes with --scores: claims are judged by the stage verify_claim"),
         (["--format", "realsumm"], "--format realsumm is of --dataset coverage"),
         (["--covered", "yes"], "--covered goes with --dataset coverage"),
-        (["--annotation-sheet", "3"], "--annotation-sheet draws from labels of whole responses"),
+        (["--annotation-sheet", "3"], "--annotation-sheet draws from labels of responses"),
     ],
 )
 def test_options_of_a_study_of_claims_are_its_own(

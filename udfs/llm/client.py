@@ -263,7 +263,7 @@ def read_completion(
         if status is not None:
             return read_status(status, content, headers)
         usage = Usage(estimate_tokens(sent), 0, estimate_tokens(len(content)), estimated=True)
-        return Answer(error_type="bad_body", error="the endpoint's answer is no completion", usage=usage)
+        return Answer(error_type="bad_body", error="the endpoint's answer is not a completion", usage=usage)
     thought = _thought(message) if api == "chat" else ""
     misplaced = structured and not (text or "").strip() and thought.startswith(("{", "["))
     text = valid_utf8(thought if misplaced else text)
@@ -294,7 +294,7 @@ _COMPLETION_ERRORS = {
     "filtered": "the endpoint filtered the completion",
     "truncated": "the completion was cut at its token limit; raise max_tokens of the stage",
     "empty": "the completion is empty",
-    "bad_finish": "the endpoint ended the completion for a reason that is no normal end",
+    "bad_finish": "the endpoint ended the completion for an unusual reason",
 }
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.metrics import e2e
 from untold.jobs.metrics.base import Tables
-from untold.jobs.metrics.contexts import condense_contexts
+from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import SAMPLES
@@ -43,7 +43,7 @@ class Stages:
         return self
 
     def contexts(self) -> DataFrame:
-        return condense_contexts(self.samples, self.ask, summarise=self.summarise)
+        return summarise_contexts(self.samples, self.ask, summarise=self.summarise)
 
     def ask(self, stage: str, rows: Any, carry: Iterable[str] = ()) -> DataFrame:
         self.asked[stage] = [row.asDict(recursive=True) for row in rows.collect()]
