@@ -91,8 +91,8 @@ def compare(
         elif repeated := count_repeated_queries(scores):
             have = amount(repeated, "query has", "queries have")
             notify(
-                f"{have} several rows of one system, which are alike: intervals and tests that take rows one by one "
-                "are too sure; --cluster takes whole queries"
+                f"{have} several rows of one system, which are alike: intervals and tests over single rows are too "
+                "narrow; --cluster resamples whole queries"
             )
         pairs = compare_pairs(scores, systems, seed, max_distinct, cluster=cluster)
         return {"systems": systems, "comparisons": pairs}

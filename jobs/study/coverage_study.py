@@ -133,7 +133,7 @@ def write_study(
     if queries < len(people) and not plan.clustered:
         notes.append(
             f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and those of "
-            "one query are alike: intervals that take samples one by one are too narrow; --cluster takes whole queries"
+            "one query are alike: intervals over single samples are too narrow; --cluster resamples whole queries"
         )
     compared = compare_items(samples, plan.prompt_pairs, clustered=plan.clustered, seed=plan.seed)
     found = CoverageFindings(

@@ -333,7 +333,7 @@ def describe_repeats(points: DataFrame) -> str | None:
         return None
     return (
         f"{amount(units, 'row is', 'rows are')} of {amount(questions, 'question')}, and answers to one question are "
-        "alike: intervals and tests that take rows one by one are too sure; --cluster takes whole questions"
+        "alike: intervals and tests over single rows are too narrow; --cluster resamples whole questions"
     )
 
 
