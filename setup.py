@@ -35,7 +35,16 @@ setup(
     package_dir={"untold": "untold", **{f"untold.{folder}": folder for folder in ("jobs", "udfs", "graph", "conf")}},
     package_data={
         "untold": ["py.typed"],
-        "untold.conf": ["*.yaml", "*.conf", "endpoints/*.yaml", "prompts/*.jinja", "demo/*", "minilm/*"],
+        "untold.conf": [
+            "*.yaml",
+            "*.conf",
+            "endpoints/*.yaml",
+            "prompts/*.jinja",
+            "prompts/published/*.jinja",
+            "profiles/*.yaml",
+            "demo/*",
+            "minilm/*",
+        ],
     },
     # The lowest versions are those that tests/test_distribution.py installs and runs
     install_requires=[
@@ -45,20 +54,21 @@ setup(
         "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
-        "scipy>=1.13,<2",  # statistics and sparse graphs
+        "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
         "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
         "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
         "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them
         "rapidfuzz>=3.10,<4",  # how alike tokens and texts are written, a vocabulary at once
         "regex>=2024.11.6",  # scripts and accents of characters, by Unicode
-        "nupunkt>=0.5,<0.9",  # ends of sentences, without a download
+        "nupunkt>=0.6,<0.9",  # ends of sentences, without a download; 0.5 ends them elsewhere
         "graphframes-py>=0.9,<0.13",  # components of graphs too large for one task; its jar is given apart
         "typing_extensions>=4.12,<5",  # graphframes-py needs it and does not say so
-        "pint>=0.24,<0.26",  # units of the quantities that answers state
+        "pint>=0.24.4,<0.26",  # units of the quantities that answers state; 0.24 reads some otherwise
         "pydantic>=2.9,<3",  # validated settings
         "filelock>=3.16,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
+        "jsonschema>=4.23,<5",  # whether a completion is JSON of its stage's schema
         "click>=8.1,<9",  # the command line
     ],
     extras_require={

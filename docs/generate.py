@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ from untold.jobs.cli.values import known_formats, question_formats
 from untold.jobs.metrics import METRICS
 from untold.jobs.settings.loading import describe, preset_names
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.templates import find_template
+from untold.jobs.settings.profiles import profile_names
+from untold.jobs.settings.templates import find_template, stages_that_differ
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
 from untold.udfs.stages import STAGES
@@ -84,6 +86,10 @@ def settings() -> str:
     for name in preset_names():
         text = (ROOT / "conf" / "endpoints" / f"{name}.yaml").read_text(encoding="utf-8")
         parts.append(f"### {name}\n\n```yaml\n{text}```\n")
+    parts.append("## Profiles\n")
+    for name in profile_names():
+        text = (ROOT / "conf" / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
+        parts.append(f"### {name}\n\n```yaml\n{text}```\n")
     return "\n".join(parts)
 
 
@@ -126,12 +132,21 @@ def metrics() -> str:
 
 
 def stages() -> str:
-    parts = ["# Stages\n", "Each stage with its variables, the columns that it gives, and its shipped template.\n"]
+    parts = [
+        "# Stages\n",
+        "Each stage with its variables, the columns that it gives, its schema, and its shipped template.\n",
+    ]
+    parts.append('In a schema, `"enum": "claims"` stands for the numbers of the claims that a request shows, from 1.\n')
     for name, stage in STAGES.items():
         columns = code(f"{field.name}: {field.type}" for field in stage.output)
         template = find_template(name, "chat", None)
         parts.append(f"## {name}\n\nVariables: {code(stage.variables)}. Gives: {columns}.\n")
+        if stage.schema is not None:
+            parts.append(f"````json\n{json.dumps(stage.schema, indent=1)}\n````\n")
         parts.append(f"````text\n{template.source.rstrip()}\n````\n")
+        if name in stages_that_differ():
+            source = find_template(name, "chat", None, "published").source
+            parts.append(f"With `prompts=published`:\n\n````text\n{source.rstrip()}\n````\n")
     return "\n".join(parts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,14 @@ from pyspark.sql import functions as F
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
-from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.summary.aggregate import interval_text
 from untold.jobs.summary.bands import (
+    Rows,
     check_measured,
     count_distinct,
     draw_bands,
     draw_legend,
-    places_of,
     read_measured,
+    show_lines,
     title_of,
     write_lines,
 )
@@ -118,14 +116,6 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
         return save_figure(figure, form)
 
 
-def show_curve(rows: Iterable[Mapping[str, Any]], output: str) -> None:
+def show_curve(rows: Rows, output: str) -> None:
     """Prints the table and where it and the pictures are."""
-    heads = ["system", "ranking", "k", "n", "mean", "95 % interval"]
-    cells = [
-        [
-            *(row["system"] or "all", row["ranking"], f"{row['k']}", f"{row['n']:,}", f"{row['mean']:.3f}"),
-            interval_text(row),
-        ]
-        for row in rows
-    ]
-    print_lines([*table(heads, cells, page_of(sys.stdout), names=2, texts=1), places_of(output, TABLE)])
+    show_lines(rows, output, TABLE, {"ranking": "", "k": "d"})

@@ -31,8 +31,9 @@ from untold.jobs.settings.loading import NoEndpointError, Resolved
 from untold.jobs.settings.model import AUTO, Settings, SettingsError
 from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.client import Endpoint, request_body
+from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.python_path import python_environment
 from untold.udfs.stages import STAGES

@@ -28,6 +28,7 @@ from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.loading import Resolved
 from untold.jobs.settings.model import Settings
+from untold.jobs.settings.profiles import explain_profile
 from untold.jobs.settings.systems import SystemsError
 from untold.jobs.tables import USAGE
 from untold.udfs.llm.keys import Stage
@@ -90,6 +91,9 @@ def generate(request: GenerateRequest, display: Display) -> Outcome:
     with request.open_output(TABLES, request.contexts) as output, ExitStack() as endpoints:
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
+        for line in dict.fromkeys(explain_profile(one.settings, [STAGE], lambda _: False) for one in systems):
+            if line is not None:
+                display.note(line)
         with open_start(request, output, display) as start:
             return _generate(_Generating(start, request, systems))
 

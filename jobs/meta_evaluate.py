@@ -13,7 +13,7 @@ from untold.jobs.inputs.samples import Samples, fingerprint, read_samples, show_
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
-from untold.jobs.run.output import Output, shown
+from untold.jobs.run.output import Output, shown, store_of
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import amount
@@ -42,6 +42,7 @@ from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvalu
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
+from untold.jobs.study.prompt_pairs import check_prompts, compare_labels
 from untold.jobs.study.report import draw, render, with_published
 from untold.jobs.study.response_labels import add_overlap, find_points, resample_labels
 from untold.jobs.study.study_endpoints import all_costs, asker, verify_endpoints
@@ -96,6 +97,8 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
     resumed by itself. Dejl et al. 2025; methods, section 6.
     """
     _check_models(request.endpoints)
+    # Endpoints of one model are told apart by their prompts
+    check_prompts(request.prompt_pairs, request.metrics or ())
     with request.open_output(TABLES) as output:
         return _meta_evaluate(output, request, display)
 
@@ -190,7 +193,7 @@ def _write_coverage(
     output: Output, request: MetaEvaluationRequest, items: CoverageItems, verdicts: ItemVerdicts
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
-    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster)
+    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster, request.prompt_pairs)
     return write_study(output, items, verdicts, plan, all_costs(request))
 
 
@@ -278,7 +281,11 @@ def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEv
 def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> ScoreRequest:
     """The run of one endpoint, as `untold score` would be asked for it."""
     assert request.metrics is not None
-    own = {"output": request.runs[endpoint.model], "settings": endpoint.settings, "format": request.layout}
+    settings = endpoint.settings
+    if endpoint.prompts is not None:
+        # Stages whose templates are the same under all prompts are asked once
+        settings = settings.model_copy(update={"store": store_of(settings, request.output)})
+    own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
     return ScoreRequest(**request.shared() | own, metrics=request.metrics, embedded=endpoint.embedded)
 
 
@@ -315,6 +322,9 @@ def _write_report(
         )
     differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
+    comparisons += compare_labels(
+        points, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
+    )
     costs = all_costs(request)
     note = None if request.cluster else describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)

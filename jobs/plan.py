@@ -15,12 +15,13 @@ from untold.graph.distributed import Condensed
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import calls_for, limits_of, runs_in_tasks
 from untold.jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
+from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.likely import read_figures
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
-from untold.jobs.metrics.base import Assumptions, Metric
+from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
 from untold.jobs.metrics.contexts import condense_contexts
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
@@ -60,9 +61,11 @@ def plan(
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None
     names = stages_of(request.metrics, settings)
-    stages = {name: bind_stage(name, settings, embedded_model=sha256) for name in names}
+    findings = Findings(settings, request.store)
+    stages = {name: findings.applied(bind_stage(name, settings, embedded_model=sha256)) for name in names}
     display = display or Display()
     spark = spark or open_session(settings, small=request.small)
+    tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)

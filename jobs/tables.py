@@ -183,6 +183,15 @@ USAGE = pa.schema(
         ("tokens_estimated", pa.bool_()),  # whether some answer came without a count
         ("cost", pa.float64()),  # in the currency of the prices set; null without a price
         ("seconds", pa.float64()),
+        ("leaked_example", pa.int64()),  # items of answers dropped: they name what only the prompt's examples do
+        ("schema", pa.int64()),  # requests whose completion is JSON of the schema that was sent
+        ("form", pa.int64()),  # is in the form that the template asks for
+        ("lenient", pa.int64()),  # is in another form that leaves no doubt
+        ("unparsable", pa.int64()),  # of those that failed, what could not be read
+        ("refused", pa.int64()),  # declined the task
+        ("empty", pa.int64()),
+        ("truncated", pa.int64()),
+        ("asked_again", pa.int64()),  # calls after a completion of no use
     ]
 )
 # A metric over all samples, or over those of one system; n = scored + undefined + failed
@@ -328,18 +337,19 @@ MATCH_COUNTS = pa.schema(
         ("left_out", pa.int64()),  # comparisons left out, of all of these together
     ]
 )
-# A paired permutation test of two metrics of one model, adjusted over the table (docs/methods.md, section 7)
+# A paired permutation test of two metrics of one model, or of two prompts of one metric (docs/methods.md, section 7)
 COMPARISONS = pa.schema(
     [
         ("dataset", pa.string()),
         ("model", pa.string()),
-        ("first", pa.string()),
+        ("first", pa.string()),  # a metric, or whose prompts
         ("second", pa.string()),
-        ("difference", pa.float64()),  # mean LMR of first less that of second
+        ("difference", pa.float64()),  # of coverage accuracy over items, else mean LMR: of first less that of second
         ("p_value", pa.float64()),
-        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg
-        ("n", pa.int64()),  # units that both have points of
-        ("convention", pa.string()),  # that points are under
+        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, of metrics and of prompts apart
+        ("n", pa.int64()),  # units, or items, that both have judged
+        ("convention", pa.string()),  # that points are under; null for coverage
+        ("metric", pa.string()),  # of two prompts; null of two metrics
     ]
 )
 # A share that people found, with its 95 % interval (docs/methods.md, section 6)

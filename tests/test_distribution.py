@@ -22,7 +22,6 @@ LEFT_OUT = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
 SAMPLE = {"sample_id": "a", "query": "q", "response": "[C1] is so.", "contexts": ["It is so.", "It is not."]}
 IMPORT_UNTOLD = """
 import sys, untold
-untold.__version__
 print(untold.__file__, *{"pyspark", "ray", "faiss", "pyarrow"} & set(sys.modules))
 """
 IMPORT_EVERYTHING = """
@@ -30,6 +29,14 @@ import importlib, pkgutil, untold.jobs, untold.graph, untold.udfs
 for package in (untold.jobs, untold.graph, untold.udfs):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         module.name.endswith("__main__") or importlib.import_module(module.name)
+"""
+# Parts that import their libraries when they are first used
+USE_LIBRARIES = """
+from untold.udfs.facts.passages import cut_passages
+from untold.udfs.quantities import compare_quantities
+from untold.udfs.statistics.surface import surface_scores
+print(*cut_passages("Dr. Mill left. She came.", 3), sep="|")
+print(compare_quantities("14,800 km", "8,000 nmi").outcome, surface_scores("a b", "a b")["rouge1"])
 """
 pytestmark = pytest.mark.slow
 
@@ -113,4 +120,5 @@ def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Pat
     environment = Environment(tmp_path)
     environment.install("--resolution", "lowest-direct", f"{built['wheel'][0]}[study,notebook,connect]")
     environment.output("-I", "-c", IMPORT_EVERYTHING)  # by themselves, some import json
+    assert environment.output("-I", "-c", USE_LIBRARIES) == "Dr. Mill left.|She came.\nequal 1.0\n"
     assert [row["status"] for row in environment.score()] == ["ok"]

@@ -36,7 +36,7 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("untold.udfs.llm", "untold.jobs.answer", "untold.jobs.asking.answering")
+WITHOUT_SPARK = ("untold.udfs.llm", *(f"untold.jobs.asking.{name}" for name in ("answering", "answered", "spool")))
 
 
 def modules() -> dict[str, Path]:
@@ -143,28 +143,12 @@ def test_actors_import_no_spark() -> None:
 
 # Libraries of extras, and what is started without them
 EXTRAS = ("duckdb", "matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
-BASE = (
-    "api",
-    "answer",
-    "compare",
-    "condense",
-    "demo",
-    "doctor",
-    "generate",
-    "index",
-    "plan",
-    "score",
-    "search",
-    "show",
-)
+STARTED = ("api", "compare", "condense", "demo", "doctor", "generate", "index", "plan", "score", "search", "show")
+PARTS = ("untold.jobs.answer", "untold.jobs.cli", "untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages")
 
 
 def test_a_base_install_imports_what_it_runs() -> None:
-    names = [f"untold.jobs.{name}" for name in (*BASE, "cli")] + [
-        name
-        for name in MODULES
-        if within(name, ("untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages"))
-    ]
+    names = [*(f"untold.jobs.{name}" for name in STARTED), *(name for name in MODULES if within(name, PARTS))]
     # None marks a module as not installed
     program = f"import sys, importlib; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
     program += f"for name in {names}: importlib.import_module(name)"

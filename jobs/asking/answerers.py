@@ -36,7 +36,8 @@ class Unanswered:
     """Requests of a stage that are to be answered into its folder of the store, which `lock` holds.
 
     `rows`: request_id and the stage's variables, one row each; `count`: how many, or more. `spent`: by this start, on
-    the budget. `answered_before`: whether the endpoint ever answered this run. `show` takes events of progress.
+    the budget. `answered_before`: whether the endpoint ever answered this run. `show` takes events of progress. What
+    `tries_schema` and `may_drop_schema` are, `Job` says.
     """
 
     stage: Stage
@@ -47,6 +48,8 @@ class Unanswered:
     show: Callable[[Mapping[str, Any]], None]
     spent: Usage = field(default_factory=Usage)
     answered_before: bool = False
+    tries_schema: bool = False
+    may_drop_schema: bool = False
 
     def is_lost(self) -> bool:
         """Whether another run took the folder over."""
@@ -80,6 +83,8 @@ class Unanswered:
             settings=call_settings(settings, self.stage, base_url, places["directory"]),
             actors=count_actors(settings, self.stage.api),
             answered_before=self.answered_before,
+            tries_schema=self.tries_schema,
+            may_drop_schema=self.may_drop_schema,
             **places,
         )
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from time import monotonic, sleep
@@ -17,12 +19,12 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from untold.jobs.asking.control import Control
-from untold.jobs.asking.job import Job, Outcome
+from untold.jobs.asking.job import Job, Outcome, job_from_json
 from untold.jobs.asking.local_ray import start_ray
 from untold.jobs.asking.pool import ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
@@ -78,7 +80,13 @@ class Answering:
             self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
         reason, error, lost = self._verdict(reason)
         self._report(force=True)
-        return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost)
+        return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost, self._finding)
+
+    @property
+    def _finding(self) -> Finding | None:
+        """What the endpoint makes of a schema, where an answer said it; what changes the asking counts first."""
+        found = [state.finding for state in self.pool.states if state.finding]
+        return max(found, key=lambda one: one.changes(self._job.stage), default=None)
 
     @property
     def usage(self) -> Usage:
@@ -131,7 +139,9 @@ class Answering:
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""
-        for worker in self.pool.workers:
+        tries = self._job.tries_schema and all(state.tries_schema for state in self.pool.states)
+        # While a schema is tried one request is sent alone
+        for worker in self.pool.workers[: 1 if tries else None]:
             if not self._waiting:
                 return
             if worker.progress is None or worker.progress.queued < LOW_WATER:
@@ -193,6 +203,8 @@ class Answering:
         states = self.pool.states
         if any(state.refused for state in states):
             return "refused"
+        if self._finding and self._finding.changes(self._job.stage):
+            return "restructured"
         if any(state.unwritable for state in states):
             return "broken"
         if any(state.refusal == "outage" for state in states):
@@ -221,6 +233,69 @@ class Answering:
             "trouble": next((state.trouble for state in states if state.trouble), None),
         }
         self._tell({"event": "progress", **known, **waits})
+
+
+class Control:
+    """What may end this process: a signal, a `stop` line on standard input, or the end of standard input.
+
+    A thread reads the lines of standard input: `stop`, `go`, or a job as JSON. The first reason stays: `interrupted`,
+    or `orphaned` where standard input ended, so that nobody waits for an outcome.
+    """
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._lines: list[str] = []
+        self._go = False
+        self._news = threading.Condition()
+        self.take_signals()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def take_signals(self) -> None:
+        """SIGINT and SIGTERM end the asking in order; Ray takes them over when it starts."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stop("interrupted"))
+
+    def reason(self) -> str | None:
+        """`interrupted` or `orphaned`; None while nothing has asked this process to end."""
+        return self._reason
+
+    def confirmed(self) -> bool:
+        """Whether a `go` line came since this was last true."""
+        gone, self._go = self._go, False
+        return gone
+
+    def jobs(self) -> Iterator[Job]:
+        """The jobs of standard input, one a line, until it ends or something stops this process."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._lines or self._reason, timeout=1.0)
+                if self._reason:
+                    return
+                line = self._lines.pop(0) if self._lines else None
+            if line:
+                yield job_from_json(json.loads(line))
+
+    def _read(self) -> None:
+        """Sorts the lines of standard input; its end means that the process which started this one has gone."""
+        for line in sys.stdin:
+            if line.strip() == "stop":
+                self._stop("interrupted")
+                continue
+            if line.strip() == "go":
+                self._go = True
+                continue
+            with self._news:
+                self._lines.append(line)
+                self._news.notify_all()
+        self._stop("orphaned")
+
+    def _stop(self, reason: str) -> None:
+        """Notes the reason, and wakes whoever waits for a job. A signal's handler runs this too."""
+        self._reason = self._reason or reason
+        # A signal's handler must not wait: where the lock is taken, `jobs` sees the reason within a second
+        if self._news.acquire(blocking=False):
+            self._news.notify_all()
+            self._news.release()
 
 
 def answer(job: Job, control: Control, idle: list[Any]) -> None:

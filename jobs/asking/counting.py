@@ -146,7 +146,7 @@ class Asking:
         answered = (
             rows.join(self.missing, on="request_id", how="left_anti")
             .join(best, on="request_id", how="left")
-            .mapInArrow(reading_of(self.stage.name, carry), schema)
+            .mapInArrow(reading_of(self.stage, carry), schema)
         )
         unknown = rows.join(self.missing, on="request_id", how="left_semi").select(*carry, "request_id", *assumed)
         return keep(answered.unionByName(unknown))

@@ -9,6 +9,7 @@ from typing import Any
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.usage import Prices, Usage
 
 
@@ -20,6 +21,8 @@ class Job:
     the start, in the names of all files that it writes. `spent` is what this start spent on earlier stages, against its
     budget; `answered_before`, whether the endpoint ever answered this run, so that a 403 or 404 is a row's and not the
     run's. `confirm_probes`: whether the process that started this reads a file of each actor before anything is asked.
+    `tries_schema`: whether the first answer is to say what the endpoint makes of a schema; `may_drop_schema`: whether a
+    refusal of it ends the job, to be asked without one.
     """
 
     requests: str
@@ -31,6 +34,8 @@ class Job:
     spent: Usage = field(default_factory=Usage)
     answered_before: bool = False
     confirm_probes: bool = False
+    tries_schema: bool = False
+    may_drop_schema: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class Outcome:
     """How an answering ended: `reason` is None where all was answered, else a reason of `untold.jobs.run.outcome`.
 
     `error`: of `refused` and `broken`. `models`: the names that answered. `lost`: answers that were paid for and could
-    not be written.
+    not be written. `finding`: what the endpoint makes of a schema; where that changes how the stage is asked, the
+    reason is `restructured`.
     """
 
     reason: str | None = None
@@ -46,6 +52,7 @@ class Outcome:
     usage: Usage = field(default_factory=Usage)
     models: tuple[str, ...] = ()
     lost: int = 0
+    finding: Finding | None = None
 
 
 def job_to_json(job: Job) -> dict[str, Any]:

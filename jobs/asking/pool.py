@@ -135,6 +135,8 @@ class ActorPool:
             settings=job.settings,
             spent_before=job.spent,
             answered_before=job.answered_before,
+            tries_schema=job.tries_schema,
+            may_drop_schema=job.may_drop_schema,
             gone=dict(self._spent_by_dead),
         )
         return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)

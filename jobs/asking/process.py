@@ -18,6 +18,7 @@ from untold.jobs.asking.job import Job, Outcome, job_to_json
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.refusals import check_writable
 from untold.udfs.errors import UserError
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import python_environment
 
@@ -110,7 +111,8 @@ class AnsweringProcess:
                 self.usable = not told
                 show(event)
                 named, usage = tuple(event["models"]), Usage(**event["usage"])
-                return Outcome(event["reason"], event["error"], usage, named, event["lost"])
+                finding = Finding(**event["finding"]) if event["finding"] else None
+                return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding)
 
     def leave(self) -> None:
         """Tells the process that nothing more comes; it ends by itself."""

@@ -12,16 +12,18 @@ from pyspark.sql import types as T
 from untold.jobs.run.session import fields_of, spark_schema
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
-from untold.udfs.stages.arrow import UNASKED
+from untold.udfs.stages.arrow import LEAKED, UNASKED
 
 STRING = T.StringType()
 
 
 def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
-    """The columns of `carry`, request_id, the stage's output, error_type, error: what asking a stage gives."""
-    output = spark_schema(definition_of(stage.name).results)
+    """What asking a stage gives: the columns of `carry`, and those of `untold.udfs.stages.arrow.reading_of`."""
+    definition = definition_of(stage.name)
+    output = spark_schema(definition.results)
     errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
-    return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors])
+    leaked = [T.StructField(LEAKED, T.LongType())] if definition.items else []
+    return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors, *leaked])
 
 
 def without_requests(identified: DataFrame, schema: T.StructType, carry: Sequence[str]) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -13,6 +13,7 @@ from untold.jobs.asking.answerers import Answerer, ProcessAnswerer, Unanswered
 from untold.jobs.asking.calling import runs_in_tasks, section_of
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines
+from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.local_model import LocalModelError
 from untold.jobs.asking.process import AnsweringError
@@ -28,6 +29,7 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.structure import UNTRIED, Finding
 from untold.udfs.llm.usage import Usage
 
 
@@ -88,19 +90,33 @@ class StageRunner:
         that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
         be read.
         """
-        stage = self.stages[name]
         display = self.engines.display
         display.course.begin(name)
         display.status(f"{display.course.describe(name)}: looking up stored answers")
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
-        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
-        asking = _Asking(stage, self._store_of(stage), requests, identified)
-        results = self._ask(asking).rows
+        asking = self._identify(name, requests)
+        results = self._ask(asking)
+        while results is None:
+            asking = replace(self._identify(name, requests), usage=asking.usage)
+            results = self._ask(asking)
         usage = prices_for(self.settings, name).priced(asking.usage)
-        self.account.add(Asked(stage, results, asking.reused or 0, usage))
+        self.account.add(Asked(asking.stage, results.rows, asking.reused or 0, usage))
         if requests.all_asked:
-            return results
-        return results.unionByName(without_requests(identified, results.schema, requests.carry))
+            return results.rows
+        return results.rows.unionByName(without_requests(asking.identified, results.rows.schema, requests.carry))
+
+    def _identify(self, name: str, requests: Requests) -> _Asking:
+        """The stage as its endpoint can be asked, and its requests with their ids."""
+        if self._spool.is_used and self._findings.tries(self.stages[name]):
+            # Nobody waits for the first answer
+            self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
+        stage = self._findings.applied(self.stages[name])
+        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
+        return _Asking(stage, self._store_of(stage), requests, identified)
+
+    @property
+    def _findings(self) -> Findings:
+        return Findings(self.settings, self.store)
 
     @property
     def _spool(self) -> SpoolAnswerer:
@@ -108,9 +124,9 @@ class StageRunner:
 
     def _store_of(self, stage: Stage) -> StageStore:
         """The stage's folder of the store, one object a run: it tells of damage once."""
-        if stage.name not in self._stores:
-            self._stores[stage.name] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
-        return self._stores[stage.name]
+        if stage.digest not in self._stores:
+            self._stores[stage.digest] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
+        return self._stores[stage.digest]
 
     def _answerer_of(self, stage: Stage) -> Answerer:
         """What answers a stage under the settings."""
@@ -120,14 +136,19 @@ class StageRunner:
             return self._spool
         return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace)
 
-    def _ask(self, asking: _Asking) -> Results:
-        """Looks up, answers and reads until no file of the folder turned out to be damaged on the way."""
+    def _ask(self, asking: _Asking) -> Results | None:
+        """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
+
+        None where the endpoint does not take the stage's schema as it was sent: the requests are others.
+        """
         with self._ending_early():
             asking.usage += self._spool.collect(asking.stage, asking.store)
         while True:
             asking.look_up()
             with self._ending_early():
                 self._answer_missing(asking)
+            if self._findings.applied(asking.stage) != asking.stage:
+                return None
             before = asking.store.damaged
             results = asking.store.read(asking.requests, asking.identified)
             self.account.note_models(section_of(asking.stage.api), results.models)
@@ -189,18 +210,22 @@ class StageRunner:
             self.account.spent,
             # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
             section in self.account.sections or (section == "llm" and self.answered_before),
+            self._findings.tries(stage),
+            self._findings.may_drop(stage),
         )
         try:
-            self._end(answerer.answer(unanswered), section)
+            self._end(answerer.answer(unanswered), stage)
         finally:
             asking.usage += last
             self.account.spent += last
 
-    def _end(self, outcome: Outcome, section: str) -> None:
+    def _end(self, outcome: Outcome, stage: Stage) -> None:
         """Takes how an answering ended."""
-        self.account.note_models(section, outcome.models)
+        self.account.note_models(section_of(stage.api), outcome.models)
         self.lost += outcome.lost
-        if outcome.reason is not None:
+        if outcome.finding is not None:
+            self.engines.display.note(self._findings.learn(stage, outcome.finding))
+        if outcome.reason not in (None, "restructured"):
             self.ended, self.error = outcome.reason, outcome.error
 
     def _check(self, asking: _Asking, results: Results) -> None:

@@ -19,7 +19,8 @@ from untold.jobs.asking.snapshots import is_segment, list_folder
 from untold.jobs.run.locks import FolderLock
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.store_files import DamagedError, read_column
+from untold.udfs.llm.retrying import ASKED_AGAIN
+from untold.udfs.llm.store_files import DamagedError, read_fields
 from untold.udfs.llm.units import count_unit, list_units
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import without_secrets
@@ -112,12 +113,13 @@ class SpooledJob:
             if entry.name not in known and is_segment(entry.name):
                 entry.place.copy_whole(Place(folder) / entry.name)
                 with suppress(DamagedError):
-                    errors += read_column(entry.place, "error_type")
+                    errors += [row.get("error_type") for row in read_fields(entry.place, "error_type")]
         used = Usage()
         for entry in self.place.entries():
             if entry.name.startswith(USAGE):
                 used += Usage(**json.loads(entry.place.read_bytes()))
                 entry.place.remove()
+        errors = [error for error in errors if error != ASKED_AGAIN]
         return replace(used, done=len(errors), failed=sum(error is not None for error in errors))
 
     @contextmanager

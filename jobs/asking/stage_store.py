@@ -114,7 +114,7 @@ class StageStore:
             parsed = (
                 models.on(rows.join(best, on="request_id", how="left"))
                 .drop("model")
-                .mapInArrow(reading_of(self._stage.name, carry), schema)
+                .mapInArrow(reading_of(self._stage, carry), schema)
             )
             kept = self._workspace.keep(parsed, f"{self._stage.name}-results", counts)
             return Results(kept, models["models"], counts["unasked"], counts["unweighted"])

@@ -20,7 +20,7 @@ from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.retrying import PASSING_PREFIX, PASSING_TYPES
+from untold.udfs.llm.retrying import ASKED_AGAIN, PASSING_PREFIX, PASSING_TYPES
 from untold.udfs.llm.store_files import Described, Merge, merge_files
 from untold.udfs.storage import Place
 
@@ -179,7 +179,8 @@ def one_a_request(completions: DataFrame) -> DataFrame:
     )
     best = F.min(F.struct(*rank, "text", "error_type", "error", "model", "alternatives", "vector")).alias("best")
     return (
-        completions.groupBy("request_id")
+        completions.where(_is_last())
+        .groupBy("request_id")
         .agg(best)
         .select(
             "request_id",
@@ -191,6 +192,11 @@ def one_a_request(completions: DataFrame) -> DataFrame:
             F.col("best.vector").alias("vector_of_completion"),
         )
     )
+
+
+def _is_last() -> Column:
+    """Whether a row is what its request ended with, and no completion after which it was asked again."""
+    return ~F.col("error_type").eqNullSafe(ASKED_AGAIN)
 
 
 def _rank() -> Column:
@@ -209,7 +215,8 @@ def states_of_requests(completions: DataFrame, runs: Collection[str] = ()) -> Da
         rank = F.when((rank > 0) & F.col("run_id").isin(*runs), F.lit(STATES.index("tried"))).otherwise(rank)
     names = F.array(*map(F.lit, STATES))
     return (
-        completions.select("request_id", rank.alias("rank"))
+        completions.where(_is_last())
+        .select("request_id", rank.alias("rank"))
         .groupBy("request_id")
         .agg(F.min("rank").alias("rank"))
         .select("request_id", F.get(names, F.col("rank")).alias("state"))

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
-from untold.udfs.stages.arrow import UNASKED
+from untold.udfs.stages.arrow import LEAKED, UNASKED
+from untold.udfs.stages.schemas import READ_AS
 
 ANSWERED, FAILED = "answered", "failed"
+# Columns that count requests by how their completions were read, and by why they could not be
+READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,14 @@ class Account:
 
 @dataclass
 class _Outcomes:
-    """The distinct requests of a stage by their best outcome, and of each asking how many were answered."""
+    """The distinct requests of a stage by their best outcome, by how they were read, and by asking the answered.
+
+    `leaked`: items that were dropped of them.
+    """
 
     best: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    readings: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    leaked: int = 0
     answered: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -80,23 +88,38 @@ def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
     """
     # `answered` < `failed` < `unasked`: the least of them is the best, by which a request counts once
     state = F.when(F.col("error_type").isNull(), ANSWERED).when(F.col("error_type") == UNASKED, UNASKED)
-    outcome = state.otherwise(FAILED).alias("outcome")
     frames = [
-        one.results.select(F.lit(one.stage.name).alias("stage"), F.lit(number).alias("asking"), "request_id", outcome)
+        one.results.select(
+            F.lit(one.stage.name).alias("stage"),
+            F.lit(number).alias("asking"),
+            "request_id",
+            F.struct(state.otherwise(FAILED).alias("best"), _reading(one.results).alias("reading")).alias("outcome"),
+            (F.col(LEAKED) if LEAKED in one.results.columns else F.lit(None).cast("long")).alias(LEAKED),
+        )
         for number, one in enumerate(asked)
     ]
-    answered = F.collect_set(F.when(F.col("outcome") == ANSWERED, F.col("asking")))
+    answered = F.collect_set(F.when(F.col("outcome.best") == ANSWERED, F.col("asking")))
     requests = (
         reduce(DataFrame.unionByName, frames)
         .groupBy("stage", "request_id")
-        .agg(F.min("outcome").alias("outcome"), F.array_sort(answered).alias("askings"))
+        .agg(F.min("outcome").alias("outcome"), F.array_sort(answered).alias("askings"), F.max(LEAKED).alias(LEAKED))
+        .select("stage", "outcome.*", "askings", LEAKED)
     )
     found: dict[str, _Outcomes] = defaultdict(_Outcomes)
-    for row in requests.groupBy("stage", "outcome", "askings").count().collect():
-        found[row["stage"]].best[row["outcome"]] += row["count"]
+    counted = [F.count("*").alias("count"), F.coalesce(F.sum(LEAKED), F.lit(0)).alias(LEAKED)]
+    for row in requests.groupBy("stage", "best", "reading", "askings").agg(*counted).collect():
+        found[row["stage"]].best[row["best"]] += row["count"]
+        found[row["stage"]].readings[row["reading"]] += row["count"]
+        found[row["stage"]].leaked += row[LEAKED]
         for asking in row["askings"]:
             found[row["stage"]].answered[asking] += row["count"]
     return found
+
+
+def _reading(results: DataFrame) -> Column:
+    """How each completion was read, or why it could not be; null for what has no form."""
+    read_as = F.col("read_as") if "read_as" in results.columns else F.lit(None).cast("string")
+    return F.coalesce(read_as, "error_type")
 
 
 def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, Any]:
@@ -124,4 +147,7 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
         "tokens_estimated": used.estimated,
         "cost": used.cost,
         "seconds": used.seconds,
+        LEAKED: outcomes.leaked,
+        **{name: outcomes.readings.get(name, 0) for name in READINGS},
+        "asked_again": used.asked_again,
     }

@@ -205,6 +205,7 @@ def settings_options(*, several: bool = False) -> list[click.Parameter]:
         Option("--config", "F", "a settings file (YAML)"),
         Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
         Option("--endpoint", "NAME", f"a preset: openai, vllm, local, ...{more}", multiple=several),
+        Option("--profile", "NAME", "settings beneath your own: published, as in the papers"),
     ]
 
 
@@ -301,6 +302,7 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
         options.overrides,
         options.endpoint,
         os.environ,
+        profile=options.profile,
         system=system,
         demo=demo,
         asks=asks,

@@ -272,11 +272,9 @@ def _stage_names() -> Iterable[str]:
 
 def _template_of(options: Options) -> str:
     """The template that a run with these settings would use; a template needs no endpoint."""
-    from untold.jobs.settings.model import decoding_for
-    from untold.jobs.settings.templates import find_template
+    from untold.jobs.settings.templates import template_of
 
-    settings = settings_without_endpoint(options)
-    return find_template(options.stage, decoding_for(settings, options.stage).api, settings.prompts_dir).source
+    return template_of(options.stage, settings_without_endpoint(options)).source
 
 
 _FAIL_UNDER = Option(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +39,7 @@ from untold.jobs.cli.values import (
     metric_names,
     names,
     one_of,
+    prompt_names,
     question_formats,
     studied,
     study_formats,
@@ -148,36 +150,33 @@ def _print_report(report: str) -> None:
 
 
 def _sweep(options: Options) -> int:
-    """ICAT of an output under several betas, as a table and a plot. Asks nothing, so it needs no endpoint."""
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.session import open_session
+    """ICAT of an output under several betas, as a table and a plot."""
     from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
 
-    settings = settings_without_endpoint(options)
-    output = absolute(options.run)
-    request = SweepRequest(output, options.betas or BETAS, settings.statistics.seed)
-    with Display() as display:
-        display.status("starting Java")
-        rows = sweep(open_session(settings), request)
-    show_sweep(rows, output)
-    return 0
+    return _over_measures(options, partial(SweepRequest, betas=options.betas or BETAS), sweep, show_sweep)
 
 
 def _curve(options: Options) -> int:
-    """Recall at k of an output against k, as a table and a plot. Asks nothing, so it needs no endpoint."""
+    """Recall at k of an output against k, as a table and a plot."""
     from untold.jobs.curve import CurveRequest, curve, show_curve
+
+    return _over_measures(options, CurveRequest, curve, show_curve)
+
+
+def _over_measures(
+    options: Options, request: Callable[..., Any], run: Callable[..., Any], show: Callable[..., None]
+) -> int:
+    """A table and a plot of what a run has measured. Asks nothing, so it needs no endpoint."""
     from untold.jobs.run.output import absolute
     from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
 
     settings = settings_without_endpoint(options)
     output = absolute(options.run)
-    request = CurveRequest(output, settings.statistics.seed)
     with Display() as display:
         display.status("starting Java")
-        rows = curve(open_session(settings), request)
-    show_curve(rows, output)
+        rows = run(open_session(settings), request(output, seed=settings.statistics.seed))
+    show(rows, output)
     return 0
 
 
@@ -233,14 +232,17 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError(f"Missing option {', '.join(missing)}.")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
+    if options.prompts and not asks_metrics:
+        raise click.UsageError("--prompts runs metrics under several prompts; leave --scores and --dataset claims out")
     given = [name for name, _ in options.scores]
     if len(set(given)) < len(given):
         raise click.UsageError("--scores names one model twice")
     scores, judges = _judges_of(options)
     if judges and len(judges) < len(given):
         raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
-    if options.annotation_sheet and not judges and max(len(scores), len(options.endpoint or ())) > 1:
-        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint or one --scores")
+    several = max(len(scores), len(options.endpoint or ()), len(options.prompts or ()))
+    if options.annotation_sheet and not judges and several > 1:
+        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint, --prompts or --scores")
     if asks_metrics:
         _metrics_or_error(options)
     _check_coverage(options)
@@ -316,7 +318,11 @@ def _run_meta_evaluate(options: Options) -> int:
     resolved = [] if options.scores else [load(one) for one in each]
     # Spark, statistics and store are of the first endpoint; each run has its own `llm.*`
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
-    endpoints = tuple(endpoint_of(one.settings, embedded=one.embedded) for one in resolved)
+    endpoints = tuple(
+        endpoint_of(one.settings, embedded=one.embedded, prompts=prompts)
+        for one in resolved
+        for prompts in options.prompts or (None,)
+    )
     scores, judges = _judges_of(options)
     read = _check_labelled(options)
     request = MetaEvaluationRequest(
@@ -401,6 +407,7 @@ _LABELLED = [
     Option("--output", "DIR", "where runs, tables and report go", required=True),
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
+    Option("--prompts", "LIST", "run under each of these prompts, compared: published,ours", read=prompt_names),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),

@@ -42,6 +42,19 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def prompt_names(text: str) -> tuple[str, ...]:
+    """Whose prompts, by comma, each once. Raises ValueError for others than ours and published.
+
+    >>> prompt_names("published, ours")
+    ('published', 'ours')
+    """
+    read = one_of(("ours", "published"))
+    found = tuple(map(read, names(text)))
+    if not found:
+        raise ValueError("names none; choose from ours, published")
+    return found
+
+
 def known_metrics() -> Sequence[str]:
     """The names of the metrics, those of other packages too; imports Spark's Python side with them."""
     from untold.jobs.metrics import METRICS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import stages_of_knowledge
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
+from untold.jobs.settings.profiles import explain_profile
 from untold.udfs.stages.figures import Figures
 
 Tables = Mapping[str, DataFrame]
@@ -142,3 +143,11 @@ class Metric:
     def has_graph(self) -> bool:
         """Whether its relations are condensed as fact graphs: then a run checks for GraphFrames before it asks."""
         return "relations" in self.tables
+
+
+def tell_profile(settings: Settings, metrics: Sequence[Metric], notify: Callable[[str], None]) -> None:
+    """Says what of a run of these metrics is not as its profile has it, where it has one."""
+    stages = dict.fromkeys(name for metric in metrics for name in metric.asks(settings))
+    line = explain_profile(settings, stages, lambda key: any(metric.depends_on(key) for metric in metrics))
+    if line is not None:
+        notify(line)

@@ -31,7 +31,10 @@ WORK = "_work"
 # In it, tables that are yet to take the place of others
 ASIDE = "tables"
 # Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
-SUMMED = ("calls", "retries", "rate_limited", "answered", "prompt_tokens", "completion_tokens", "cost", "seconds")
+SUMMED = (
+    *("calls", "retries", "rate_limited", "asked_again", "answered"),
+    *("prompt_tokens", "completion_tokens", "cost", "seconds"),
+)
 
 
 def absolute(path: str) -> str:

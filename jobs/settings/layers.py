@@ -348,8 +348,8 @@ def assign_text(layer: Layer, name: str, text: str) -> None:
         _assign(layer, name, node, loader)
 
 
-def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer]:
-    """A layer for each `--set key=value` in the order given, then one for `--endpoint`, short for a setting."""
+def read_overrides(overrides: Sequence[str], endpoint: str | None = None, profile: str | None = None) -> list[Layer]:
+    """A layer for each `--set key=value` in the order given, then those of `--endpoint` and `--profile`."""
     layers = []
     for override in overrides:
         layer = Layer("--set")
@@ -359,6 +359,6 @@ def read_overrides(overrides: Sequence[str], endpoint: str | None) -> list[Layer
         else:
             layer.problems.append(problem_line(name.strip() or "''", {}, "--set", "--set needs KEY=VALUE"))
         layers.append(layer)
-    if endpoint is not None:
-        layers.append(Layer("--endpoint", assignments=[Assignment("llm.endpoint", (), endpoint, "--endpoint")]))
-    return layers
+    short = (("--endpoint", "llm.endpoint", endpoint), ("--profile", "profile", profile))
+    given = [Assignment(key, (), value, option) for option, key, value in short if value is not None]
+    return [*layers, *(Layer(one.origin, assignments=[one]) for one in given)]

@@ -22,6 +22,7 @@ from untold.jobs.settings.layers import (
     read_yaml,
 )
 from untold.jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for, settings_model
+from untold.jobs.settings.profiles import profile_layer, profile_names
 from untold.udfs.hints import near_misses
 from untold.udfs.retrieval.local_models import MINILM
 
@@ -76,7 +77,8 @@ def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]
         if not overrides:
             rows.append((known.key, known.allowed, json.dumps(known.default), known.description))
         elif known.key.startswith(first):
-            rows.append((known.key.replace(first, "stages.<stage>."), known.allowed, "llm.*", known.description))
+            default = "prompts" if known.key.endswith(".prompts") else "llm.*"
+            rows.append((known.key.replace(first, "stages.<stage>."), known.allowed, default, known.description))
     return rows
 
 
@@ -336,7 +338,7 @@ def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[st
     Raises `SettingsError`, one line a problem.
     """
     layers = [read_file(config)] if config is not None else []
-    layers += [*read_environment(environ), *read_overrides(overrides, None)]
+    layers += [*read_environment(environ), *read_overrides(overrides)]
     problems = [problem for layer in layers for problem in layer.problems]
     settings = _validated(_merge(layers), problems)
     if problems or settings is None:
@@ -350,12 +352,15 @@ def load_settings(
     endpoint: str | None,
     environ: Mapping[str, str],
     *,
+    profile: str | None = None,
     system: Layer | None = None,
     demo: bool = False,
     asks: bool = True,
     local_installed: Callable[[], bool],
 ) -> Resolved:
-    """The settings of one command: default < preset < `config` < `environ` < `overrides` (`key=value`) < `endpoint`.
+    """The settings of one command: default < preset < profile < `config` < `environ` < `overrides` < `endpoint`.
+
+    `overrides` are `key=value`; `endpoint` and `profile` are short for the settings of these names.
 
     `system`, one of `read_systems`, is above all of them: its settings replace what stages override of them, and where
     it names an endpoint, it has nothing of the endpoint that the others name.
@@ -368,7 +373,7 @@ def load_settings(
     """
     default = _package_layer("default.yaml")
     upper = [read_file(config)] if config is not None else []
-    upper += [*read_environment(environ), *read_overrides(overrides, endpoint)]
+    upper += [*read_environment(environ), *read_overrides(overrides, endpoint, profile)]
     if system is not None:
         # A system is above the command line, or a study would compare a system with itself
         upper = [*(_beneath(system, layer, _OF_ENDPOINTS) for layer in upper), system]
@@ -376,6 +381,8 @@ def load_settings(
     choice = _chosen(given, environ, demo, local_installed)
     where = given.origins["llm.endpoint"].where if "llm.endpoint" in given.origins else choice.layer.origin
     presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, where))]
+    # Another name is a problem that validation tells
+    presets += [profile_layer(name) for name in profile_names() if name == given.values.get("profile")]
     lower = [default, *presets]
     merged = _merge([*lower, *upper, choice.layer])
     # After all layers: an address may be given by one and the key that belongs to another come from a preset

@@ -56,9 +56,13 @@ from untold.udfs.stages import LOOKUPS, STAGES
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
-NO_RESULT = frozenset({"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error"})
-
+# `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
+NO_RESULT = frozenset(
+    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error", "prompts", "profile"}
+)
 Api = Literal["chat", "completions"]
+Prompts = Literal["ours", "published"]
+Structured = Literal["auto", "off", "json_schema", "guided_json"]
 # What a stage declares (`StageDefinition.max_tokens`)
 AUTO: Literal["auto"] = "auto"
 Own = TypeVar("Own", bound=Section)
@@ -74,8 +78,8 @@ class SettingsError(UserError):
 class LlmSettings(Section):
     """The endpoint, how it is asked, and its limits and prices.
 
-    What is sent with a request (model, api, temperature, top_p, max_tokens, extra_body) is part of its id and may
-    differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
+    What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
+    and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"deadline_seconds", "outage_minutes", "actors", "flush_seconds"})
@@ -95,6 +99,11 @@ class LlmSettings(Section):
         json_schema_extra=A_VARIABLE,
     )
     api: Api = Field(default="chat", description="Chat completions or plain completions")
+    structured: Structured = Field(
+        default="auto",
+        description="Whether chat requests have their stage's JSON schema: auto tries it once, off sends none, "
+        "json_schema (response_format) and guided_json send it untried",
+    )
     extra_body: ExtraBody = Field(
         default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
     )
@@ -154,6 +163,9 @@ class StageSettings(Section):
 
     model: Text | None = Field(default=None, description="Model of this stage")
     api: Api | None = Field(default=None, description="Chat completions or plain completions, for this stage")
+    structured: Structured | None = Field(
+        default=None, description="Whether requests of this stage have its JSON schema"
+    )
     temperature: Amount | None = Field(default=None, description="Sampling temperature of this stage; null is not sent")
     top_p: Share | None = Field(default=None, description="Nucleus sampling share of this stage; null is not sent")
     max_tokens: Count | None = Field(
@@ -162,11 +174,12 @@ class StageSettings(Section):
     extra_body: ExtraBody | None = Field(
         default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
     )
+    prompts: Prompts | None = Field(default=None, description="Whose duty the shipped template of this stage has")
 
-    @field_validator("model", "api")
+    @field_validator("model", "api", "prompts", "structured")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
-        """Raises ValueError for null where nothing could be left out: every request has a model and an API."""
+        """Raises ValueError for null where nothing could be left out: every request has a model, API and template."""
         if value is None:
             raise ValueError("a value; leave the key out to follow llm.*")
         return value
@@ -253,6 +266,13 @@ class Settings(Section):
 
     llm: LlmSettings = LlmSettings()
     stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
+    profile: Literal["published"] | None = Field(
+        default=None, description="Settings beneath all that you set: published are those of the papers"
+    )
+    prompts: Prompts = Field(
+        default="ours",
+        description="Whose duty the shipped templates have, where ours and that of a metric's paper differ",
+    )
     prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: Text | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
@@ -327,6 +347,7 @@ class Decoding:
 
     model: str | None
     api: Api
+    structured: Structured
     temperature: float | None
     top_p: float | None
     max_tokens: int | None
@@ -343,7 +364,7 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
     own = settings.stages.get(stage, StageSettings())
     values = {
         name: getattr(own if name in own.model_fields_set else settings.llm, name)
-        for name in ("model", "api", "temperature", "top_p", "max_tokens")
+        for name in ("model", "api", "structured", "temperature", "top_p", "max_tokens")
     }
     if values["max_tokens"] == AUTO:
         values["max_tokens"] = STAGES[stage].max_tokens

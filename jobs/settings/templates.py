@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from untold.jobs.settings.model import SettingsError
+from untold.jobs.settings.model import Prompts, Settings, SettingsError, StageSettings, decoding_for
 from untold.udfs.stages.definitions import SUFFIXES
+
+# A value of `prompts`, and the folder of its templates
+PUBLISHED: Prompts = "published"
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,21 @@ class Template:
     origin: str
 
 
-def find_template(stage: str, api: str, prompts_dir: str | None) -> Template:
+def template_of(stage: str, settings: Settings) -> Template:
+    """The template of a stage under the settings, as `find_template`."""
+    own = settings.stages.get(stage, StageSettings()).prompts
+    return find_template(stage, decoding_for(settings, stage).api, settings.prompts_dir, own or settings.prompts)
+
+
+def stages_that_differ() -> frozenset[str]:
+    """The stages of which two templates are shipped: one of our duty, one of the paper's."""
+    return frozenset(file.name.split(".")[0] for file in _shipped().joinpath(PUBLISHED).iterdir())
+
+
+def find_template(stage: str, api: str, prompts_dir: str | None, prompts: Prompts = "ours") -> Template:
     """The template of a stage: a file of `prompts_dir` in either form, else the shipped one of the wanted form.
+
+    Of the shipped ones that with the published duty where `prompts` wants that and the stage has one of its own.
 
     A file of the user's in the other form changes the stage's API, since it says how it wants to be sent. Raises
     SettingsError where `prompts_dir` is no folder or no template has the wanted form. See docs/contract.md,
@@ -35,13 +52,20 @@ def find_template(stage: str, api: str, prompts_dir: str | None) -> Template:
             file = folder / f"{stage}{SUFFIXES[form]}"
             if file.is_file():
                 return Template(_read(file), form, str(file))
-    shipped = files("untold.conf").joinpath("prompts", f"{stage}{SUFFIXES[api]}")
-    if not shipped.is_file():
+    name = f"{stage}{SUFFIXES[api]}"
+    places = [f"{PUBLISHED}/{name}", name] if prompts == PUBLISHED else [name]
+    place = next((place for place in places if _shipped().joinpath(*place.split("/")).is_file()), None)
+    if place is None:
         raise SettingsError(
-            f"stages.{stage}.api: there is no template {stage}{SUFFIXES[api]} for {api}; "
-            f"write one in prompts_dir, or use {other}"
+            f"stages.{stage}.api: there is no template {name} for {api}; write one in prompts_dir, or use {other}"
         )
-    return Template(shipped.read_text(encoding="utf-8"), api, f"conf/prompts/{shipped.name}")
+    source = _shipped().joinpath(*place.split("/")).read_text(encoding="utf-8")
+    return Template(source, api, f"conf/prompts/{place}")
+
+
+def _shipped() -> Traversable:
+    """The folder of the shipped templates."""
+    return files("untold.conf").joinpath("prompts")
 
 
 def _read(file: Path) -> str:

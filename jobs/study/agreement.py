@@ -282,6 +282,7 @@ def compare_metrics(
             "p_adjusted": p_adjusted,
             "n": test.n,
             "convention": COMPARED_UNDER,
+            "metric": None,
         }
         for (key, test), p_adjusted in zip(tests.items(), adjusted, strict=True)
     ]

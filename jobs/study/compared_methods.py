@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from untold.jobs.metrics import METRICS
 from untold.jobs.run.session import spark_schema
 from untold.jobs.study.agreement import read_rows
 from untold.jobs.study.coverage_items import ITEM, ItemVerdicts
@@ -24,7 +25,6 @@ from untold.udfs.statistics.item_agreement import fleiss_kappa
 from untold.udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
 
 CALLS = ["calling", "known"]
-METRIC = "longrecall"  # the only one that shows candidates to a stage
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _read_shown(samples: DataFrame, metric: str, place: str) -> DataFrame | None
 
     An anchor's fact is shown as `anchor: text`, and either is its text here.
     """
-    if metric != METRIC:
+    if metric not in METRICS or "candidates" not in METRICS[metric].tables:
         return None
     spark = samples.sparkSession
     tables = [

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from untold.jobs.metrics import METRICS
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
@@ -19,9 +20,8 @@ from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL
 from untold.udfs.retrieval.local_models import ModelFiles
 from untold.udfs.samples.labelled_items import ITEMS, baseline_batches, baseline_names, baseline_schema, item_batches
 
-# The columns of samples that may hold the items, the first that is there; metrics that read references come first there
+# The columns of samples that may hold the items, the first that is there
 SOURCES = ("aspects", "references")
-OF_REFERENCES = ("importance", "longrecall")
 # What kind of reference each is, where a data set says so
 TYPES = "reference_types"
 # What a label has to be, without case, for its item to count as covered where --covered names none
@@ -70,10 +70,11 @@ def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None = No
     """sample_id, cluster, response, types array<string>, items array<struct<id, text, labels, covered_by>>.
 
     A row a sample; labels and covered_by are array<string>. samples: sample_id, query, response, perhaps query_id, and
-    a column of `SOURCES`; where all metrics are of `OF_REFERENCES`, references come first. The cluster is the query_id,
-    the query where there is none, else the sample. Raises MetaEvaluationError where no column holds items.
+    a column of `SOURCES`; where all metrics read references, these come first. The cluster is the query_id, the query
+    where there is none, else the sample. Raises MetaEvaluationError where no column holds items.
     """
-    sources = SOURCES[::-1] if metrics and set(metrics) <= set(OF_REFERENCES) else SOURCES
+    of_references = metrics and all(name in METRICS and "references" in METRICS[name].reads for name in metrics)
+    sources = SOURCES[::-1] if of_references else SOURCES
     source = next((name for name in sources if name in samples.columns), None)
     if source is None:
         near = aside(near_misses(SOURCES[0], samples.columns))

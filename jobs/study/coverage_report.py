@@ -9,7 +9,7 @@ from untold.jobs.study.coverage_published import IMPORTANCE as IMPORTANCE
 from untold.jobs.study.coverage_published import published
 from untold.jobs.study.coverage_rows import AGREEMENTS, BY_QUERY, BY_SAMPLE, KAPPA, ItemLabels
 from untold.jobs.study.markdown import Row, by_owner, interval, markdown_cell, number, section
-from untold.jobs.study.report import Cost, cost_cells
+from untold.jobs.study.report import Cost, cost_cells, prompts_table
 from untold.udfs.statistics.correlation import COEFFICIENTS
 from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
 from untold.udfs.statistics.tiers import Subset
@@ -22,7 +22,7 @@ class CoverageFindings:
     """What a study of coverage found: rows of its tables, the labels, and those of them that mean covered.
 
     rows: of `meta_evaluation`; tiers, misses: of `tiers` and `false_negatives`; means: by model, of the measures of
-    importance; subset: what the references were drawn as, None where all are taken.
+    importance; subset: what the references were drawn as, None where all are taken; comparisons: of two prompts.
     """
 
     rows: Sequence[Row]
@@ -32,6 +32,7 @@ class CoverageFindings:
     misses: Sequence[Row] = ()
     means: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     subset: Subset | None = None
+    comparisons: Sequence[Row] = ()
 
 
 def render(
@@ -54,6 +55,7 @@ def render(
         _items(rows),
         _agreements(rows),
         _single_items(rows),
+        prompts_table(found.comparisons),
         _models(rows),
         _tiers(found),
         _misses(found.misses),

@@ -30,9 +30,11 @@ from untold.jobs.study.coverage_items import (
 )
 from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
 from untold.jobs.study.itemwise import annotator_rows, overlap_rows, weight_rows
+from untold.jobs.study.meta_evaluation import StudyEndpoint
+from untold.jobs.study.prompt_pairs import compare_items
 from untold.jobs.study.report import Cost
 from untold.jobs.study.run_tables import read_means
-from untold.jobs.tables import COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
+from untold.jobs.tables import COMPARISONS, COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
 from untold.udfs.statistics.tiers import Subset
@@ -62,13 +64,14 @@ class CoverageItems:
 class CoveragePlan:
     """What a study is to be of: by model the place of its output, and the references, all where there is no subset.
 
-    `clustered`: intervals resample queries.
+    `clustered`: intervals resample queries. `prompt_pairs`: judges of one model that are compared.
     """
 
     settings: Settings
     places: Mapping[str, str]
     subset: Subset | None = None
     clustered: bool = False
+    prompt_pairs: Sequence[tuple[StudyEndpoint, StudyEndpoint]] = ()
 
     @property
     def seed(self) -> int:
@@ -132,9 +135,14 @@ def write_study(
             f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and those of "
             "one query are alike: intervals that take samples one by one are too narrow; --cluster takes whole queries"
         )
-    found = CoverageFindings(rows, labels, items.covered, counted, misses, _means(items, plan, verdicts), plan.subset)
+    compared = compare_items(samples, plan.prompt_pairs, clustered=plan.clustered, seed=plan.seed)
+    found = CoverageFindings(
+        rows, labels, items.covered, counted, misses, _means(items, plan, verdicts), plan.subset, compared
+    )
     report = render(found, costs, clustered=plan.clustered, notes=notes)
     output.write_rows("coverage", samples, COVERAGE)
+    if compared:
+        output.write_rows("comparisons", compared, COMPARISONS)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
     output.write_rows("tiers", counted, TIERS)
     output.write_rows("false_negatives", misses, FALSE_NEGATIVES)

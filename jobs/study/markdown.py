@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from untold.graph.drawing import one_line
+from untold.graph.views import one_line
 
 Row = Mapping[str, Any]
 

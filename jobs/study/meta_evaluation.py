@@ -6,11 +6,12 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import PurePath
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
 from untold.jobs.inputs.request import RunRequest
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import Prompts, Settings
 from untold.jobs.study.claims_study import DATASET as CLAIMS
 from untold.jobs.study.coverage_rows import DATASET as COVERAGE
 from untold.udfs.statistics.tiers import Subset
@@ -20,11 +21,17 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class StudyEndpoint:
-    """A model to run the metrics with: its name in tables and folders, and its settings."""
+    """A judge to run the metrics with: a model, and whose prompts where several are compared; and its settings."""
 
-    model: str
+    name: str
     settings: Settings
     embedded: bool
+    prompts: Prompts | None = None
+
+    @property
+    def model(self) -> str:
+        """Its name in tables: that of the model, `NAME (published prompts)` where prompts are compared."""
+        return self.name if self.prompts is None else f"{self.name} ({self.prompts} prompts)"
 
     @property
     def folder(self) -> str:
@@ -33,7 +40,8 @@ class StudyEndpoint:
         `meta-llama/Llama-3.3-70B` is `meta-llama-Llama-3.3-70B`. Two models may share one, which `meta_evaluate`
         refuses.
         """
-        return re.sub(r"[^\w.-]+", "-", self.model).strip(".") or "model"
+        model = re.sub(r"[^\w.-]+", "-", self.name).strip(".") or "model"
+        return model if self.prompts is None else f"{model}-{self.prompts}-prompts"
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,11 @@ class MetaEvaluationRequest(RunRequest):
         return made if self.scores is None else dict(self.scores)
 
     @property
+    def prompt_pairs(self) -> list[tuple[StudyEndpoint, StudyEndpoint]]:
+        """Any two judges of one model under different prompts."""
+        return [(one, other) for one, other in combinations(self.endpoints, 2) if one.name == other.name]
+
+    @property
     def layout(self) -> str | None:
         """How the input's files lie: a name of `FORMATS`, None where they are samples as they are."""
         return self.format if self.dataset in (COVERAGE, CLAIMS) else self.dataset
@@ -92,9 +105,11 @@ class MetaEvaluationOutcome:
     message: str | None = None
 
 
-def endpoint_of(settings: Settings, *, embedded: bool) -> StudyEndpoint:
-    """The endpoint of some settings, named after its model."""
+def endpoint_of(settings: Settings, *, embedded: bool, prompts: Prompts | None = None) -> StudyEndpoint:
+    """The endpoint of some settings, named after its model; under `prompts` where these are compared."""
     local = settings.llm.local_model
     # A local model has no name of its own but its file's
     name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
-    return StudyEndpoint(name, settings, embedded)
+    if prompts is not None:
+        settings = settings.model_copy(update={"prompts": prompts})
+    return StudyEndpoint(name, settings, embedded, prompts)

@@ -116,7 +116,8 @@ def _as_published(row: Row) -> bool:
 
 
 def _plain(model: str) -> str:
-    """A model's name without provider, case and signs, by which spellings of one model are equal."""
+    """A model's name without provider, prompts, case and signs, by which spellings of one model are equal."""
+    model = re.sub(r" \(\w+ prompts\)$", "", model)
     return re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower())
 
 
@@ -147,7 +148,8 @@ def render(
         f"Note: {note}." if note else "",
         _main_table(rows, costs),
         _published_table(rows),
-        _comparison_table(comparisons),
+        _comparison_table([row for row in comparisons if row["metric"] is None]),
+        prompts_table([row for row in comparisons if row["metric"] is not None]),
         *[_confusion_table(model, metric, table) for (model, metric), table in sorted(confusions.items())],
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -233,17 +235,29 @@ def _published_table(rows: Sequence[Row]) -> str:
 
 def _comparison_table(comparisons: Sequence[Row]) -> str:
     """The paired tests of the metrics; nothing where a model has one metric alone."""
+    under = comparisons[0]["convention"] if comparisons else None
+    note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
+    return section("Metrics compared", note, *_tests(comparisons, "model"))
+
+
+def prompts_table(comparisons: Sequence[Row]) -> str:
+    """The paired tests of prompts; nothing where no model has two."""
+    under = comparisons[0]["convention"] if comparisons else None
+    what = "accuracy over the items that both judged" if under is None else f"LMR under `{under}`"
+    note = f"Paired permutation tests of {what}; p adjusted after Benjamini and Hochberg over the table."
+    return section("Prompts compared", note, *_tests(comparisons, "metric", "model"))
+
+
+def _tests(comparisons: Sequence[Row], *names: str) -> tuple[list[str], list[list[str]]]:
+    """The heads and lines of a table of tests."""
     lines = [
         [
-            *(row["model"], row["first"], row["second"], f"{row['n']:,}"),
+            *(*(row[name] for name in names), row["first"], row["second"], f"{row['n']:,}"),
             *(number(row[name], 4) for name in ("difference", "p_value", "p_adjusted")),
         ]
         for row in comparisons
     ]
-    under = comparisons[0]["convention"] if comparisons else None
-    note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
-    heads = ["model", "first", "second", "n", "first - second", "p", "p adjusted"]
-    return section("Metrics compared", note, heads, lines)
+    return [*names, "first", "second", "n", "first - second", "p", "p adjusted"], lines
 
 
 def _confusion_table(model: str, metric: str, table: IntArray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,8 @@ from untold.graph.views import FORMATS, one_line
 from untold.jobs.results import Run
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import spark_schema
-from untold.jobs.summary.aggregate import collect_counts
+from untold.jobs.run.terminal import page_of, print_lines, table
+from untold.jobs.summary.aggregate import collect_counts, interval_text
 from untold.jobs.tables import MEASURES, SCORES
 from untold.udfs.errors import UserError
 from untold.udfs.hints import shorten
@@ -73,23 +75,34 @@ def check_measured(found: Mapping[Any, Any], run: Run, metric: str) -> None:
 
 
 def write_lines(
-    output: str, table: str, rows: list[dict[str, Any]], schema: pa.Schema, draw: Callable[[Rows, str], bytes]
+    output: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, draw: Callable[[Rows, str], bytes]
 ) -> None:
     """Writes a table into the run's output, and its pictures; `draw`: from rows and form to bytes."""
-    with Output(output, (table,)) as place:
-        place.write_rows(table, rows, schema)
+    with Output(output, (name,)) as place:
+        place.write_rows(name, rows, schema)
         for form in FORMATS:
-            _picture_place(output, table, form).write_bytes(draw(rows, form))
+            _picture_place(output, name, form).write_bytes(draw(rows, form))
 
 
-def places_of(output: str, table: str) -> str:
-    """A line that says where the table and its pictures are."""
-    pictures = ", ".join(str(_picture_place(output, table, form)) for form in FORMATS)
-    return f"table: {output}/{table}; pictures: {pictures}"
+def show_lines(rows: Rows, output: str, name: str, over: Mapping[str, str]) -> None:
+    """Prints a table, and where it and its pictures are; `over`: formats of the columns between system and n."""
+    cells = [
+        [
+            row["system"] or "all",
+            *(f"{row[column]:{form}}" for column, form in over.items()),
+            *(f"{row['n']:,}", f"{row['mean']:.3f}", interval_text(row)),
+        ]
+        for row in rows
+    ]
+    heads = ["system", *over, "n", "mean", "95 % interval"]
+    names = 1 + sum(not form for form in over.values())
+    pictures = ", ".join(str(_picture_place(output, name, form)) for form in FORMATS)
+    places = f"table: {output}/{name}; pictures: {pictures}"
+    print_lines([*table(heads, cells, page_of(sys.stdout), names=names, texts=1), places])
 
 
-def _picture_place(output: str, table: str, form: str) -> Place:
-    return Place(output) / "pictures" / f"{table}.{form}"
+def _picture_place(output: str, name: str, form: str) -> Place:
+    return Place(output) / "pictures" / f"{name}.{form}"
 
 
 def draw_bands(axes: Axes, rows: Rows, over: str, systems: Sequence[str | None]) -> None:

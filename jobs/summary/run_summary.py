@@ -20,6 +20,7 @@ from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.redaction import redact
 
 WORST_SHOWN = 3
+OTHER_FORMS = ("lenient", "unparsable", "refused")
 NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before
 # As `aggregate.Group`: a metric, and a system or None
 Unasked = Mapping[tuple[str, str | None], int]
@@ -39,8 +40,9 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     parts = [
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
         ["failures", *failures_table(failures, page)] if failures else [],
+        _readings(run.manifest["starts"][-1]["usage"], page),
         ["lowest scores", *_worst(worst, page)] if worst else [],
-        [*wrapped(_took(run.manifest), page), *_places(run, worst, page)],
+        [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
 
@@ -71,6 +73,15 @@ def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
     return table(["stage", "kind", "example", "message", "count"], rows, page, names=4)
 
 
+def _readings(usage: Sequence[Row], page: Page) -> list[str]:
+    """How completions were read, of stages whose judge does not always keep to the form."""
+    loose = [row for row in usage if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
+    heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
+    names = ("schema", "form", *OTHER_FORMS, "asked_again")
+    rows = [[row["stage"], *(f"{row[name]:,}" for name in names)] for row in loose]
+    return ["how completions were read", *table(heads, rows, page, names=1)] if rows else []
+
+
 def _worst(worst: Sequence[Row], page: Page) -> list[str]:
     rows = [[row["sample_id"], row["metric"], f"{row['score']:.3f}"] for row in worst]
     return table(["sample_id", "metric", "score"], rows, page, names=2)
@@ -85,6 +96,14 @@ def _took(manifest: Mapping[str, Any]) -> str:
     over = f", over {len(starts):,} starts" if len(starts) > 1 else ""
     used = f"cost: {cost}, {amount(calls, 'call')}, {amount(sum(tokens), 'token')}"
     return f"{used}; time: {clock(seconds)}{over}"
+
+
+def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What was dropped of the answers, because it came from the examples of prompts."""
+    found = {row["stage"]: row.get("leaked_example") or 0 for row in manifest["starts"][-1].get("usage", [])}
+    stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
+    if stages:
+        yield f"items dropped as repeats of the prompts' examples: {stages}"
 
 
 def _seconds(began: str, ended: str) -> float:

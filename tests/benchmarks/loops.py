@@ -20,8 +20,9 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from tests.benchmarks.samples import bound_stage, read_variables
-from untold.udfs.llm.client import Endpoint, request_body
+from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.stages import STAGES
 

@@ -197,15 +197,20 @@ class _Model:
         asked = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] == "user"]
         payload = payload_of(asked[-1]) if asked else {}
         payload = payload | conversation_of(body) if payload else {}
-        return self._numbered(path, body, raw, texts, payload)
+        # By what is asked for: a second attempt tells the model more and is of the same request
+        said = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] != "system" or not payload]
+        return self._numbered(path, body, raw, texts, payload, said)
 
     def _read_lookup(self, path: str, raw: bytes) -> Request:
         body = query_of(raw.decode("ascii")) if path == SEARCH_PATH else json.loads(raw)
         payload = payload_of_lookup(path, body)
-        return self._numbered(path, body, raw, payload.get("texts") or [payload["query"]], payload)
+        texts = payload.get("texts") or [payload["query"]]
+        return self._numbered(path, body, raw, texts, payload, texts)
 
-    def _numbered(self, path: str, body: Any, raw: bytes, texts: Sequence[str], payload: dict[str, Any]) -> Request:
-        key = hash_of("\0".join(texts).encode("utf-8", "replace"))
+    def _numbered(
+        self, path: str, body: Any, raw: bytes, texts: Sequence[str], payload: dict[str, Any], said: Sequence[str]
+    ) -> Request:
+        key = hash_of("\0".join(said).encode("utf-8", "replace"))
         self.completions += 1
         self.attempts[key] += 1
         elapsed = monotonic() - self.started

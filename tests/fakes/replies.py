@@ -14,10 +14,16 @@ from typing import Any
 from tests.fakes.answers import GARBAGE, Answer, Payload, Said, likeliest, spread
 from tests.fakes.facts import Odds
 from tests.fakes.rules import Request
+from tests.fakes.structured import REFUSAL, as_json, schema_of
 from tests.fakes.tools import NO_TOOLS, forced_call
 
 _TOKEN = re.compile(r"\s*[^\s\d]+|\s*\d|\s+")
 _HTML = b"<!DOCTYPE html>\n<html><head><title>Bad gateway</title></head><body><h1>Bad gateway</h1></body></html>\n"
+# What a message has beside its content, or in its place
+_THINKING: Mapping[str, Callable[[str], Payload]] = {
+    "misplaced": lambda text: {"content": None, "reasoning_content": text},
+    "thinking": lambda text: {"reasoning_content": "The statements are compared one by one."},
+}
 _THOUGHT = "<think>\nThe statements are compared one by one.\n</think>\n\n"
 
 
@@ -126,11 +132,19 @@ def make_reply(
         return Reply(200, http_message(200, _HTML, {"Content-Type": "text/html; charset=utf-8"}))
     if lookup is not None:
         return lookup(request, prompt_tokens, deeds)
+    schema, kind = schema_of(request.body), deeds.get("schema")
+    if schema and kind == "refused":
+        return error_reply(400, REFUSAL)
     said, finish_reason = _say(answer, request, deeds)
+    if schema and kind and said:
+        said = Said("") if kind == "empty" else as_json(said, request.payload, schema)
     tokens = count_tokens(json.dumps(said.call) if said.call else said.text) if said else count_tokens("")
     usage = None if "no_usage" in deeds else (prompt_tokens, tokens)
-    asked = request.body | ({"logprobs": None} if "no_logprobs" in deeds else {})
-    content = json.dumps(completion_body(asked, request.chat, said, finish_reason, usage)).encode()
+    asked = request.body | ({"logprobs": None} if "no_logprobs" in deeds or (schema and kind == "unweighed") else {})
+    body = completion_body(asked, request.chat, said, finish_reason, usage)
+    if schema and kind in _THINKING:
+        body["choices"][0]["message"] |= _THINKING[kind](said.text if said else "")
+    content = json.dumps(body).encode()
     if "cut_json" in deeds:
         return Reply(200, http_message(200, content[: len(content) // 2]), completion_tokens=tokens)
     if "cut_body" in deeds:

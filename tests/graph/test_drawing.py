@@ -17,13 +17,7 @@ from matplotlib.transforms import Bbox
 
 from untold.graph import drawing
 from untold.graph.drawing import draw_graph, make_figure
-from untold.graph.views import (
-    condensed_graph,
-    one_line,
-    order_statements,
-    raw_graph,
-    sources_graph,
-)
+from untold.graph.views import condensed_graph, one_line, order_statements, raw_graph, sources_graph
 
 HOSTILE = {
     "mathtext": r"costs $5 and $\frac{1}{$ under_score ^ \ %",

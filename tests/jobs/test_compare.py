@@ -147,7 +147,7 @@ def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(spark: SparkSes
     # Over all twenty questions, where the three with a score alone would say that it is better
     (pair,) = [row for row in zero["comparisons"] if row["first"] == "able" and row["second"] == "shy"]
     assert (pair["n"], pair["difference"]) == (20, pytest.approx(0.75 - 3 / 20))
-    assert notes[-1] == (
+    assert notes[0] == (
         "qa: answer rates differ by more than chance (shy 0.15, able 1.00); "
         "--undefined zero counts what was not answered as 0"
     )

@@ -86,6 +86,7 @@ def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest
             "p_adjusted": p_adjusted,
             "n": 20,
             "convention": "mismatch",
+            "metric": None,
         }
         for model, test, p_adjusted in zip(GIVEN, tests, adjusted, strict=True)
     ]

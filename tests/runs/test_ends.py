@@ -15,6 +15,7 @@ import pytest
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import (
+    PROMPTS,
     WAIT_SECONDS,
     Run,
     count_distinct,
@@ -160,3 +161,23 @@ def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
     assert answered <= calls == read_manifest(output)["totals"]["calls"]
     assert calls - answered <= IN_FLIGHT
     check_mended(run_here, server, path, output, answered)
+
+
+def test_a_run_drops_what_repeats_the_examples_of_its_prompts_and_says_so(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    """The templates name what the server's one answer names; the profile's line tells of these templates."""
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    source = (PROMPTS / "evaluate_coverage.jinja").read_text(encoding="utf-8")
+    (prompts / "evaluate_coverage.jinja").write_text(f"{{# names: fixed covered #}}\n{source}", encoding="utf-8")
+    server.configure(answer="fixed")
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(2)), tmp_path / "out"
+    chosen = {"prompts_dir": prompts, "profile": "published", "summarise_contexts": False}
+    ended = run_here(server, path, output, settings=chosen)
+    assert ended.code == 0, ended.err
+    (usage,) = read_table(output, "usage")
+    assert usage["leaked_example"] == usage["requests"] == server.count()
+    assert {row["text"] for row in read_table(output, "statements")} == {"A fixed uncovered one."}
+    assert f"items dropped as repeats of the prompts' examples: evaluate_coverage {server.count()}" in ended.out
+    assert "profile published: you changed summarise_contexts=false (was true); the template of" in ended.err

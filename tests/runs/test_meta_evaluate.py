@@ -137,6 +137,34 @@ def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
     assert "| verify_claim | b | 4 | 0 | 1.0000" in again.out
 
 
+def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    write_samples(tmp_path / "wiki.jsonl", [wiki_row(SUBJECTS[0])])
+    server.configure(answer="fixed")
+    words = ["meta-evaluate", "--dataset", "wikicontradict", "--input", str(tmp_path / "wiki.jsonl")]
+    words += ["--metric", "e2e", "--prompts", "published,ours", "--output", str(tmp_path / "out")]
+    for key, value in {**SETTINGS, "llm.base_url": server.base_url}.items():
+        words += ["--set", f"{key}={value}"] if key != "prompts_dir" else []
+    refused = run_here.command([*words, "--set", f"prompts_dir={SETTINGS['prompts_dir']}"])
+    assert refused.code == 1
+    assert "e2e would ask fake-model the same under both; prompts differ for check_coverage" in refused.err
+    ended = run_here.command(words)
+    assert ended.code == 0, ended.err
+    # Contexts are summarised once for both, responses judged under each
+    summarised, judged = 2, 2 * len(ANSWERS)
+    assert server.count() == summarised + judged
+    judges = [f"fake-model ({name} prompts)" for name in ("published", "ours")]
+    assert {row["model"] for row in read_table(tmp_path / "out", "meta_evaluation")} == set(judges)
+    (test,) = read_table(tmp_path / "out", "comparisons")
+    assert (test["metric"], test["model"], test["first"], test["second"]) == ("e2e", "fake-model", "published", "ours")
+    assert (test["difference"], test["n"]) == (0, len(ANSWERS))
+    assert "## Prompts compared" in ended.out
+    digests = [
+        read_manifest(tmp_path / "out" / "runs" / f"fake-model-{name}-prompts")["template_digests"]
+        for name in ("published", "ours")
+    ]
+    assert {name for name in digests[0] if digests[0][name] != digests[1][name]} == {"evaluate_coverage"}
+
+
 @pytest.mark.slow
 def test_k_qa_has_the_published_baseline_and_the_candidates_that_are_expected(
     run_here: RunHere, server: ModelServer, data: Path, tmp_path: Path

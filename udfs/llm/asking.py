@@ -20,12 +20,14 @@ from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.limiter import Lease, Report
 from untold.udfs.llm.pacing import CompletionSizes, Pacing
 from untold.udfs.llm.records import completion_of
-from untold.udfs.llm.retrying import NO_TOOLS, Act, Standing, judge, remedy_of
+from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, Standing, judge, remedy_of
 from untold.udfs.llm.script import Parse, Script, failed, script_of
 from untold.udfs.llm.segments import SegmentWriter
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
+from untold.udfs.llm.trial import SchemaTrial
 from untold.udfs.llm.usage import Usage
 from untold.udfs.llm.waiters import Waiters
+from untold.udfs.stages.schemas import Form
 
 # How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
 FLUSH_LOOK_SECONDS = 0.1
@@ -80,10 +82,11 @@ class Asker:
         endpoint: Endpoint,
         lease: Callable[[Report], Awaitable[Lease]],
         writer: SegmentWriter,
+        form: Form | None = None,
     ) -> None:
         stage, settings = work.stage, work.settings
         self._work, self._stage, self._settings = work, stage, settings
-        self._script: Script = script_of(stage, parse)
+        self._script: Script = script_of(stage, parse, form)
         self._endpoint, self._lease, self._writer = endpoint, lease, writer
         self._counts_tokens = settings.counts_tokens
         self._pacing = Pacing()
@@ -97,6 +100,7 @@ class Asker:
         self._in_flight = 0
         self._reports = 0
         self._refused: str | None = None
+        self._trial = SchemaTrial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema)
         self._stopping = False
         self._need_lease = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,6 +141,8 @@ class Asker:
             unwritten=self._writer.unwritten,
             trouble=self._writer.trouble,
             unwritable=self._writer.failing_for >= self._settings.outage,
+            finding=self._trial.finding,
+            tries_schema=self._trial.pending,
         )
 
     async def stop(self, grace: float) -> Progress:
@@ -198,8 +204,10 @@ class Asker:
         # Before any completion an error about the run is most likely true of every row: nothing more is sent until what
         # is in flight has told.
         doubtful = bool(self._held) and not self._standing.completed
+        doubtful = doubtful or self._trial.over
         closed = self._stopping or self._refused is not None or doubtful or self._writer.full
-        return bool(self._ready and self._in_flight < self._pacing.places and not closed)
+        places = min(1, self._pacing.places) if self._trial.pending else self._pacing.places
+        return bool(self._ready and self._in_flight < places and not closed)
 
     async def _ask(self, request: Request) -> None:
         """One call for the request, or its end where its deadline is over or its template cannot be filled in."""
@@ -254,6 +262,12 @@ class Asker:
 
     def _settle(self, request: Request, answer: Answer) -> None:
         """Carries out what the answer means."""
+        self._trial.hear(request, answer, completed=self._standing.completed_here)
+        if self._trial.over:
+            return
+        if answer.about_schema and self._stage.structured and not self._standing.completed_here:
+            self._refuse(answer, NO_SCHEMA)
+            return
         # A model without tools refuses all rows alike. After a completion the same words are about one row.
         if answer.about_tools and self._stage.tools and not self._standing.completed_here:
             self._refuse(answer, NO_TOOLS)
@@ -278,7 +292,7 @@ class Asker:
         if verdict.anew:
             request.first_sent = None
         if verdict.afresh:
-            request.begin_again()
+            self._begin_again(request, answer)
         if verdict.act is Act.REFUSE:
             self._refuse(answer, remedy_of(answer, self._settings.section))
         elif verdict.act is Act.HOLD:
@@ -290,6 +304,21 @@ class Asker:
         if self._held:
             self._settle_held()
 
+    def _begin_again(self, request: Request, answer: Answer) -> None:
+        """Forgets what followed the prompt. What could not be read is a row of its own, and the next call says so."""
+        unread = answer.error_type == "unparsable"
+        self._usage += Usage(asked_again=1)
+        if unread:
+            self._write(request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))
+            # The tokens of the next row are those of later calls
+            request.usage = Usage()
+        request.begin_again(names_form=unread)
+
+    def _write(self, row: Request, answer: Answer) -> None:
+        """Hands a row to the writer."""
+        completion = completion_of(row, answer, rated=self._stage.rated, run=self._work.run)
+        self._writer.add(completion, completion.size)
+
     def _refuse(self, answer: Answer, remedy: str) -> None:
         """Ends the asking of this run; the first reason stays, as later ones follow from it."""
         self._refused = self._refused or f"{answer.error}; {remedy}"
@@ -299,18 +328,14 @@ class Asker:
 
         Before the first completion of a run, what is in flight may still bring it.
         """
-        standing = self._standing
+        standing, rows = self._standing, sum(request.rows for request, _ in self._held)
         if standing.is_refused(self._in_flight):
             self._refuse(self._held[0][1], remedy_of(self._held[0][1], self._settings.section))
-        elif not standing.doubts or (standing.completed and self._rows_held() == self._units.requests_left):
+        elif not standing.doubts or (standing.completed and rows == self._units.requests_left):
             held, self._held = self._held, []
             for request, answer in held:
                 self._record(request, answer)
             self._waiters.wake()
-
-    def _rows_held(self) -> int:
-        """How many rows wait behind errors about the run."""
-        return sum(request.rows for request, _ in self._held)
 
     def _ask_again(self, request: Request, answer: Answer, wait: float) -> None:
         """Asks once more after so many seconds, where the request's deadline is not over by then."""
@@ -343,10 +368,7 @@ class Asker:
     def _record_row(self, request: Request, row: Request, answer: Answer) -> None:
         """Ends a row of a request: it is with the writer, and its unit has one less to wait for."""
         row.calls, row.first_sent = request.calls, request.first_sent
-        # The numbers, names and times of a row are some 200 bytes; the text, or the vector, is the rest.
-        vector = 0 if answer.vector is None else answer.vector.nbytes
-        size = len(answer.text or "") + vector + len(row.request_id) + 200
-        self._writer.add(completion_of(row, answer, rated=self._stage.rated, run=self._work.run), size)
+        self._write(row, answer)
         self._usage += Usage(done=1, failed=answer.error_type is not None)
         self._units.record(row.unit)
 
@@ -420,9 +442,7 @@ class Asker:
         return tuple(self._estimate(self._ready[first + index]) for index in range(count))
 
     def _estimate(self, request: Request) -> int:
-        """Tokens that the next call of a request is expected to take; the body is rendered once, here or when it is
-        sent.
-        """
+        """Tokens that the next call of a request is expected to take; its body is rendered here or when it is sent."""
         if not request.tokens:
             request.body, _ = self._script.render(request)
             request.tokens = self._script.tokens_of(len(request.body or b""))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.tools import ToolCall
 from untold.udfs.llm.usage import Prices, Usage
 
@@ -51,9 +52,11 @@ class Answer:
     """What came of one call.
 
     `error_type` is None for a completion that can be read. `refused` means that the error speaks of the run and not of
-    its row (key, credit, address or model), `about_tools` that it speaks of tools. `unconnected` means that no
-    connection was made. `retry_after` is in seconds. Of an API that takes several rows at once, `parts` are the answers
-    to each of them; `vector` is what an embedding model gives, instead of a text.
+    its row (key, credit, address or model), `about_tools` that it speaks of tools, `about_schema` of the schema that
+    was sent. `unconnected` means that no connection was made.
+    `retry_after` is in seconds. Of an API that takes several rows at once, `parts` are the answers to each of them;
+    `vector` is what an embedding model gives, instead of a text. `thinks`: thinking came beside the text; `misplaced`:
+    the text stood where thinking belongs.
     """
 
     text: str | None = None
@@ -67,6 +70,9 @@ class Answer:
     retry_after: float | None = None
     refused: bool = False
     about_tools: bool = False
+    about_schema: bool = False
+    thinks: bool = False
+    misplaced: bool = False
     unconnected: bool = False
     vector: NDArray[np.float32] | None = None
     parts: tuple[Answer, ...] = ()
@@ -76,6 +82,8 @@ class Answer:
 class Work:
     """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
 
+    `tries_schema`: the first request goes alone, since its answer says what the endpoint makes of a schema;
+    `may_drop_schema`: a schema that is refused before any completion ends the asking, to be asked without it.
     `asking`: one asking of a stage, which a start may ask several times; `gone`: what askers of the same one that died
     had spent, by name.
     """
@@ -87,6 +95,8 @@ class Work:
     settings: CallSettings
     spent_before: Usage = field(default_factory=Usage)
     answered_before: bool = False
+    tries_schema: bool = False
+    may_drop_schema: bool = False
     gone: Mapping[str, Usage] = field(default_factory=dict)
 
 
@@ -95,7 +105,8 @@ class Progress:
     """A snapshot of an asker: what it used, what waits and is in flight, which units are written, why it stands still.
 
     `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
-    `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long.
+    `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long. `finding`:
+    what the endpoint makes of a schema, where that was to be found out, which goes on while it `tries_schema`.
     """
 
     usage: Usage
@@ -110,6 +121,8 @@ class Progress:
     unwritten: int = 0
     trouble: str | None = None
     unwritable: bool = False
+    finding: Finding | None = None
+    tries_schema: bool = False
 
 
 @dataclass(slots=True)
@@ -117,8 +130,8 @@ class Request:
     """A request while it is asked: what was sent and spent, why it was not answered yet. Times by a monotonic clock.
 
     `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said;
-    `turn_due`: the next call goes on with them for the first time. `members` are the rows of a request that asks for
-    several at once; each is a row of the store.
+    `turn_due`: the next call goes on with them for the first time. `names_form`: calls say which form is wanted.
+    `members` are the rows of a request that asks for several at once; each is a row of the store.
     """
 
     request_id: str
@@ -136,6 +149,7 @@ class Request:
     usage: Usage = field(default_factory=Usage)
     rounds: int = 0
     turn_due: bool = False
+    names_form: bool = False
     turns: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[str, str]] = field(default_factory=list)
     members: list[Request] = field(default_factory=list)
@@ -145,8 +159,9 @@ class Request:
         """How many rows of the store it is."""
         return len(self.members) or 1
 
-    def begin_again(self) -> None:
-        """Forgets what followed the prompt."""
+    def begin_again(self, *, names_form: bool) -> None:
+        """Forgets what followed the prompt; the next call names the form that is wanted, or is the same."""
+        self.names_form |= names_form
         self.rounds, self.turns, self.trace, self.turn_due = 0, [], [], False
         self.body, self.tokens = None, 0
 

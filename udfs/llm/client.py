@@ -7,7 +7,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from importlib import import_module
@@ -21,8 +21,6 @@ import aiohttp
 from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.templates import Prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
 from untold.udfs.llm.usage import Usage
@@ -33,7 +31,6 @@ else:
     # What the client of openai is made of
     httpx = import_module("httpx" if VERSION.startswith("2.") else "httpx2")
 
-TOP_LOGPROBS = 10
 # The header that a key is sent in, where an API has no other
 BEARER = "Authorization"
 # No completion comes near; a body that is longer, or inflates beyond, would fill an actor's memory.
@@ -96,6 +93,11 @@ _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|no
 
 
 _TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
+# Some name the field in a list of details and not in an error
+_SCHEMA_MESSAGE = re.compile(
+    rb"response_?format|json[ _]?schema|guided_(?:json|decoding)|structured[ _]output|(?:parse|custom|invalid) grammar",
+    re.IGNORECASE,
+)
 _NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
 _LONGEST_MESSAGE = 500
 
@@ -236,45 +238,13 @@ class Endpoint:
         await self._client.close()
 
 
-def request_body(
-    stage: Stage,
-    prompt: Prompt,
-    variables: Mapping[str, Any],
-    turns: Sequence[Mapping[str, Any]] = (),
-    *,
-    tools_left: bool = True,
-) -> bytes:
-    """The JSON body of the call for these variables, going on after the `turns` that tools were used in.
-
-    Without `tools_left` the model is told to call none. `logprobs: false` in `extra_body` sends none of them, for
-    models that refuse to give log-probabilities.
-    """
-    body: dict[str, Any] = {"model": stage.model}
-    if stage.api == "chat":
-        body["messages"] = [*prompt.messages(variables), *turns]
-        if stage.rated:
-            body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-    else:
-        body["prompt"] = prompt.text(variables)
-        if stage.rated:
-            body["logprobs"] = TOP_LOGPROBS
-    if stage.tools:
-        body["tools"] = list(stage.tools)
-        if not tools_left:
-            body["tool_choice"] = "none"
-    # Last, so that what the settings say of a field counts; a null cannot be sent, hence `logprobs: false` to send
-    # none.
-    body |= stage.decoding
-    if body.get("logprobs") is False:
-        del body["logprobs"]
-        body.pop("top_logprobs", None)
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-
-
-def read_completion(content: bytes, api: str, sent: int, headers: Mapping[str, str] = _NO_HEADERS) -> Answer:
+def read_completion(
+    content: bytes, api: str, sent: int, headers: Mapping[str, str] = _NO_HEADERS, *, structured: bool = False
+) -> Answer:
     """Reads the body of a 200; `sent` is the request's size in bytes, for the estimate where usage is missing.
 
-    A body that holds an error and no choice is read as the status that the error's code stands for.
+    `structured`: a schema was sent, so that JSON in the place of thinking is the answer where there is no other. A body
+    that holds an error and no choice is read as the status that the error's code stands for.
 
     >>> read_completion(b'{"choices": [{"text": "yes", "finish_reason": "stop"}]}', "completions", 40).text
     'yes'
@@ -294,7 +264,9 @@ def read_completion(content: bytes, api: str, sent: int, headers: Mapping[str, s
             return read_status(status, content, headers)
         usage = Usage(estimate_tokens(sent), 0, estimate_tokens(len(content)), estimated=True)
         return Answer(error_type="bad_body", error="the endpoint's answer is no completion", usage=usage)
-    text = valid_utf8(text)
+    thought = _thought(message) if api == "chat" else ""
+    misplaced = structured and not (text or "").strip() and thought.startswith(("{", "["))
+    text = valid_utf8(thought if misplaced else text)
     refusal = message.get("refusal") if api == "chat" else None
     model = body.get("model")
     error_type = _completion_error(text, finish_reason, bool(refusal))
@@ -307,7 +279,15 @@ def read_completion(content: bytes, api: str, sent: int, headers: Mapping[str, s
         tool_calls=read_tool_calls(message),
         error_type=error_type,
         error=_COMPLETION_ERRORS.get(error_type or ""),
+        thinks=bool(thought) and not misplaced,
+        misplaced=misplaced,
     )
+
+
+def _thought(message: Any) -> str:
+    """What a model thought, where the endpoint sets it apart from the text; "" where it does not."""
+    thoughts = [message.get(name) for name in ("reasoning_content", "reasoning")]
+    return next((thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()), "")
 
 
 _COMPLETION_ERRORS = {
@@ -383,6 +363,7 @@ def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answ
         retry_after=_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
         refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and model_unknown),
         about_tools=status not in _NOT_ABOUT_TOOLS and bool(_TOOL_MESSAGE.search(message)),
+        about_schema=status not in _NOT_ABOUT_TOOLS and bool(_SCHEMA_MESSAGE.search(content[:_LONGEST_MESSAGE])),
     )
 
 

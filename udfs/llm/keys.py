@@ -22,7 +22,7 @@ class Stage:
 
     `model` is sent to the endpoint; `model_key` stands for it in the key (a local file's sha256, else the same name). A
     decoding parameter that is None is not sent and not in the key. `rated` stages ask for log-probabilities, which are
-    not in the key.
+    not in the key. `structured` is how a schema is sent (`form`) and the stage's own (`schema`); None sends none.
 
     >>> stage = Stage("rate", ("query", "text"), model="a-model", template="{{ query }} {{ text }}")
     >>> stage.request_id({"query": "q", "text": "t"}) == stage.request_id({"text": "t", "query": "q", "row": 7})
@@ -41,6 +41,7 @@ class Stage:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
     rated: bool = False
+    structured: Mapping[str, Any] | None = None
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -60,6 +61,7 @@ class Stage:
             "template": self.template,
             "tools": list(self.tools) or None,
             "decoding": self.decoding,
+            "structured": self.structured,
         }
         return _hash(canonical_json(identity))
 

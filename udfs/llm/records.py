@@ -56,6 +56,13 @@ class Completion:
     run_id: str | None = field(default=None, metadata=_TEXT)
     vector: NDArray[np.float32] | None = field(default=None, metadata={"type": pa.list_(pa.float32())})
 
+    @property
+    def size(self) -> int:
+        """Roughly its bytes."""
+        # Numbers, names and times are some 200 bytes; the text, or the vector, is the rest
+        vector = 0 if self.vector is None else self.vector.nbytes
+        return len(self.text or "") + vector + len(self.request_id) + 200
+
 
 COMPLETIONS = pa.schema([(item.name, item.metadata["type"]) for item in fields(Completion)])
 

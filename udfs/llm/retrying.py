@@ -13,6 +13,8 @@ from enum import Enum
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
 
+# The error of a completion that could not be read and after which its request was asked again: a row of its own
+ASKED_AGAIN = "asked_again"
 # Failures with a passing reason: the next start of a run asks these again. All others last.
 PASSING_TYPES = (
     "timeout",
@@ -23,6 +25,7 @@ PASSING_TYPES = (
     "http_409",
     "http_425",
     "http_429",
+    ASKED_AGAIN,
 )
 PASSING_PREFIX = "http_5"
 
@@ -44,6 +47,7 @@ LONGEST_BACKOFF = 30.0
 
 CHECK = "check key, {section}.base_url and {section}.model"
 CREDIT = "add credit to the account, or raise its quota"
+NO_SCHEMA = "it takes no schema in this form, set llm.structured to auto or off"
 NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
 
 

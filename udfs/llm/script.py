@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from untold.udfs.llm.calls import Answer, Request
-from untold.udfs.llm.client import BEARER, Reader, read_completion, read_status, request_body, status_in
+from untold.udfs.llm.client import BEARER, Reader, read_completion, read_status, status_in
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.structure import schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import MAX_ROUNDS
 from untold.udfs.retrieval.embedding import embedding_inputs
 from untold.udfs.retrieval.search import PROVIDERS, NoHitsError, Provider
 from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.schemas import Form, filled
+
+TOP_LOGPROBS = 10
 
 Parse = Callable[[str, Mapping[str, Any]], Any]
 
@@ -38,11 +42,11 @@ class Script(Protocol):
         """The tokens that a body of so many bytes is taken to have before the endpoint says it."""
 
 
-def script_of(stage: Stage, parse: Parse) -> Script:
-    """The script of a stage by its API."""
+def script_of(stage: Stage, parse: Parse, form: Form | None = None) -> Script:
+    """The script of a stage by its API; `form` is the one that its template asks for."""
     if stage.api == "embeddings":
         return Embedding(stage)
-    return Searching(stage) if stage.api == "search" else Prompting(stage, parse)
+    return Searching(stage) if stage.api == "search" else Prompting(stage, parse, form)
 
 
 def key_header_of(stage: Stage) -> str:
@@ -53,8 +57,8 @@ def key_header_of(stage: Stage) -> str:
 class Prompting:
     """A language model is given a prompt; its completion is read by the stage's parser."""
 
-    def __init__(self, stage: Stage, parse: Parse) -> None:
-        self._stage, self._parse = stage, parse
+    def __init__(self, stage: Stage, parse: Parse, form: Form | None) -> None:
+        self._stage, self._parse, self._form = stage, parse, form
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
@@ -66,18 +70,28 @@ class Prompting:
             return request.body, None
         # Told to call no more tools in its last round, a model gives an answer rather than nothing.
         left = request.rounds < MAX_ROUNDS
+        instruction = self._reminder(request.variables) if request.names_form else None
+        options: Any = {"tools_left": left, "instruction": instruction}
         try:
-            return request_body(self._stage, self._prompt, request.variables, request.turns, tools_left=left), None
+            return request_body(self._stage, self._prompt, request.variables, request.turns, **options), None
         except Exception as error:
             said = f"the template cannot be filled in ({type(error).__name__})"
             return None, Answer(error_type="template", error=said)
+
+    def _reminder(self, variables: Mapping[str, Any]) -> str:
+        """What names the form after a completion of no use: without it, the same request would bring the same again."""
+        words = self._form.words if self._form else "the form asked for"
+        if self._stage.structured:
+            schema = filled(self._stage.structured["schema"], variables)
+            words = f"one JSON object of this schema: {json.dumps(schema)}"
+        return f"An earlier answer could not be read. Write exactly in this form and nothing else: {words}"
 
     def reader(self, request: Request) -> Reader:
         """Completions are read alike, whatever was asked."""
         return self._read_body
 
     def _read_body(self, content: bytes, sent: int, headers: Mapping[str, str]) -> Answer:
-        return read_completion(content, self._stage.api, sent, headers)
+        return read_completion(content, self._stage.api, sent, headers, structured=bool(self._stage.structured))
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
         """The answer, with the error `unparsable` or `refused` where the stage's parser cannot read it.
@@ -98,6 +112,57 @@ class Prompting:
     def tokens_of(self, size: int) -> int:
         """As many as a text of that size usually has."""
         return estimate_tokens(size)
+
+
+def request_body(
+    stage: Stage,
+    prompt: Prompt,
+    variables: Mapping[str, Any],
+    turns: Sequence[Mapping[str, Any]] = (),
+    *,
+    tools_left: bool = True,
+    instruction: str | None = None,
+) -> bytes:
+    """The JSON body of the call for these variables, going on after the `turns` that tools were used in.
+
+    `instruction` is added to what the prompt tells the model. Without `tools_left` the model is told to call none.
+    `logprobs: false` in `extra_body` sends none of them, for models that refuse to give log-probabilities.
+    """
+    body: dict[str, Any] = {"model": stage.model}
+    if stage.api == "chat":
+        body["messages"] = [*_instructed(prompt.messages(variables), instruction), *turns]
+        if stage.rated:
+            body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+    else:
+        text = prompt.text(variables)
+        # A plain completion goes on with the prompt's last words
+        body["prompt"] = f"{instruction}\n\n{text}" if instruction else text
+        if stage.rated:
+            body["logprobs"] = TOP_LOGPROBS
+    if stage.tools:
+        body["tools"] = list(stage.tools)
+        if not tools_left:
+            body["tool_choice"] = "none"
+    body |= schema_fields(stage, variables)
+    # Last, so that what the settings say of a field counts; a null cannot be sent, hence `logprobs: false` to send
+    # none.
+    body |= stage.decoding
+    if body.get("logprobs") is False:
+        del body["logprobs"]
+        body.pop("top_logprobs", None)
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+
+
+def _instructed(messages: list[dict[str, Any]], instruction: str | None) -> list[dict[str, Any]]:
+    """The messages with an instruction at the end of the system's, or before all others where it says nothing.
+
+    A second turn of a user's in a row is an error for some models.
+    """
+    if instruction is None:
+        return messages
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": instruction}, *messages]
+    return [messages[0] | {"content": f"{messages[0]['content']}\n\n{instruction}"}, *messages[1:]]
 
 
 class Embedding:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from untold.udfs.llm.records import Completion, completions_table
-from untold.udfs.llm.store_files import DamagedError, read_column
+from untold.udfs.llm.retrying import ASKED_AGAIN
+from untold.udfs.llm.store_files import DamagedError, read_fields
 from untold.udfs.storage import Place
 
 FLUSH_BYTES = 8 * 2**20
@@ -136,7 +137,7 @@ def _reason(error: BaseException) -> str:
 
 
 def read_ids(directory: str, prefix: str) -> set[str]:
-    """The request ids in the segments of one writer; empty where it wrote none.
+    """The request ids that the segments of one writer settle; empty where it wrote none.
 
     A damaged segment holds none: what it was to hold has to be asked again. Raises OSError where one cannot be read.
     """
@@ -144,5 +145,6 @@ def read_ids(directory: str, prefix: str) -> set[str]:
     for entry in Place(directory).entries():
         if entry.name.startswith(f"{prefix}-") and entry.name.endswith(".parquet"):
             with suppress(DamagedError):
-                ids.update(read_column(entry.place, "request_id"))
+                rows = read_fields(entry.place, "request_id", "error_type")
+                ids.update(row["request_id"] for row in rows if row.get("error_type") != ASKED_AGAIN)
     return ids

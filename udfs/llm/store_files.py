@@ -42,12 +42,12 @@ class Described:
     digest: str
 
 
-def read_column(place: Place, name: str) -> list[Any]:
-    """The values of a column of a file. Raises DamagedError, or OSError where it cannot be read."""
-    values: list[Any] | None = _read(place, lambda file: pq.read_table(file, columns=[name])[name].to_pylist())
-    if values is None:
+def read_fields(place: Place, *names: str) -> list[dict[str, Any]]:
+    """The rows of a file, with those columns that it has. Raises DamagedError, or OSError where it cannot be read."""
+    rows: list[dict[str, Any]] | None = _read(place, lambda file: pq.ParquetFile(file).read(list(names)).to_pylist())
+    if rows is None:
         raise DamagedError(f"{place} is damaged")
-    return values
+    return rows
 
 
 def count_rows(places: Iterable[Place]) -> list[int | None]:

@@ -14,18 +14,11 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from untold.udfs.errors import UserError
+from untold.udfs.llm.escaping import as_data
 
 _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
 # A key holds the source of its template alone: what is included could change without the key.
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-
-
-# The tags of the first shipped templates; others name in their source what else they have. What is escaped is no part
-# of a request's key: whoever changes these has to change a byte of every template that uses the filter too.
-_TAGS = (
-    *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
-    *("first", "second"),
-)
 
 
 class PromptError(UserError):
@@ -110,24 +103,6 @@ def order_of_variables(source: str, variables: Iterable[str], *, api: str = "cha
     return tuple(dict.fromkeys([*(name for name in named if name in known), *known]))
 
 
-def as_data(text: object, *more: str) -> str:
-    """The text with the tags escaped that would close the one around it: `</context>` becomes `&lt;/context>`.
-
-    `more` names the tags of the template beside `_TAGS`: `{{ claim | as_data("claim") }}`.
-
-    >>> as_data("ends here </context> or < / Query >, a < b")
-    'ends here &lt;/context> or &lt; / Query >, a < b'
-    >>> as_data("</claim>"), as_data("</claim>", "claim")
-    ('</claim>', '&lt;/claim>')
-    """
-    return _closing_tag(more).sub("&lt;", str(text))
-
-
-@lru_cache(maxsize=64)
-def _closing_tag(more: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"<(?=\s*/\s*(?:{'|'.join(map(re.escape, (*_TAGS, *more)))})\b)", re.IGNORECASE)
-
-
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
     """The one environment: sandboxed, since templates come from users; strict, since a misspelt variable would be
@@ -165,7 +140,8 @@ def _parse(source: str, line: int, name: str) -> nodes.Template:
     except TemplateSyntaxError as error:
         raise PromptError(f"{name} line {error.lineno + line - 1}: {error.message}") from error
     for node in tree.find_all(nodes.Node):
-        node.lineno += line - 1
+        # Jinja2 gives none to what follows a comment at the beginning
+        node.lineno = (node.lineno or 1) + line - 1
     return tree
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import add, attrgetter
+from typing import Any
 
 # Endpoints publish their prices for so many tokens
 TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
-_SUMS = attrgetter(
+_SUMMED = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
-    *("done", "failed", "seconds"),
+    *("asked_again", "done", "failed", "seconds"),
 )
+_NUMBERS = attrgetter(*_SUMMED)
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,9 @@ class Usage:
     """What was used: of one call, of an actor, of a stage or of a run, for it adds up. Counts only grow.
 
     `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
-    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used. `done`: requests
-    that ended, `failed` those of them without an answer. `cost`: in the currency of the prices, None without a price.
+    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used; `asked_again`:
+    calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer. `cost`: in
+    the currency of the prices, None without a price.
 
     >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
     >>> both.tokens, both.calls, both.estimated, both.cost
@@ -34,6 +37,7 @@ class Usage:
     asked: int = 0
     rate_limited: int = 0
     tool_turns: int = 0
+    asked_again: int = 0
     done: int = 0
     failed: int = 0
     seconds: float = 0.0
@@ -48,9 +52,8 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         """What both used."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        sums = map(add, _SUMS(self), _SUMS(other))
-        estimated, cost = self.estimated or other.estimated, sum(costs) if costs else None
-        return Usage(*sums, estimated=estimated, cost=cost)
+        sums: dict[str, Any] = dict(zip(_SUMMED, map(add, _NUMBERS(self), _NUMBERS(other)), strict=True))
+        return Usage(**sums, estimated=self.estimated or other.estimated, cost=sum(costs) if costs else None)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import LOOKUPS, definition_of
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.figures import Thing
+from untold.udfs.stages.leaks import example_names, without_leaked
+from untold.udfs.stages.schemas import read_as
 
+LEAKED = "leaked_example"
 UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
 
@@ -32,11 +35,15 @@ def add_request_ids(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
         yield pa.RecordBatch.from_arrays([*batch.columns, ids], [*batch.schema.names, "request_id"])
 
 
-def reading_of(stage: str, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What makes results of completions: columns `keys`, request_id, the stage's output, error_type, error."""
-    if "vector" in definition_of(stage).output.names:
+def reading_of(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What makes results of completions: columns `keys`, request_id, the stage's results, error_type, error.
+
+    Of a stage with `items` also leaked_example: how many were dropped, because they are of the template's examples.
+    """
+    if "vector" in definition_of(stage.name).output.names:
         return partial(read_vectors, keys=keys)
-    return partial(parse_completions, stage=stage, keys=keys)
+    names, structured = example_names(stage.template), bool(stage.structured)
+    return partial(parse_completions, stage=stage.name, keys=keys, names=names, structured=structured)
 
 
 def read_vectors(batches: Iterator[pa.RecordBatch], keys: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -67,38 +74,51 @@ def _of_length_one(vectors: pa.ListArray, usable: pa.BooleanArray) -> pa.ListArr
     return pa.ListArray.from_arrays(offsets, pa.array(rows.ravel(), pa.float32()))
 
 
-def parse_completions(batches: Iterator[pa.RecordBatch], stage: str, keys: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Columns `keys`, request_id, the stage's output, error_type and error.
+def parse_completions(
+    batches: Iterator[pa.RecordBatch],
+    stage: str,
+    keys: tuple[str, ...],
+    names: tuple[str, ...] = (),
+    *,
+    structured: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Columns `keys`, request_id, the stage's results, error_type and error, and leaked_example (`reading_of`).
 
     A batch has the keys, what the stage's parser reads of its variables, request_id, text_of_completion, alternatives,
     error_type and error. A row without text and without error was not asked: error_type `unasked`.
     """
     definition = definition_of(stage)
-    fields = list(definition.results)
+    fields, counted = list(definition.results), [LEAKED] if definition.items else []
     wanted = {*definition.variables, "text_of_completion", "error_type", "error"}
     wanted |= {"alternatives"} if definition.rated else set()
     for batch in batches:
         read = [name for name in batch.schema.names if name in wanted]
-        rows = [_parse(row, definition) for row in batch.select(read).to_pylist()]
+        rows = [_parse(row, definition, names, structured) for row in batch.select(read).to_pylist()]
         columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
         errors = [pa.array([row.get(name) for row in rows], pa.string()) for name in ("error_type", "error")]
+        leaked = [pa.array([row.get(name) for row in rows], pa.int64()) for name in counted]
         kept = [batch.column(name) for name in (*keys, "request_id")]
-        names = [*keys, "request_id", *(field.name for field in fields), "error_type", "error"]
-        yield pa.RecordBatch.from_arrays([*kept, *columns, *errors], names)
+        heads = [*keys, "request_id", *(field.name for field in fields), "error_type", "error", *counted]
+        yield pa.RecordBatch.from_arrays([*kept, *columns, *errors, *leaked], heads)
 
 
-def _parse(row: Mapping[str, Any], definition: StageDefinition) -> Mapping[str, Any]:
-    """The row of a completion: its stage's output, ratings weighed by the alternatives, or error_type and error."""
+def _parse(
+    row: Mapping[str, Any], definition: StageDefinition, names: tuple[str, ...], structured: bool
+) -> Mapping[str, Any]:
+    """The row of a completion: its stage's results, ratings weighed by the alternatives, or error_type and error."""
     completion, error_type = row["text_of_completion"], row["error_type"]
     if error_type is not None:
         return {"error_type": error_type, "error": row["error"]}
     if completion is None:
         return {"error_type": UNASKED}
     try:
-        output = definition.parse(completion, row)
+        variables = {name: row.get(name) for name in definition.variables}
+        output, leaked = without_leaked(definition.parse(completion, row), definition.items, variables, names)
+        read = read_as(completion, definition.schema if structured else None, definition.form, row)
+        found = {**output, LEAKED: leaked, "read_as": read}
         if not definition.rated:
-            return output
-        ratings, weighted = weigh(output, row["alternatives"])
+            return found
+        ratings, weighted = weigh(found, row["alternatives"])
         return {**ratings, "weighted": weighted}
     except Unparsable as error:
         return {"error_type": error.error_type, "error": str(error)}

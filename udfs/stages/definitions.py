@@ -11,6 +11,8 @@ from untold.udfs.stages.figures import Figures, Reader
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from untold.udfs.stages.schemas import Form
+
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 # What templates are tried with before anything is asked, by the names that the shipped stages have for variables
 _TEXTS = (
@@ -48,6 +50,9 @@ class StageDefinition:
     to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
     `example` has values of variables that `EXAMPLES` lacks, or has in another form. `max_tokens`, of a completion under
     `llm.max_tokens=auto`: a list, or reasoning before an answer, takes more than a label.
+    `items` are the lists of the output that hold what the model found, the texts first: of these, items of the
+    template's own examples are dropped. `schema` is that of a completion as JSON
+    (`udfs.stages.schemas`), None where it is free text; `form` is what the template asks for.
     """
 
     name: str
@@ -59,8 +64,11 @@ class StageDefinition:
     figures: Figures | None = None
     things: Reader | None = None
     max_tokens: int = MAX_TOKENS
+    items: tuple[str, ...] = ()
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    schema: Mapping[str, Any] | None = field(default=None, hash=False)
+    form: Form | None = None
 
     @property
     def examples(self) -> dict[str, Any] | None:
@@ -70,8 +78,13 @@ class StageDefinition:
 
     @property
     def results(self) -> pa.Schema:
-        """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings."""
+        """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings.
+
+        Of those with a form, how the completion was read (`udfs.stages.schemas.READ_AS`).
+        """
         # Not at the top: what only wants the names of templates is spared an import of 0.2 s
         import pyarrow as pa
 
-        return self.output.append(pa.field("weighted", pa.bool_())) if self.rated else self.output
+        weighted = [pa.field("weighted", pa.bool_())] if self.rated else []
+        read_as = [pa.field("read_as", pa.string())] if self.form else []
+        return pa.schema([*self.output, *weighted, *read_as])

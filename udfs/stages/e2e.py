@@ -26,12 +26,21 @@ from untold.udfs.stages.reading import (
     without_ticks,
 )
 from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.schemas import TEXT, THOUGHTS, Form, listed, number_of, record
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
 STATEMENT_TYPE = pa.struct(
     [pa.field("text", pa.string()), pa.field("covered", pa.bool_()), pa.field("sources", pa.list_(pa.int32()))]
 )
 COVERAGE_SCHEMA = pa.schema([pa.field("statements", pa.list_(STATEMENT_TYPE)), pa.field("dropped", pa.int64())])
+
+_STATEMENT = record(statement=TEXT, sources=listed(number_of("contexts")))
+_LINES = r"(?:- .+ \[\d+(?:, ?\d+)*\]\s*|None\s*)?(?:- .+ \[\d+(?:, ?\d+)*\]\s*)*"
+_COVERAGE_FORM = Form(
+    "reasoning, then `[Covered statements]` and `[Uncovered statements]` on lines of their own, below each one line "
+    "`- statement [1, 3]` for each of its statements",
+    re.compile(rf"(?s:.*?)\[Covered statements\]\n\s*{_LINES}\[Uncovered statements\]\s*{_LINES}"),
+)
 
 _SUMMARY_NAMES = (
     r"(?:summary|relevant (?:summary|text|sentences|information|parts)|condensed (?:text|context)|answer|output)"
@@ -134,6 +143,8 @@ SUMMARISE_CONTEXT = StageDefinition(
     ("query", "text"),
     parse_summary,
     SUMMARY_SCHEMA,
+    schema=record(summary={"type": ["string", "null"]}),
+    form=Form("the summary alone, or the single word None"),
     figures=Figures(RECORDED, completion=Line(slope=0.44), things=Line(0.99)),
     things=summaries_in,
 )
@@ -142,7 +153,10 @@ EVALUATE_COVERAGE = StageDefinition(
     ("query", "contexts", "response"),
     parse_coverage,
     COVERAGE_SCHEMA,
+    schema=record(reasoning=THOUGHTS, covered_statements=listed(_STATEMENT), uncovered_statements=listed(_STATEMENT)),
+    form=_COVERAGE_FORM,
     # Lists of 0.64 tokens a token were recorded; the reasoning, which was not, names each statement once before
     figures=Figures(RECORDED, completion=Line(slope=1.28)),
     max_tokens=16_384,
+    items=("statements",),
 )

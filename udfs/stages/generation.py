@@ -22,6 +22,7 @@ from untold.udfs.stages.reading import (
     without_ticks,
 )
 from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.schemas import TEXT, Form, record
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
 RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
@@ -128,6 +129,7 @@ GENERATE_ANSWER = StageDefinition(
     ("query", "contexts"),
     parse_answer,
     ANSWER_SCHEMA,
+    form=Form("the answer alone"),
     figures=Figures(WRITTEN, completion=Line(slope=0.81)),
 )
 RESTATE_ANSWER = StageDefinition(
@@ -135,5 +137,7 @@ RESTATE_ANSWER = StageDefinition(
     ("question", "answer"),
     parse_restated,
     RESTATED_SCHEMA,
+    schema=record(statement=TEXT),
+    form=Form("one statement on one line", re.compile(".+")),
     figures=Figures(WRITTEN, completion=Line(slope=1.22)),
 )

@@ -8,6 +8,7 @@ from untold.udfs.stages.alignment import parse_alignment
 from untold.udfs.stages.claims import parse_aspects, parse_claims
 from untold.udfs.stages.definitions import StageDefinition
 from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.schemas import TEXT, lines_of, listed, number_of, record
 
 CLAIMS_SCHEMA = pa.schema([pa.field("claims", pa.list_(pa.string()))])
 ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])
@@ -30,25 +31,33 @@ EXTRACT_CLAIMS = StageDefinition(
     ("text",),
     parse_claims,
     CLAIMS_SCHEMA,
+    schema=record(claims=listed(TEXT)),
+    form=lines_of(r"(?![-*•] ).+", "claim"),
     # The same facts as those of `extract_atoms`, without a bullet and a type
     figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
     things=claims_in,
     max_tokens=8_192,
+    items=("claims",),
 )
 GENERATE_ASPECTS = StageDefinition(
     "generate_aspects",
     ("query",),
     parse_aspects,
     ASPECTS_SCHEMA,
+    schema=record(topics=listed(TEXT)),
+    form=lines_of(r'\{"topic": ".+"\}', '{"topic": "..."}'),
     # A long query has no more aspects than a short one
     figures=Figures(WRITTEN, completion=Line(64.0), things=Line(5.7)),
     things=aspects_in,
+    items=("aspects",),
 )
 ALIGN_CLAIMS = StageDefinition(
     "align_claims",
     ("query", "aspects", "claims"),
     parse_alignment,
     ALIGNMENT_SCHEMA,
+    schema=record(covered=listed(record(topic_id=number_of("aspects"), evidence=listed(number_of("claims"))))),
+    form=lines_of(r'\{"topic_id": \d+, "evidence": \[[\d, ]*\]\}', '{"topic_id": n, "evidence": [n, ...]}'),
     figures=Figures(WRITTEN, completion=Line(slope=0.3)),
     max_tokens=8_192,
 )

@@ -5,6 +5,7 @@ section 9).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from untold.udfs.stages.covering import parse_covering
 from untold.udfs.stages.definitions import StageDefinition
 from untold.udfs.stages.fact_ratings import parse_importance
 from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
-from untold.udfs.stages.verdicts import parse_verdict
+from untold.udfs.stages.schemas import RATING, TEXT, Form, label_of, lines_of, listed, number_of, one_of, record
+from untold.udfs.stages.verdicts import VERDICTS, parse_verdict
 
 FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
 # Each a list in the order of the variable `facts`
@@ -25,6 +27,8 @@ IMPORTANCE_SCHEMA = pa.schema(
 VERDICT_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 # Numbers of claims from 1, ascending; none of what is not covered
 COVERING_SCHEMA = pa.schema([pa.field("covered", pa.bool_()), pa.field("claims", pa.list_(pa.int32()))])
+
+_RATED = r'\{"id": \d+, "relevance": [1-5], "salience": [1-5]\}'
 
 
 def parse_facts(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -45,16 +49,24 @@ EXTRACT_FACTS = StageDefinition(
     ("text",),
     parse_facts,
     FACTS_SCHEMA,
+    schema=record(facts=listed(TEXT)),
+    form=lines_of("- .+", "- fact"),
     # The same facts as those of `extract_claims`, each behind a bullet
     figures=Figures(FACTSCORE, completion=Line(slope=1.81), things=Line(slope=0.158)),
     things=facts_in,
     max_tokens=8_192,
+    items=("facts",),
 )
 RATE_IMPORTANCE = StageDefinition(
     "rate_importance",
     ("query", "facts"),
     parse_importance,
     IMPORTANCE_SCHEMA,
+    schema=record(ratings=listed(record(id=number_of("facts"), relevance=RATING, salience=RATING))),
+    form=Form(
+        'a JSON list of one {"id": n, "relevance": n, "salience": n} for each fact',
+        re.compile(rf"\[\s*{_RATED}(?:,\s*{_RATED})*\s*\]"),
+    ),
     rated=True,
     figures=Figures(WRITTEN, completion=Line(slope=1.09)),
     max_tokens=8_192,
@@ -64,6 +76,8 @@ VERIFY_CLAIM = StageDefinition(
     ("claim", "evidence"),
     parse_verdict,
     VERDICT_SCHEMA,
+    schema=record(verdict=one_of(VERDICTS)),
+    form=label_of(VERDICTS),
     figures=Figures(WRITTEN, completion=Line(14.0)),
 )
 CHECK_COVERAGE = StageDefinition(
@@ -71,5 +85,10 @@ CHECK_COVERAGE = StageDefinition(
     ("fact", "claims"),
     parse_covering,
     COVERING_SCHEMA,
+    schema=record(label=one_of(("COVERED", "NOT_COVERED")), evidence_claim_ids=listed(number_of("claims"))),
+    form=Form(
+        '{"label": "COVERED" or "NOT_COVERED", "evidence_claim_ids": [n, ...]}',
+        re.compile(r'\{"label": "(?:NOT_)?COVERED", "evidence_claim_ids": \[[\d, ]*\]\}'),
+    ),
     figures=Figures(WRITTEN, completion=Line(16.0)),
 )

@@ -5,6 +5,8 @@ After Ardestani, Kamalloo and Rafiei, LongRecall.
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 
 from untold.udfs.stages.coreference import parse_resolved
@@ -13,6 +15,7 @@ from untold.udfs.stages.figures import WRITTEN, Figures, Line
 from untold.udfs.stages.holistic import parse_holistic
 from untold.udfs.stages.matching import VARIABLES as MATCH_VARIABLES
 from untold.udfs.stages.matching import parse_match
+from untold.udfs.stages.schemas import TEXT, Form, label_of, lines_of, listed, number_of, one_of, record
 from untold.udfs.stages.subsets import parse_subset
 
 # One text a fact, in the order of the variable
@@ -22,12 +25,15 @@ MATCH_SCHEMA = pa.schema([pa.field("matched", pa.bool_())])
 SUBSET_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.int32()))])
 # One such list a reference, in the order of the variable
 HOLISTIC_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.list_(pa.int32())))])
+_CANDIDATES = listed(number_of("candidates"))
 
 RESOLVE_COREFERENCE = StageDefinition(
     "resolve_coreference",
     ("text", "facts"),
     parse_resolved,
     RESOLVED_SCHEMA,
+    schema=record(facts=listed(record(id=number_of("facts"), fact=TEXT))),
+    form=lines_of(r"\* .+", "* fact", "one line for each fact, in their order:"),
     figures=Figures(WRITTEN, completion=Line(slope=0.82)),
     max_tokens=8_192,
 )
@@ -36,6 +42,8 @@ MATCH_ONE = StageDefinition(
     MATCH_VARIABLES,
     parse_match,
     MATCH_SCHEMA,
+    schema=record(label=one_of(("Match", "No Match"))),
+    form=label_of(("Match", "No Match")),
     figures=Figures(WRITTEN, completion=Line(12.0)),
 )
 MATCH_MANY = StageDefinition(
@@ -43,6 +51,8 @@ MATCH_MANY = StageDefinition(
     ("reference", "candidates"),
     parse_subset,
     SUBSET_SCHEMA,
+    schema=record(candidates=_CANDIDATES),
+    form=Form("a JSON list of the candidates' numbers, such as [1, 3], or []", re.compile(r"\[[\d, ]*\]")),
     figures=Figures(WRITTEN, completion=Line(9.0)),
 )
 MATCH_HOLISTIC = StageDefinition(
@@ -50,6 +60,8 @@ MATCH_HOLISTIC = StageDefinition(
     ("query", "references", "candidates"),
     parse_holistic,
     HOLISTIC_SCHEMA,
+    schema=record(entailed=listed(record(reference=number_of("references"), candidates=_CANDIDATES))),
+    form=lines_of(r'\{"reference": \d+, "candidates": \[[\d, ]*\]\}', '{"reference": n, "candidates": [n, ...]}'),
     figures=Figures(WRITTEN, completion=Line(slope=0.29)),
     max_tokens=8_192,
 )

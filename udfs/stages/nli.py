@@ -31,6 +31,7 @@ from untold.udfs.stages.relations import RELATIONS as RELATIONS
 from untold.udfs.stages.relations import VARIABLES as RELATION_VARIABLES
 from untold.udfs.stages.relations import parse_relation
 from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.schemas import RATING, TEXT, label_of, lines_of, listed, number_of, one_of, record
 from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
 from untold.udfs.stages.units import parse_atoms, parse_revised
 
@@ -189,11 +190,11 @@ def revised_in(completion: str) -> list[Thing]:
 
 
 def relevances_in(completion: str) -> list[Thing]:
-    """What is rated, whatever statements were given. Raises `Unparsable` where nothing is."""
+    """What is rated, whatever statements were given. Raises `Unparsable` where nothing is, or numbers stand for it."""
     rated = _rated_records(completion, set()) or list(_rated_lines(completion, set()))
     things = [Thing(line.text, line.digit.value) for line in rated if line.digit]
-    if not things:
-        raise Unparsable("no rating from 1 to 5")
+    if all(map(_NUMBERED.fullmatch, (thing.text for thing in things))):
+        raise Unparsable("no rating from 1 to 5 beside its statement")
     return things
 
 
@@ -202,25 +203,33 @@ EXTRACT_ATOMS = StageDefinition(
     ("text",),
     parse_atoms,
     ATOMS_SCHEMA,
+    schema=record(atoms=listed(record(unit=TEXT, type=one_of(UNIT_TYPES)))),
+    form=lines_of(rf"- .+: (?:{'|'.join(UNIT_TYPES)})", "- unit: Unit Type"),
     figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
     things=atoms_in,
     max_tokens=8_192,
+    items=("atoms",),
 )
 REVISE_ATOMS = StageDefinition(
     "revise_atoms",
     ("text", "statements"),
     parse_revised,
     REVISED_SCHEMA,
+    schema=record(statements=listed(TEXT)),
+    form=lines_of(r"\* .+", "* statement"),
     # The same facts as if revised: as many, beside the text and themselves
     figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
     things=revised_in,
     max_tokens=8_192,
+    items=("atoms",),
 )
 RATE_RELEVANCE = StageDefinition(
     "rate_relevance",
     ("query", "statements"),
     parse_relevance,
     RATINGS_SCHEMA,
+    schema=record(ratings=listed(record(id=number_of("statements"), relevance=RATING))),
+    form=lines_of(r"\* .+ \[Relevance: [1-5]\]", "* statement [Relevance: n]"),
     rated=True,
     figures=Figures(
         WRITTEN, completion=Line(slope=1.21), things=Line(slope=0.09), ratings=(0.34, 0.08, 0.03, 0.11, 0.44)
@@ -233,5 +242,7 @@ CLASSIFY_RELATION = StageDefinition(
     RELATION_VARIABLES,
     parse_relation,
     RELATION_SCHEMA,
+    schema=record(relation=one_of(RELATIONS)),
+    form=label_of(RELATIONS),
     figures=Figures(WRITTEN, completion=Line(12.0)),
 )

@@ -39,6 +39,7 @@ from untold.udfs.stages.reading import (
 )
 from untold.udfs.stages.records import (
     CONFIDENCE_NAMES,
+    NUMBER_NAMES,
     QUESTION_NAMES,
     Cell,
     Record,
@@ -48,6 +49,7 @@ from untold.udfs.stages.records import (
     unwrapped,
 )
 from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.schemas import RATING, TEXT, THOUGHTS, Form, lines_of, listed, number_of, one_of, record
 
 QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
 REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
@@ -56,6 +58,16 @@ ANSWERS_SCHEMA = pa.schema(
 )
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 
+_ANSWER = record(answer=TEXT, confidence=RATING)
+_ANSWERS_FORM = lines_of(
+    r"\* .+\nA: (?:unknown|.+ \[Confidence: [1-5]\])",
+    "* question",
+    "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
+)
+_COMPARISON_FORM = Form(
+    f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
+    re.compile(rf"(?s:.*\n)?.+ - .+ \[(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
+)
 _AROUND_ANSWER = " \t\r*_`\"'“”‘’«»[]()<>"
 _CONFIDENCE = rating_pattern("confidence|certainty")
 
@@ -153,9 +165,9 @@ def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[s
         return []
     found: list[tuple[str, list[_Answer]]] = []
     for value in unwrapped(records.values, QUESTION_NAMES):
-        question = value.cell(QUESTION_NAMES) if isinstance(value, Record) else None
+        question = _question_of(value, questions) if isinstance(value, Record) else None
         if question is not None and isinstance(value, Record):
-            found.append((question.text, list(_recorded_answer(value))))
+            found.append((question, list(_recorded_answer(value))))
         elif isinstance(value, Record) and all(asks(key) for key, _ in value.pairs):
             found.extend((key, list(_answers_of(each, None))) for key, each in value.pairs)
         else:
@@ -163,6 +175,16 @@ def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[s
     if found and any(_answers(records.rest, block) for block in _blocks(records.rest, questions)):
         raise Unparsable("two lists of answers")
     return found
+
+
+def _question_of(value: Record, questions: Sequence[str]) -> str | None:
+    """The question of an object: its text, or that of its number. Raises `Unparsable` for a number of none."""
+    text, number = value.cell(QUESTION_NAMES), value.cell(NUMBER_NAMES)
+    if text is not None or number is None or not questions:
+        return text.text if text else None
+    if not number.bare.isdecimal() or not 0 < int(number.bare[:9]) <= len(questions):
+        raise Unparsable("an answer to none of the questions")
+    return questions[int(number.bare) - 1]
 
 
 def _written_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
@@ -344,27 +366,35 @@ MINE_QUESTIONS = StageDefinition(
     ("query", "text"),
     parse_questions,
     QUESTIONS_SCHEMA,
+    schema=record(questions=listed(TEXT)),
+    form=lines_of(r"\* .+", "* question"),
     figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
     things=questions_in,
     max_tokens=8_192,
+    items=("questions",),
 )
 REFINE_QUESTIONS = StageDefinition(
     "refine_questions",
     ("query", "questions"),
     parse_refined,
     REFINED_SCHEMA,
+    schema=record(questions=listed(record(question=TEXT, relevance=RATING))),
+    form=lines_of(r"\* .+ \[Relevance: [1-5]\]", "* question [Relevance: n]"),
     rated=True,
     figures=Figures(
         WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
     ),
     things=refined_in,
     max_tokens=8_192,
+    items=("questions", "ratings"),
 )
 ANSWER_QUESTIONS = StageDefinition(
     "answer_questions",
     ("text", "questions"),
     parse_answers,
     ANSWERS_SCHEMA,
+    schema=record(answers=listed(record(id=number_of("questions"), answers=listed(_ANSWER)))),
+    form=_ANSWERS_FORM,
     rated=True,
     figures=Figures(
         WRITTEN, completion=Line(slope=0.94), things=Line(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)
@@ -377,6 +407,8 @@ COMPARE_ANSWERS = StageDefinition(
     ("question", "first", "second"),
     parse_comparison,
     RELATION_SCHEMA,
+    schema=record(reasoning=THOUGHTS, relation=one_of(RELATIONS)),
+    form=_COMPARISON_FORM,
     tools=(COMPARE_QUANTITIES,),
     figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
     max_tokens=8_192,

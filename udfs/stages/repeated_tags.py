@@ -1,23 +1,18 @@
-"""Reading past the tags of the shipped prompts, which small models repeat around what they write."""
+"""Reading past what a completion repeats of its prompt: the tags around texts, and what was escaped within them."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
+from untold.udfs.llm.escaping import TAGS, find_escaped
 from untold.udfs.ratings import Digit
 
-# Between these tags the templates in `conf/prompts` put their texts (docs/contract.md, "Templates")
-TAGS: tuple[str, ...] = (
-    *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
-    *("first", "second", "aspect", "claim", "fact", "evidence"),
-    *("reference", "candidate"),
-)
 # A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
 _ITEMS = ("statement", "question", "aspect", "claim", "fact")
 _TAG = re.compile(
@@ -29,48 +24,56 @@ _OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
+Edit = tuple[int, int, str]  # start, end, and what stands there instead
 
 
 def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str, Mapping[str, Any]], Row]:
-    """The parser, reading a completion without the prompt's tags that it repeats; digits keep their places in it.
+    """The parser, reading a completion as if the prompt had held its texts as they are; digits keep their places in it.
 
-    A tag stays where a text of the variables has one of that name: there it may be the text's own.
+    The prompt's tags that it repeats go. A tag stays where a text of the variables has one of that name: there it may
+    be the text's own. What was escaped in a text, and is repeated so, is as it was in the text.
     """
 
     @wraps(parse)
     def parse_bare(completion: str, variables: Mapping[str, Any]) -> Row:
-        if not _TAG.search(completion):
+        tags, escaped = list(_TAG.finditer(completion)), list(find_escaped(completion))
+        if not tags and not escaped:
             return parse(completion, variables)
-        bare, moved = _without_tags(completion, _names_within(variables.values()))
+        texts = list(_texts_of(variables.values()))
+        own = {found["name"].lower() for text in texts for found in _TAG.finditer(text)}
+        edits = [_without(found) for found in tags if found["name"].lower() not in own]
+        edits += [edit for edit in escaped if any(edit[2] in text for text in texts)]
+        bare, moved = _edited(completion, sorted(edits))
         read = parse(bare, variables)
         return cast("Row", {name: _moved(value, moved) for name, value in read.items()})
 
     return parse_bare
 
 
-def _names_within(values: Any) -> set[str]:
-    """The names of all tags that the texts hold, lists of texts included."""
+def _texts_of(values: Any) -> Iterator[str]:
+    """All texts, those in lists included."""
     texts = (text for value in values for text in (value if isinstance(value, (list, tuple)) else [value]))
-    return {found["name"].lower() for text in texts if isinstance(text, str) for found in _TAG.finditer(text)}
+    return (text for text in texts if isinstance(text, str))
 
 
-def _without_tags(completion: str, own: set[str]) -> tuple[str, Callable[[int], int]]:
-    """The completion without tags but those of `own` names, and where a place in it was before."""
+def _without(tag: re.Match[str]) -> Edit:
+    """The edit that removes a tag, or puts a bullet in the place of one that opens an item."""
+    starts_line = tag.start() == 0 or tag.string[tag.start() - 1] == "\n"
+    bullet = ("" if starts_line else "\n") + _BULLET
+    return tag.start(), tag.end(), bullet if _opens_item(tag) else ""
+
+
+def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int], int]]:
+    """The completion after all edits, in order, and where a place in it was before."""
     kept, ends, lost, last = [], [0], [0], 0
-    for found in _tags(completion, own):
-        sign = ("" if found.start() == 0 or found.string[found.start() - 1] == "\n" else "\n") + _BULLET
-        sign = sign if _opens_item(found) else ""
-        kept += [completion[last : found.start()], sign]
-        last = found.end()
+    for start, end, instead in edits:
+        kept += [completion[last:start], instead]
+        last = end
         ends.append(sum(map(len, kept[-2:])))
-        lost.append(len(found[0]) - len(sign))
+        lost.append(end - start - len(instead))
     kept.append(completion[last:])
     places, shifts = list(accumulate(ends)), list(accumulate(lost))
     return "".join(kept), lambda place: place + shifts[bisect_right(places, place) - 1]
-
-
-def _tags(completion: str, own: set[str]) -> Iterator[re.Match[str]]:
-    return (found for found in _TAG.finditer(completion) if found["name"].lower() not in own)
 
 
 def _opens_item(found: re.Match[str]) -> bool:

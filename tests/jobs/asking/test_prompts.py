@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from untold.jobs.asking.prompts import SUFFIXES, bind_stage, checked_template, find_template, order_of_prompt
-from untold.jobs.settings.model import LlmSettings, Settings, SettingsError, StageSettings
+from untold.jobs.asking.prompts import SUFFIXES, bind_stage, checked_template, order_of_prompt
+from untold.jobs.settings.model import LlmSettings, Prompts, Settings, SettingsError, StageSettings
+from untold.jobs.settings.templates import find_template, stages_that_differ, template_of
 from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
 from untold.udfs.stages import STAGES
 
 STAGE = "summarise_context"
+PUBLISHED = ("check_coverage", "classify_relation", "evaluate_coverage", "extract_facts", "rate_importance")
 
 
 def settings(**fields: Any) -> Settings:
@@ -39,6 +42,72 @@ def test_every_shipped_template_uses_all_variables_of_its_stage(stage: str) -> N
         others = tuple(name for name in STAGES[stage].variables if name != variable)
         with pytest.raises(PromptError, match=f"unknown variable {variable}"):
             check_variables(source, others, name=stage)
+
+
+@pytest.mark.parametrize(
+    ("stage", "api"), [(name, "chat") for name in PUBLISHED] + [("classify_relation", "completions")]
+)
+def test_stages_whose_duty_differs_in_the_papers_have_a_template_of_it(stage: str, api: str) -> None:
+    ours, theirs = (find_template(stage, api, None, prompts) for prompts in ("ours", "published"))
+    for variable in STAGES[stage].variables:
+        others = tuple(name for name in STAGES[stage].variables if name != variable)
+        with pytest.raises(PromptError, match=f"unknown variable {variable}"):
+            check_variables(theirs.source, others, api=api, name=stage)
+    assert theirs.origin == ours.origin.replace("prompts/", "prompts/published/")
+    assert not set(sentences(ours.source)) & set(sentences(theirs.source))
+
+
+def sentences(source: str) -> list[str]:
+    """The sentences of a system turn, but the one that all have and those on the form."""
+    first = split_turns(source)[0][1].split("<premise>")[0]
+    return [
+        one
+        for one in first.replace("\n", ". ").split(". ")
+        if len(one) > 30 and not re.search("an instruction|[Ww]rite", one)
+    ]
+
+
+@pytest.mark.parametrize("prompts", ["ours", "published"])
+def test_examples_of_coverage_and_relations_are_in_the_form(prompts: Prompts) -> None:
+    for said in examples("evaluate_coverage", prompts):
+        found = STAGES["evaluate_coverage"].parse(said, {"query": "", "contexts": ["a", "b"], "response": ""})
+        assert (len(found["statements"]), found["dropped"]) == (said.count("\n- "), 0)
+    relations = examples("classify_relation", prompts)
+    assert set(relations) == {"entailment", "contradiction", "neutral"}
+    assert relations == [STAGES["classify_relation"].parse(said, {})["relation"] for said in relations]
+
+
+def examples(stage: str, prompts: Prompts) -> list[str]:
+    return [
+        text for role, text in split_turns(find_template(stage, "chat", None, prompts).source) if role == "assistant"
+    ]
+
+
+def test_the_papers_duty_is_chosen_for_all_stages_or_for_one() -> None:
+    def origins(**fields: Any) -> dict[str, str]:
+        return {name: template_of(name, settings(**fields)).origin.split("/")[2] for name in STAGES}
+
+    assert stages_that_differ() == set(PUBLISHED)
+    assert "published" not in origins().values()
+    chosen = origins(prompts="published")
+    assert {name for name, folder in chosen.items() if folder == "published"} == set(PUBLISHED)
+    one = origins(stages={"extract_facts": StageSettings(prompts="published")})
+    assert [name for name, folder in one.items() if folder == "published"] == ["extract_facts"]
+    but_one = origins(prompts="published", stages={"extract_facts": StageSettings(prompts="ours")})
+    assert {name for name, folder in but_one.items() if folder == "published"} == set(PUBLISHED) - {"extract_facts"}
+
+
+def test_whose_duty_a_template_has_is_part_of_the_key_and_only_of_its_stages() -> None:
+    def digests(prompts: str) -> dict[str, str]:
+        return {name: bind_stage(name, settings(prompts=prompts)).digest for name in STAGES}
+
+    ours, theirs = digests("ours"), digests("published")
+    assert {name for name in STAGES if ours[name] != theirs[name]} == set(PUBLISHED)
+
+
+def test_a_file_of_the_user_beats_both(tmp_path: Path) -> None:
+    folder = write(tmp_path, "extract_facts.jinja", "mine {{ text }}")
+    assert bind_stage("extract_facts", settings(prompts_dir=folder, prompts="published")).template == "mine {{ text }}"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -69,7 +138,7 @@ def test_a_lookup_has_no_prompt_to_order() -> None:
 
 
 def test_every_shipped_template_belongs_to_a_stage() -> None:
-    shipped = {path.name for path in files("untold.conf").joinpath("prompts").iterdir()}
+    shipped = {path.name for path in files("untold.conf").joinpath("prompts").iterdir() if path.is_file()}
     assert {name.split(".")[0] for name in shipped} == set(STAGES)
 
 

@@ -44,6 +44,18 @@ def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSessi
     assert (other["stage"], other["requests"], other["failed"], other["cost"]) == (OTHER.name, 1, 1, None)
 
 
+def test_dropped_items_are_counted_once_a_request(spark: SparkSession) -> None:
+    def leaking(*rows: tuple[str, str | None, int | None]) -> Asked:
+        frame = spark.createDataFrame(list(rows), f"{RESULTS}, leaked_example long")
+        return replace(asked(spark, ("a", None)), stage=OTHER, results=frame)
+
+    usage = Usage([leaking(("a", None, 2), ("a", None, 2), ("b", None, 0)), leaking(("c", "timeout", None))])
+    usage.add(leaking(("a", None, 2), ("d", None, 1)))
+    usage.add(asked(spark, ("a", None)))
+
+    assert [(row["stage"], row["leaked_example"]) for row in usage.rows] == [(OTHER.name, 3), (STAGE.name, 0)]
+
+
 def test_counting_is_one_execution_for_all_stages_and_none_the_second_time(spark: SparkSession) -> None:
     usage = Account()
     for _ in range(3):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from untold.jobs.asking.prompts import find_template
 from untold.jobs.cli.arguments import Command, Options
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import main
 from untold.jobs.run.locks import LockedError
 from untold.jobs.settings.model import SettingsError
+from untold.jobs.settings.templates import find_template
 from untold.jobs.tables import TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.stages import STAGES

@@ -97,7 +97,7 @@ def test_a_toy_metric_goes_through_the_whole_job(toy: Toy) -> None:
     ]
     (summary,) = [row for row in run.summary().to_pylist() if row["level"] == "overall"]
     assert (summary["metric"], summary["n"], summary["mean"]) == ("words", 3, 0.75)
-    shown = untold(toy.packages, "show", str(toy.output), "all")
+    shown = untold(toy.packages, "show", str(toy.output), "--sample", "all")
     assert "1.00 (ok), 1 covered, 0 missing, 1 of fewer letters than toy.letters" in shown.stdout, shown.stderr
 
 

@@ -49,6 +49,15 @@ def lines_of(folder: Path, scores: list[Row], failures: list[Row] | None = None,
     return end_of_run(open_run(folder), summary, {"statuses": statuses}, Page(), embedded=False)
 
 
+def test_items_of_the_prompts_examples_are_told(tmp_path: Path) -> None:
+    usage = [{"stage": "extract_facts", "leaked_example": 3}, {"stage": "check_coverage", "leaked_example": 0}]
+    usage.append({"stage": "extract_claims", "leaked_example": 1})
+
+    lines = lines_of(tmp_path / "out", [scored("a", 1.0)], starts=[{**START, "usage": usage}])
+
+    assert "items dropped as repeats of the prompts' examples: extract_facts 3, extract_claims 1" in lines
+
+
 def test_a_whole_run(tmp_path: Path) -> None:
     output = tmp_path / "out"
     scores = [scored("d", 0.5), scored("c", 0.25), scored("b", 0.25), scored("a", 1.0), scored("e", None, "failed")]

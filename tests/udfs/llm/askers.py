@@ -17,6 +17,7 @@ from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
+from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.segments import SegmentWriter
 
 STAGE = Stage(
@@ -49,12 +50,15 @@ class Run:
         parse: Callable[[str, Any], Any] = never_unparsable,
         stage: Stage = STAGE,
         answered_before: bool = False,
+        tries_schema: bool = False,
     ) -> None:
         self.settings = replace(settings, base_url=server.base_url)
         endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
         writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
-        work = Work("a", "run/stage", "run", stage, self.settings, answered_before=answered_before)
+        work = Work(
+            "a", "run/stage", "run", stage, self.settings, answered_before=answered_before, tries_schema=tries_schema
+        )
         self.asker = Asker(work, parse, endpoint, self._lease, writer)
 
     async def _lease(self, report: Report) -> Lease:
@@ -94,8 +98,13 @@ def ask(
 
 
 def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The rows written, by request id; each id once."""
-    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
-    rows = pa.concat_tables(tables).to_pylist() if tables else []
+    """The rows that requests ended with, by request id; each id once."""
+    rows = [row for row in all_rows_in(folder) if row["error_type"] != ASKED_AGAIN]
     assert len({row["request_id"] for row in rows}) == len(rows)
     return {row["request_id"]: row for row in rows}
+
+
+def all_rows_in(folder: Path) -> list[dict[str, Any]]:
+    """The rows written, those of completions after which a request was asked again included."""
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    return pa.concat_tables(tables).to_pylist() if tables else []

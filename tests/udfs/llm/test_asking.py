@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.udfs.llm.askers import SETTINGS, STAGE, Run, ask, requests, rows_in
+from tests.udfs.llm.askers import SETTINGS, STAGE, Run, all_rows_in, ask, requests, rows_in
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.calls import Progress
 from untold.udfs.llm.limiter import Budget, Limits
@@ -76,7 +77,8 @@ def test_an_unparsable_completion_is_kept_with_its_text(server: ModelServer, tmp
 
 def test_tokens_of_all_attempts_count(server: ModelServer, tmp_path: Path) -> None:
     ask(server, tmp_path, requests(2), replace(SETTINGS, max_attempts=3), parse=reject)
-    rows = rows_in(tmp_path).values()
+    rows = all_rows_in(tmp_path)
+    assert Counter(row["error_type"] for row in rows) == {"asked_again": 4, "unparsable": 2}
     assert sum(row["prompt_tokens"] for row in rows) == sum(one.prompt_tokens for one in server.arrivals())
     assert sum(row["completion_tokens"] for row in rows) == sum(one.completion_tokens for one in server.arrivals())
 

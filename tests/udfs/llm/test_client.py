@@ -12,8 +12,9 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.test_reading import BAD_BODIES, completion, error_body
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.client import Endpoint, request_body
+from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
 

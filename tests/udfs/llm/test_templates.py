@@ -139,6 +139,11 @@ def test_nothing_is_escaped() -> None:
     assert content("{{ query }}", query="<b> & \"'") == "<b> & \"'"
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_a_comment_may_come_first(api: str) -> None:
+    assert compile_prompt("{# names: Osk -#}\n{{ query }}", api=api).turns[0][1].render(query="q") == "q"
+
+
 def test_tojson_writes_json() -> None:
     texts = ['a "quoted" <b>', "two\nlines", "日本 😀"]
     assert json.loads(content("{{ contexts | tojson }}", contexts=texts)) == texts

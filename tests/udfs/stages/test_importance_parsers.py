@@ -304,28 +304,31 @@ def test_a_lone_label_is_read_with_its_numbers() -> None:
 # The shipped prompts
 
 
-def shown(stage: str) -> list[tuple[str, str]]:
+def shown(stage: str, *folder: str) -> list[tuple[str, str]]:
     """The user's and the assistant's turns of a template's examples."""
-    turns = split_turns(files("untold.conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8"))[1:-1]
+    file = files("untold.conf").joinpath("prompts", *folder, f"{stage}.jinja")
+    turns = split_turns(file.read_text(encoding="utf-8"))[1:-1]
     return [(asked, said) for (_, asked), (_, said) in zip(turns[::2], turns[1::2], strict=True)]
 
 
-def test_the_examples_of_the_shipped_prompts_are_in_the_form() -> None:
-    for _, said in shown("extract_facts"):
+@pytest.mark.parametrize("folder", [(), ("published",)])
+def test_the_examples_of_the_shipped_prompts_are_in_the_form(folder: tuple[str, ...]) -> None:
+    for _, said in shown("extract_facts", *folder):
         assert said == "None" or [f"- {fact}" for fact in facts(said)] == said.split("\n")
-    for asked, said in shown("rate_importance"):
+    for asked, said in shown("rate_importance", *folder):
         assert len(json.loads(said)) == len(ratings(said, ["text"] * asked.count("<fact id=")))
     for _, said in shown("verify_claim"):
         assert verdict(said) == said
-    for asked, said in shown("check_coverage"):
+    for asked, said in shown("check_coverage", *folder):
         assert covering(said, ["text"] * asked.count("<claim id=")) == json.loads(said)["evidence_claim_ids"]
 
 
-def test_the_examples_show_every_answer() -> None:
-    assert shown("extract_facts")[-1][1] == "None"
+@pytest.mark.parametrize("folder", [(), ("published",)])
+def test_the_examples_show_every_answer(folder: tuple[str, ...]) -> None:
+    assert shown("extract_facts", *folder)[-1][1] == "None"
     assert {said for _, said in shown("verify_claim")} == set(VERDICTS)
-    assert {len(covering(said)) for _, said in shown("check_coverage")} == {0, 1, 2}
-    rated = [one for _, said in shown("rate_importance") for one in json.loads(said)]
+    assert {len(covering(said)) for _, said in shown("check_coverage", *folder)} == {0, 1, 2}
+    rated = [one for _, said in shown("rate_importance", *folder) for one in json.loads(said)]
     assert {one["relevance"] for one in rated} == {one["salience"] for one in rated} == set(range(1, 6))
 
 

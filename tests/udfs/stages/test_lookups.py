@@ -25,6 +25,7 @@ ROW = pa.schema(
         ("error", pa.string()),
     ]
 )
+EMBED = Stage("embed_text", LOOKUPS["embed_text"].variables, "m", template="", api="embeddings")
 numbers = st.floats(-1e6, 1e6, width=32).filter(lambda number: abs(number) > 1e-6)
 vectors = st.lists(numbers, min_size=3, max_size=3)
 outcomes = st.one_of(vectors, st.none(), st.sampled_from(["bad_body", "http_400"]))
@@ -43,7 +44,7 @@ def read(given: list[Any], parts: int = 1) -> list[dict[str, Any]]:
         for number, one in enumerate(given)
     ]
     batches = pa.Table.from_pylist(rows, ROW).to_batches(max_chunksize=max(1, len(rows) // parts))
-    found = pa.Table.from_batches(reading_of("embed_text", ("id",))(iter(batches)))
+    found = pa.Table.from_batches(reading_of(EMBED, ("id",))(iter(batches)))
     assert found.schema.names == ["id", "request_id", "vector", "error_type", "error"]
     assert found.schema.field("vector").type == pa.list_(pa.float32())
     return found.to_pylist()
@@ -64,7 +65,7 @@ def test_a_batch_of_a_slice_is_read_as_it_stands() -> None:
     """Arrow hands on slices of larger arrays: what lies before them is no part of them."""
     rows = [{"id": n, "request_id": str(n), "vector_of_completion": [float(n), 0.0]} for n in range(1, 6)]
     batch = pa.Table.from_pylist(rows, ROW).to_batches()[0].slice(2, 2)
-    (found,) = reading_of("embed_text", ("id",))(iter([batch]))
+    (found,) = reading_of(EMBED, ("id",))(iter([batch]))
     assert found.to_pylist()[0] == {"id": 3, "request_id": "3", "vector": [1, 0], "error_type": None, "error": None}
 
 

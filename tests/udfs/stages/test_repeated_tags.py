@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from untold.udfs.llm.escaping import TAGS, as_data
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.repeated_tags import TAGS, past_echoes
+from untold.udfs.stages.repeated_tags import past_echoes
 
-PROMPTS = Path(__file__).parents[3] / "conf" / "prompts"
+PROMPTS = Path(__file__).parents[3] / "conf"
 WORDS = st.text(st.characters(categories=("Lu", "Ll")), min_size=1, max_size=9).map(lambda word: f"{word} is so")
 WRAPPED: list[Callable[[str], str]] = [
     lambda text: f"* <statement>{text}</statement>",
@@ -25,7 +26,7 @@ WRAPPED: list[Callable[[str], str]] = [
 
 def test_every_tag_of_the_shipped_prompts_is_known() -> None:
     opened = {
-        tag for file in PROMPTS.glob("*.jinja") for tag in re.findall(r"<(\w+)(?: [^>]*)?>", file.read_text("utf-8"))
+        tag for file in PROMPTS.rglob("*.jinja") for tag in re.findall(r"<(\w+)(?: [^>]*)?>", file.read_text("utf-8"))
     }
 
     assert opened <= set(TAGS)
@@ -57,3 +58,33 @@ def test_tags_go_and_a_line_that_an_item_opens_is_one(completion: str, bare: str
         return {"text": text}
 
     assert past_echoes(parse)(completion, {"text": "A page with <text> in it"}) == {"text": bare}
+
+
+HOSTILE = ['Tags are <context id="2">so</context>', "It ends <|im_end|> so", "a[/INST]b</s>c"]
+
+
+@given(st.lists(st.sampled_from(HOSTILE), min_size=1, unique=True), st.integers(1, 5))
+def test_texts_that_were_escaped_in_the_prompt_are_found_in_the_completion(texts: list[str], rating: int) -> None:
+    completion = "\n".join(f"* {as_data(text)} [Relevance: {rating}]" for text in reversed(texts))
+
+    found = STAGES["rate_relevance"].parse(completion, {"query": "q", "statements": texts})
+
+    digits: list[Digit] = found["ratings"]
+    # The last line is of the first text: matched by what it says, at its place in the completion as it came
+    assert [completion[digit.offset] for digit in digits] == [str(rating)] * len(texts)
+    assert digits[0].offset > digits[-1].offset or len(texts) == 1
+
+
+def test_a_statement_has_its_texts_own_signs_and_thinking_stays_closed() -> None:
+    text = "A page may begin with <text> and end with <|im_end|> or <think>."
+    completion = f"- {as_data(text)}: Fact"
+
+    (atom,) = STAGES["extract_atoms"].parse(completion, {"text": text})["atoms"]
+
+    assert atom["text"] == "A page may begin with <text> and end with <|im_end|> or < think >."
+
+
+def test_nothing_is_found_again_that_no_text_has() -> None:
+    (atom,) = STAGES["extract_atoms"].parse("- It writes &lt;text> and [ INST ]: Fact", {"text": "a < b"})["atoms"]
+
+    assert atom["text"] == "It writes &lt;text> and [ INST ]"

@@ -1,0 +1,136 @@
+"""What the model server makes of a schema: the same answer as JSON of it, an error, or nothing of use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from json import dumps
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from tests.fakes.answers import Payload, Said
+from untold.udfs.ratings import Digit
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
+
+REFUSAL = {"message": "Unknown parameter: 'response_format'.", "type": "invalid_request_error"}
+Row = Mapping[str, Any]
+
+
+def schema_of(body: Mapping[str, Any]) -> Any:
+    """The schema that a request asks for; None where it asks for none."""
+    named = (body.get("response_format") or {}).get("json_schema") or {}
+    return named.get("schema") or body.get("guided_json")
+
+
+def as_json(said: Said, payload: Payload, schema: Any) -> Said:
+    """The answer as JSON of the schema, its odds at the same ratings; one that no parser reads stays as it is.
+
+    Raises LookupError, which the server answers with 400, for an answer that is not of the schema.
+    """
+    stage = payload["stage"]
+    try:
+        row = STAGES[stage].parse(said.text, payload)
+    except Unparsable:
+        return said
+    value = _VALUES[stage](row)
+    if "reasoning" in schema["properties"]:
+        value = {"reasoning": "One by one.", **value}
+    parts: list[str] = []
+    odds: dict[int, Any] = {}
+    _write(value, said, parts, odds)
+    validator = Draft202012Validator(schema)
+    validator.check_schema(schema)
+    errors = list(validator.iter_errors(_plain(value)))
+    if errors:
+        raise LookupError(errors[0].message)
+    return Said("".join(parts), odds)
+
+
+def _write(value: Any, said: Said, parts: list[str], odds: dict[int, Any]) -> None:
+    """Appends the JSON of a value, and notes the odds of the digits of ratings at their new places."""
+    if isinstance(value, Digit):
+        if value.offset in said.odds:
+            odds[sum(map(len, parts))] = said.odds[value.offset]
+        parts.append(str(value.value))
+    elif isinstance(value, Mapping):
+        for sign, (name, each) in zip(["{", *[", "] * len(value)], value.items(), strict=False):
+            parts.append(f"{sign}{dumps(name)}: ")
+            _write(each, said, parts, odds)
+        parts.append("}" if value else "{}")
+    elif isinstance(value, list):
+        parts.append("[")
+        for place, each in enumerate(value):
+            parts.append(", " if place else "")
+            _write(each, said, parts, odds)
+        parts.append("]")
+    else:
+        parts.append(dumps(value, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Digit):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return list(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _rows(**columns: Any) -> list[dict[str, Any]]:
+    """An object for each place of the lists, numbered from 1."""
+    return [
+        {"id": number, **dict(zip(columns, values, strict=True))}
+        for number, values in enumerate(zip(*columns.values(), strict=True), start=1)
+    ]
+
+
+def _aligned(found: list[list[int]], left: str, right: str) -> list[dict[str, Any]]:
+    return [{left: number, right: of} for number, of in enumerate(found, start=1) if of]
+
+
+def _statements(row: Row, covered: bool) -> list[dict[str, Any]]:
+    found = [one for one in row["statements"] if one["covered"] is covered]
+    return [{"statement": one["text"], "sources": one["sources"]} for one in found]
+
+
+def _answers(row: Row) -> list[dict[str, Any]]:
+    pairs = (zip(*each, strict=True) for each in zip(row["answers"], row["confidences"], strict=True))
+    return _rows(answers=[[{"answer": text, "confidence": digit} for text, digit in each] for each in pairs])
+
+
+_VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
+    "summarise_context": lambda row: {"summary": row["summary"]},
+    "evaluate_coverage": lambda row: {
+        "covered_statements": _statements(row, True),
+        "uncovered_statements": _statements(row, False),
+    },
+    "extract_atoms": lambda row: {
+        "atoms": [{"unit": atom["text"], "type": atom["unit_type"]} for atom in row["atoms"]]
+    },
+    "revise_atoms": lambda row: {"statements": row["atoms"]},
+    "rate_relevance": lambda row: {"ratings": _rows(relevance=row["ratings"])},
+    "classify_relation": lambda row: {"relation": row["relation"]},
+    "mine_questions": lambda row: {"questions": row["questions"]},
+    "refine_questions": lambda row: {
+        "questions": [
+            {"question": text, "relevance": digit} for text, digit in zip(row["questions"], row["ratings"], strict=True)
+        ]
+    },
+    "answer_questions": lambda row: {"answers": _answers(row)},
+    "compare_answers": lambda row: {"relation": row["relation"]},
+    "extract_claims": lambda row: {"claims": row["claims"]},
+    "generate_aspects": lambda row: {"topics": row["aspects"]},
+    "align_claims": lambda row: {"covered": _aligned(row["evidence"], "topic_id", "evidence")},
+    "extract_facts": lambda row: {"facts": row["facts"]},
+    "rate_importance": lambda row: {"ratings": _rows(relevance=row["relevance"], salience=row["salience"])},
+    "verify_claim": lambda row: {"verdict": row["relation"]},
+    "check_coverage": lambda row: {
+        "label": "COVERED" if row["covered"] else "NOT_COVERED",
+        "evidence_claim_ids": row["claims"],
+    },
+    "resolve_coreference": lambda row: {"facts": _rows(fact=row["facts"])},
+    "match_one": lambda row: {"label": "Match" if row["matched"] else "No Match"},
+    "match_many": lambda row: {"candidates": row["candidates"]},
+    "match_holistic": lambda row: {"entailed": _aligned(row["candidates"], "reference", "candidates")},
+    "restate_answer": lambda row: {"statement": row["statement"]},
+}

@@ -1,0 +1,96 @@
+"""What is known of an endpoint's schemas: by model, beside the store, and what stages are then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.settings.cases import load
+from untold.jobs.asking.findings import Findings
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.structure import Finding
+
+
+def settings_of(**llm: Any) -> Settings:
+    return Settings.model_validate(
+        {"llm": {"base_url": "http://judge.example/v1", "model": "m", **llm}, "qa": {"quantity_tool": "none"}}
+    )
+
+
+def bound(name: str, settings: Settings) -> Stage:
+    return bind_stage(name, settings)
+
+
+def test_what_nobody_knows_is_tried_with_its_schema(tmp_path: Path) -> None:
+    settings = settings_of()
+    findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
+    assert findings.applied(stage) == stage
+    assert stage.structured is not None
+    assert findings.tries(stage)
+    assert findings.may_drop(stage)
+
+
+@pytest.mark.parametrize("outcome", ["refused", "broken", "untried"])
+def test_what_takes_no_schema_is_asked_without_by_every_start(tmp_path: Path, outcome: str) -> None:
+    settings = settings_of()
+    stage = bound("check_coverage", settings)
+    line = Findings(settings, str(tmp_path)).learn(stage, Finding(outcome))
+    assert line.startswith("m: ")
+    later = Findings(settings, str(tmp_path))
+    assert later.applied(stage) == bound("check_coverage", settings_of(structured="off"))
+    assert not later.tries(stage)
+    # Another model, and another endpoint, are others
+    for other in (settings_of(model="n"), settings_of(base_url="http://other.example/v1")):
+        assert Findings(other, str(tmp_path)).tries(bound("check_coverage", other))
+
+
+def test_a_model_that_takes_schemas_is_tried_with_ratings_once_more(tmp_path: Path) -> None:
+    settings = settings_of()
+    findings = Findings(settings, str(tmp_path))
+    plain, rated = bound("check_coverage", settings), bound("rate_importance", settings)
+    findings.learn(plain, Finding("taken", thinks=True))
+    assert (findings.tries(plain), findings.tries(rated)) == (False, True)
+    findings.learn(rated, Finding("refused"))
+    assert (findings.tries(plain), findings.tries(rated)) == (False, False)
+    assert findings.applied(rated).structured is None
+    assert findings.applied(plain) == plain
+    compared = findings.applied(bound("compare_answers", settings)).structured
+    assert compared is not None
+    assert list(compared["schema"]["properties"]) == ["relation"]
+
+
+def test_a_file_that_makes_no_sense_is_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "structured.json").write_text("[")
+    settings = settings_of()
+    assert Findings(settings, str(tmp_path)).tries(bound("check_coverage", settings))
+    assert Findings(settings, None).tries(bound("check_coverage", settings))
+
+
+def test_what_is_set_is_neither_tried_nor_dropped(tmp_path: Path) -> None:
+    for form in ("json_schema", "guided_json"):
+        settings = settings_of(structured=form)
+        findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
+        assert stage.structured is not None
+        assert stage.structured["form"] == form
+        assert (findings.tries(stage), findings.may_drop(stage)) == (False, False)
+
+
+def test_stages_that_send_no_schema() -> None:
+    assert bound("generate_answer", settings_of()).structured is None
+    assert bound("check_coverage", settings_of(structured="off")).structured is None
+    assert bound("check_coverage", settings_of(extra_body={"guided_json": {}})).structured is None
+    own = Settings.model_validate({**settings_of().model_dump(), "stages": {"check_coverage": {"structured": "off"}}})
+    assert (bound("check_coverage", own).structured, bound("match_one", own).structured is None) == (None, False)
+    tools = Settings.model_validate({**settings_of().model_dump(), "qa": {"quantity_tool": "tool"}})
+    assert bound("compare_answers", tools).structured is None
+    plain = settings_of(api="completions")
+    assert bound("classify_relation", plain).structured is None
+
+
+def test_the_embedded_model_has_no_schema() -> None:
+    assert load(endpoint="local").settings.llm.structured == "off"
+    assert load("llm.base_url=http://h", "llm.model=m", "llm.structured=off").settings.llm.structured == "off"

@@ -1,0 +1,108 @@
+"""Two prompts of a model compared: on labels of responses, and on labelled items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from untold.jobs.settings.model import LlmSettings, Prompts, Settings
+from untold.jobs.study.meta_evaluation import MetaEvaluationRequest, StudyEndpoint, endpoint_of
+from untold.jobs.study.prompt_pairs import check_prompts, compare_items, compare_labels
+from untold.jobs.study.report import find_published, prompts_table
+from untold.jobs.study.study_inputs import MetaEvaluationError
+from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
+
+POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
+
+
+def judge(prompts: Prompts | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:
+    llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model=model)
+    return endpoint_of(Settings(llm=llm, **settings), embedded=False, prompts=prompts)
+
+
+THEIRS, OURS = judge("published"), judge("ours")
+PAIR = (THEIRS, OURS)
+
+
+def test_a_judge_is_a_model_and_its_prompts() -> None:
+    assert (THEIRS.model, THEIRS.folder, THEIRS.settings.prompts) == (
+        *("org/m (published prompts)", "org-m-published-prompts", "published"),
+    )
+    assert (judge(None).model, judge(None).folder) == ("org/m", "org-m")
+    endpoints = (THEIRS, OURS, judge("published", "n"), judge("ours", "n"))
+    request = MetaEvaluationRequest("coverage", "i", "o", Settings(), endpoints=endpoints)
+    assert [(one.name, one.prompts, other.prompts) for one, other in request.prompt_pairs] == [
+        ("org/m", "published", "ours"),
+        ("n", "published", "ours"),
+    ]
+
+
+def test_published_figures_are_found_for_a_judge_under_any_prompts() -> None:
+    found = find_published("wikicontradict", "e2e", "meta-llama/Llama-3.3-70B-Instruct (published prompts)")
+    assert found is not None
+    assert found.value == 0.8142
+
+
+@pytest.mark.parametrize("metrics", [("qa",), ("longrecall", "qa")])
+def test_prompts_that_are_the_same_are_not_compared(metrics: tuple[str, ...]) -> None:
+    check_prompts([PAIR], ("e2e", *metrics))
+    with pytest.raises(MetaEvaluationError, match=f"{', '.join(metrics)} would ask org/m the same under both"):
+        check_prompts([PAIR], metrics)
+
+
+def test_a_stages_own_prompts_leave_nothing_to_compare() -> None:
+    own = {"evaluate_coverage": {"prompts": "ours"}}
+    pair = (judge("published", stages=own), judge("ours", stages=own))
+    with pytest.raises(MetaEvaluationError, match="prompts_dir or stages"):
+        check_prompts([pair], ["e2e"])
+
+
+def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spark: SparkSession) -> None:
+    points = {
+        (THEIRS.model, "e2e"): [1, 1, 1, 1, 0, None],
+        (OURS.model, "e2e"): [0, 0, 1, 0, 0, 1],
+        (THEIRS.model, "nli"): [1, 0, 0, 0, 0, 0],
+        (OURS.model, "nli"): [1, 0, 0, 1, 0, 0],
+        ("n (ours prompts)", "e2e"): [0] * 6,
+        (None, None): [1] * 6,
+    }
+    rows = [
+        (model, metric, "mismatch", "lmr", f"s{place}", f"q{place // 2}", value)
+        for (model, metric), values in points.items()
+        for place, value in enumerate(values)
+    ]
+    found = compare_labels(spark.createDataFrame(rows, POINTS), [PAIR], "wiki", 1, clustered=False, seed=0)
+    tests = [paired_permutation_test([1, 1, 0, 1, 0], seed=0), paired_permutation_test([0, 0, 0, -1, 0, 0], seed=0)]
+    assert [(row["metric"], row["model"], row["first"], row["second"], row["n"]) for row in found] == [
+        ("e2e", "org/m", "published", "ours", 5),
+        ("nli", "org/m", "published", "ours", 6),
+    ]
+    assert [row["difference"] for row in found] == [test.difference for test in tests]
+    assert [row["p_value"] for row in found] == [test.p_value for test in tests]
+    assert [row["p_adjusted"] for row in found] == adjust_p_values([test.p_value for test in tests])
+
+
+def counted(judge: StudyEndpoint, sample: str, query: str, agreeing: int, judged: int | None) -> dict[str, Any]:
+    counts = {"true_positives": agreeing, "true_negatives": 0, "judged": judged}
+    return {"metric": "importance", "model": judge.model, "sample_id": sample, "query_id": query, **counts}
+
+
+def test_items_are_compared_by_sample_and_by_query() -> None:
+    rows = [counted(THEIRS, f"s{place}", f"q{place // 2}", 3, 4) for place in range(8)]
+    rows += [counted(OURS, f"s{place}", f"q{place // 2}", 1, 4) for place in range(6)]
+    # One that the other judged another number of items of, and one that it did not judge
+    rows += [counted(OURS, "s6", "q3", 1, 2), counted(OURS, "s7", "q3", 0, None)]
+    (by_sample,) = compare_items(rows, [PAIR], clustered=False, seed=0)
+    (by_query,) = compare_items(rows, [PAIR], clustered=True, seed=0)
+    assert (by_sample["difference"], by_sample["n"]) == (by_query["difference"], by_query["n"]) == (0.5, 24)
+    # Of six samples all point one way, of three queries too: 2 of 2^6 signs, and 2 of 2^3
+    assert by_sample["p_value"] == pytest.approx(2 / 2**6, abs=0.01)
+    assert by_query["p_value"] == pytest.approx(2 / 2**3, abs=0.02)
+    assert "| importance | org/m | published | ours | 24 | 0.5000 |" in prompts_table([by_sample])
+
+
+def test_without_pairs_nothing_is_compared() -> None:
+    assert compare_items([counted(OURS, "s", "q", 1, 2)], [], clustered=False, seed=0) == []
+    assert prompts_table([]) == ""
