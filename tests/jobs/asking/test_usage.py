@@ -49,7 +49,9 @@ def test_dropped_items_are_counted_once_a_request(spark: SparkSession) -> None:
         frame = spark.createDataFrame(list(rows), f"{RESULTS}, leaked_example long")
         return replace(asked(spark, ("a", None)), stage=OTHER, results=frame)
 
-    usage = Usage([leaking(("a", None, 2), ("a", None, 2), ("b", None, 0)), leaking(("c", "timeout", None))])
+    usage = Account()
+    usage.add(leaking(("a", None, 2), ("a", None, 2), ("b", None, 0)))
+    usage.add(leaking(("c", "timeout", None)))
     usage.add(leaking(("a", None, 2), ("d", None, 1)))
     usage.add(asked(spark, ("a", None)))
 
