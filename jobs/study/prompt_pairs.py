@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from untold.jobs.metrics import stages_of
 from untold.jobs.settings.templates import stages_that_differ, template_of
@@ -29,7 +30,8 @@ def compare_labels(
         return []
     judges = list(dict.fromkeys(one.model for pair in pairs for one in pair))
     # A test of two judges under a metric is that of two metrics of a judge, with their names exchanged
-    turned = points.withColumnsRenamed({"model": "metric", "metric": "model"})
+    sides = [F.col("metric").alias("model"), F.col("model").alias("metric")]
+    turned = points.select(*sides, "convention", "measure", "unit", "cluster", "points")
     compared = {(one.model, other.model): (one, other) for one, other in pairs}
     differences = read_rows(count_differences(turned, judges, clustered=clustered))
     counted = [row for row in differences if (row["first"], row["second"]) in compared]
