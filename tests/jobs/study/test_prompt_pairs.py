@@ -32,7 +32,7 @@ def test_a_judge_is_a_model_and_its_prompts() -> None:
     )
     assert (judge(None).model, judge(None).folder) == ("org/m", "org-m")
     endpoints = (THEIRS, OURS, judge("published", "n"), judge("ours", "n"))
-    request = MetaEvaluationRequest("coverage", "i", "o", Settings(), endpoints=endpoints)
+    request = MetaEvaluationRequest(dataset="coverage", input="i", output="o", settings=Settings(), endpoints=endpoints)
     assert [(one.name, one.prompts, other.prompts) for one, other in request.prompt_pairs] == [
         ("org/m", "published", "ours"),
         ("n", "published", "ours"),
