@@ -24,7 +24,7 @@ def compare_labels(
 ) -> list[dict[str, Any]]:
     """The rows of the table `comparisons` for judges of one model: tests of LMR, a family of their own.
 
-    points: as `untold.jobs.study.points` describes them.
+    points: as `untold.jobs.study.label_points` describes them.
     """
     if not pairs:
         return []
