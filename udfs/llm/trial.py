@@ -42,6 +42,7 @@ class SchemaTrial:
         self._stage, self._may_drop = stage, may_drop
         self.pending = pending
         self.finding: Finding | None = None
+        self._empty: str | None = None
 
     @property
     def over(self) -> bool:
@@ -49,7 +50,14 @@ class SchemaTrial:
         return self.finding is not None and self.finding.changes(self._stage)
 
     def hear(self, request: Request, answer: Answer, *, completed: bool) -> None:
-        """Notes what the first answer says, or a refusal before any completion. Being told to wait says nothing."""
+        """Notes what the first answer says, or a refusal before any completion. Being told to wait says nothing.
+
+        Nor does one request that is answered by nothing; two do.
+        """
+        first = self.pending and answer.error_type == "empty" and self._empty in (None, request.request_id)
+        self._empty = request.request_id if first else self._empty
+        if first:
+            return
         if self.pending or (self._may_drop and answer.about_schema and not completed):
             self.finding = find(self._stage, answer, request.variables)
             self.pending = answer.error_type == "http_429"
