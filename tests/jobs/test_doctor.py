@@ -127,7 +127,7 @@ def test_endpoint_that_fails_is_named_with_what_to_do(calm: ModelServer, deed: d
     [
         (
             None,
-            "none is named for this address: name its variable with --set llm.api_key_env=NAME",
+            "none is named for this address; name its variable with --set llm.api_key_env=NAME",
         ),
         ("KEY_OF_A_TEST", "KEY_OF_A_TEST (llm.api_key_env) is not set"),
         ("HOME", "HOME (llm.api_key_env) is set"),

@@ -55,7 +55,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     corpus = write_corpus(tmp_path / "corpus.jsonl", CORPUS, {"id": "", "contents": "x"}, {"id": "none"})
     made = index(run_here, server, corpus, place, "--set", "fail_on_error.count=2")
     assert made.code == 0, made.err
-    assert "2 rows are no documents" in made.err
+    assert "2 rows are not documents" in made.err
     failures = read_table(place, "failures")
     assert [(row["stage"], row["error_type"], row["error"].split(": ", 1)[1]) for row in failures] == [
         ("input", "invalid_input", "document_id is null or empty"),

@@ -150,7 +150,7 @@ def test_a_path_gives_that_file(tmp_path: Path, with_server_package: None) -> No
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, with_server_package: None) -> None:
-    with pytest.raises(LocalModelError, match="no GGUF file"):
+    with pytest.raises(LocalModelError, match="not a GGUF file"):
         model_file(str(written(tmp_path / "other.bin", b"PK\x03\x04")))
 
 

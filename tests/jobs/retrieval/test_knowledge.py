@@ -127,7 +127,7 @@ def test_a_plan_takes_as_many_hits_as_there_may_be(spark: SparkSession) -> None:
     rows = queries(spark)
     assumed = by_query(assumed_hits(rows, settings_for(top_k=4), None))
     assert {len(hits) for hits in assumed.values()} == {4}
-    assert min(len(hit["text"].split()) for hits in assumed.values() for hit in hits) >= SETTINGS.words
+    assert min(len(hit["text"].split()) for hits in assumed.values() for hit in hits) >= SETTINGS.chunk_words
 
 
 @pytest.mark.parametrize(

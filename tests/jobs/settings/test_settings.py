@@ -282,9 +282,9 @@ store: 2026-01-01
     ("text", "part"),
     [
         ("llm:\n  model: [a\n", "line 3: not valid YAML"),
-        ("llm:\n  model: a\n  model: b\n", "model (PATH line 3): the key stands twice"),
+        ("llm:\n  model: a\n  model: b\n", "model (PATH line 3): the key is given twice"),
         ("llm:\n  model: a\nllm.model: b\n", "llm.model (PATH line 3): set twice"),
-        ("llm:\n  extra_body: {a: {b: 1, b: 2}}\n", "b (PATH line 2): the key stands twice"),
+        ("llm:\n  extra_body: {a: {b: 1, b: 2}}\n", "b (PATH line 2): the key is given twice"),
         ("- a\n", "PATH: the settings file must be a mapping"),
         ("llm: &x {extra_body: *x}\n", "not valid YAML"),
         ("store: !!python/object:os.system x\n", "line 1: not valid YAML"),
