@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from untold.jobs.settings.model import Settings, decoding_for
@@ -27,6 +28,8 @@ class Findings:
 
     settings: Settings
     store: str | None
+    # What this start has found out, which counts where the store cannot be written
+    learned: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def applied(self, stage: Stage) -> Stage:
         """The stage as it is asked by what is known; one that nothing is known of is asked with its schema."""
@@ -50,10 +53,12 @@ class Findings:
         known = self._known(stage)
         if known and known.outcome == TAKEN and stage.rated:
             found = replace(known, weighs=found.outcome == IGNORED or bool(found.weighs))
-        findings = self._read() | {self._key(stage): asdict(found)}
+        self.learned[self._key(stage)] = asdict(found)
         if self.store is not None:
-            content = json.dumps(findings, indent=2, sort_keys=True, ensure_ascii=False)
-            (Place(self.store) / NAME).write_bytes(content.encode("utf-8") + b"\n")
+            content = json.dumps(self._read(), indent=2, sort_keys=True, ensure_ascii=False)
+            # A disk that is full says so where answers are written
+            with suppress(OSError):
+                (Place(self.store) / NAME).write_bytes(content.encode("utf-8") + b"\n")
         return _describe(stage, found)
 
     def _known(self, stage: Stage) -> Finding | None:
@@ -61,13 +66,12 @@ class Findings:
         return Finding(**known) if known else None
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """All findings of the store; none where it has no file of them that can be read."""
-        if self.store is None:
-            return {}
+        """All findings of the store and of this start; none where it has no file of them that can be read."""
         try:
-            return dict(json.loads((Place(self.store) / NAME).read_bytes()))
+            kept = {} if self.store is None else dict(json.loads((Place(self.store) / NAME).read_bytes()))
         except (OSError, ValueError, TypeError):
-            return {}
+            kept = {}
+        return kept | self.learned
 
     def _key(self, stage: Stage) -> str:
         """Endpoint and model; settings take no address with a password."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -114,7 +115,7 @@ class StageRunner:
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         return _Asking(stage, self._store_of(stage), requests, identified)
 
-    @property
+    @cached_property
     def _findings(self) -> Findings:
         return Findings(self.settings, self.store)
 

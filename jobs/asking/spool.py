@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
 from untold.jobs.asking.job import Job, job_from_json, job_to_json
-from untold.jobs.asking.snapshots import is_segment, list_folder
+from untold.jobs.asking.snapshots import is_segment
 from untold.jobs.run.locks import FolderLock
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
@@ -30,6 +30,7 @@ JOBS = "jobs"
 JOB = "job.json"
 REQUESTS, COMPLETIONS = "requests", "completions"
 USAGE = "usage-"
+TAKEN = "taken.json"  # the files of completions that the run has
 
 
 class SpoolError(UserError):
@@ -105,8 +106,9 @@ class SpooledJob:
 
         What a worker that was killed had not noted yet of its calls is not known; its answers count all the same.
         """
-        listing = list_folder(folder)
-        known = {*listing.files, *(file.name for file in listing.replaced)}
+        # The folder may have merged what was taken before, so that names in it do not say what that was
+        note = self.place / TAKEN
+        known = set(json.loads(note.read_bytes())) if note.entry().kind == "file" else set()
         Place(folder).make_folder()
         errors: list[str | None] = []
         for entry in Place(self.completions).entries():
@@ -114,6 +116,8 @@ class SpooledJob:
                 entry.place.copy_whole(Place(folder) / entry.name)
                 with suppress(DamagedError):
                     errors += [row.get("error_type") for row in read_fields(entry.place, "error_type")]
+                known.add(entry.name)
+        note.write_bytes(json.dumps(sorted(known)).encode())
         used = Usage()
         for entry in self.place.entries():
             if entry.name.startswith(USAGE):

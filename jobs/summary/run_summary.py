@@ -40,7 +40,7 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     parts = [
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
         ["failures", *failures_table(failures, page)] if failures else [],
-        _readings(run.manifest["starts"][-1]["usage"], page),
+        _readings(run.manifest["starts"][-1].get("usage", []), page),
         ["lowest scores", *_worst(worst, page)] if worst else [],
         [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
     ]
@@ -78,7 +78,7 @@ def _readings(usage: Sequence[Row], page: Page) -> list[str]:
     loose = [row for row in usage if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
     heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
     names = ("schema", "form", *OTHER_FORMS, "asked_again")
-    rows = [[row["stage"], *(f"{row[name]:,}" for name in names)] for row in loose]
+    rows = [[row["stage"], *(f"{row.get(name) or 0:,}" for name in names)] for row in loose]
     return ["how completions were read", *table(heads, rows, page, names=1)] if rows else []
 
 
