@@ -245,10 +245,10 @@ def _apis_of(options: Options, stages: Iterable[str]) -> dict[str, str]:
     """The API of each stage under the settings of the command line; nothing where it gives none, for a quick answer."""
     if not (options.config or options.overrides or options.endpoint):
         return {}
-    from untold.jobs.settings.model import decoding_for
+    from untold.jobs.settings.model import api_for
 
     settings = settings_without_endpoint(options)
-    return {name: decoding_for(settings, name).api for name in stages}
+    return {name: api_for(settings, name) for name in stages}
 
 
 def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:

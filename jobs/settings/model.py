@@ -357,16 +357,24 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
 
     A stage's null is a value: with `llm.temperature` 0 and null for one stage, that stage sends none.
     """
-    if stage not in STAGE_NAMES:
-        raise SettingsError(f"stages.{stage}: no such stage; known are {', '.join(STAGE_NAMES)}")
-    own = settings.stages.get(stage, StageSettings())
-    values = {
-        name: getattr(own if name in own.model_fields_set else settings.llm, name)
-        for name in ("model", "api", "structured", "temperature", "top_p", "max_tokens")
-    }
+    own = _of_stage(settings, stage)
+    names = ("model", "api", "structured", "temperature", "top_p", "max_tokens")
+    values = {name: getattr(own if name in own.model_fields_set else settings.llm, name) for name in names}
     if values["max_tokens"] == AUTO:
         values["max_tokens"] = STAGES[stage].max_tokens
     return Decoding(**values, extra_body=_extra_body(settings.llm, own))
+
+
+def api_for(settings: Settings, stage: str) -> Api:
+    """The API that a stage is asked by; raises as `decoding_for`, and loads no stage."""
+    own = _of_stage(settings, stage)
+    return own.api if own.api is not None else settings.llm.api
+
+
+def _of_stage(settings: Settings, stage: str) -> StageSettings:
+    if stage not in STAGE_NAMES:
+        raise SettingsError(f"stages.{stage}: no such stage; known are {', '.join(STAGE_NAMES)}")
+    return settings.stages.get(stage, StageSettings())
 
 
 def prices_for(settings: Settings, stage: str) -> Prices:

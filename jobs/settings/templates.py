@@ -7,7 +7,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from untold.jobs.settings.model import Prompts, Settings, SettingsError, StageSettings, decoding_for
+from untold.jobs.settings.model import Prompts, Settings, SettingsError, StageSettings, api_for
 from untold.udfs.stages.definitions import SUFFIXES
 
 # A value of `prompts`, and the folder of its templates
@@ -26,7 +26,7 @@ class Template:
 def template_of(stage: str, settings: Settings) -> Template:
     """The template of a stage under the settings, as `find_template`."""
     own = settings.stages.get(stage, StageSettings()).prompts
-    return find_template(stage, decoding_for(settings, stage).api, settings.prompts_dir, own or settings.prompts)
+    return find_template(stage, api_for(settings, stage), settings.prompts_dir, own or settings.prompts)
 
 
 def stages_that_differ() -> frozenset[str]:
