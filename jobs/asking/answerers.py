@@ -18,7 +18,7 @@ from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.prompts import order_of_prompt
 from untold.jobs.run.locks import FolderLock
 from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Workspace
+from untold.jobs.run.workspace import Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.keys import Stage
@@ -67,7 +67,7 @@ class Unanswered:
         tasks = -(-self.count // REQUESTS_OF_A_TASK)
         ordered = self.rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)
         options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
-        ordered.write.mode("overwrite").options(**options).parquet(path)
+        write_parquet(ordered, path, **options)
 
     def _rows_of_a_unit(self, settings: Settings) -> int:
         """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""

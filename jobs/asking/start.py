@@ -16,6 +16,7 @@ from untold.jobs.asking.engines import Engines, Held, open_engines
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.request import RunRequest
+from untold.jobs.results import path_of_table
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.run.progress import Display
@@ -81,7 +82,7 @@ class Start:
             return None
         earlier = self.output.earlier or {}
         code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error)
-        message = self._explain(Ending(), earlier["starts"][-1]["usage"])
+        message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"])
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
 
     def write_failures(self, rows: DataFrame) -> dict[str, int]:
@@ -115,15 +116,19 @@ class Start:
         code = ending.exit_code(counts["statuses"], settings.fail_on_error)
         every = output.manifest["counts"] | counts
         output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
-        return Outcome(exit_code=code, manifest=output.manifest, message=self._explain(ending, rows))
+        return Outcome(exit_code=code, manifest=output.manifest, message=self._explain(ending, output.manifest, rows))
 
-    def _explain(self, ending: Ending, usage: Iterable[Mapping[str, Any]]) -> str | None:
-        """The lines that say which stages got no answer at all, and why the run ended early; None without any."""
+    def _explain(self, ending: Ending, written: Mapping[str, Any], usage: Iterable[Mapping[str, Any]]) -> str | None:
+        """The lines that say which stages got no answer at all, and why the run ended early; None without any.
+
+        written: the manifest of the start that they are about.
+        """
         # What became of a system is shown beside the others
         dead = [row for row in dead_stages(usage) if "system" not in row]
         errors: list[dict[str, Any]] = []
         if dead:
-            failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(f"{self.output.place}/failures")
+            path = f"{self.output.place}/{path_of_table(written, 'failures')}"
+            failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(path)
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
         lines = [*explain_dead_stages(dead, errors), ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None
@@ -144,6 +149,7 @@ def open_start(
         asks=asks,
         held=held,
     ) as engines:
+        output.notify = display.note
         yield Start(request, output, engines, output.workspace(engines.spark))
 
 
