@@ -75,7 +75,8 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         # A guess from the manifest, before the input is read: it decides only whether the answering process starts
         # already
         asks = set(there) != set(request.metrics) or not output.seems_complete(retry_failed=request.retry_failed)
-        with open_start(request, output, display, asks=asks, held=held) as start:
+        index = settings.knowledge.index if retrieves(request.metrics) else None
+        with open_start(request, output, display, asks=asks, held=held, index=index) as start:
             return _score(_Scoring(start, request, endpoint, stages))
 
 

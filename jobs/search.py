@@ -71,7 +71,7 @@ def search(request: SearchRequest, display: Display) -> Outcome:
             request = replace(request, output=stack.enter_context(tempfile.TemporaryDirectory(prefix="untold-search-")))
         output = stack.enter_context(request.open_output(TABLES, request.index))
         endpoint = stack.enter_context(open_endpoint(request, display))
-        start = stack.enter_context(open_start(request, output, display))
+        start = stack.enter_context(open_start(request, output, display, index=request.index))
         searching = _Searching(start, request, catalog, start.runner(stages, endpoint))
         return _search_one(searching) if request.query is not None else _search_file(searching)
 

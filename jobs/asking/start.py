@@ -13,10 +13,12 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines, Held, open_engines
+from untold.jobs.asking.reach import Reach, reached_places
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.results import path_of_table
+from untold.jobs.run import manifest
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.run.progress import Display
@@ -54,6 +56,7 @@ class Start:
     engines: Engines
     # Where steps are kept until the run ends
     workspace: Workspace
+    reach: Reach
 
     @property
     def spark(self) -> SparkSession:
@@ -73,6 +76,7 @@ class Start:
             "store": self.request.store,
             "answered_before": self.output.has_answered,
             "earlier": self.output.spooled_runs,
+            "reach": self.reach,
         }
         return StageRunner(engines=self.engines, stages=stages, endpoint=endpoint, **{**own, **other})
 
@@ -136,9 +140,18 @@ class Start:
 
 @contextmanager
 def open_start(
-    request: RunRequest, output: Output, display: Display, *, asks: bool = False, held: Held | None = None
+    request: RunRequest,
+    output: Output,
+    display: Display,
+    *,
+    asks: bool = False,
+    held: Held | None = None,
+    index: str | None = None,
 ) -> Iterator[Start]:
-    """A start in an output that was entered, with its engines; `asks` and `held` as of `open_engines`."""
+    """A start in an output that was entered, with its engines; `asks` and `held` as of `open_engines`.
+
+    `index`: that which executors are to read. Raises ReachError where they do not reach it, the output or the store.
+    """
     with open_engines(
         request.settings,
         display,
@@ -150,7 +163,12 @@ def open_start(
         held=held,
     ) as engines:
         output.notify = display.note
-        yield Start(request, output, engines, output.workspace(engines.spark))
+        workspace = output.workspace(engines.spark)
+        places = reached_places(output.place, workspace.folder, request.store)
+        reach = Reach(engines.spark, places, [f"{index}/{manifest.NAME}"] if index else [], display.note)
+        if asks or not output.seems_complete(retry_failed=request.retry_failed):
+            reach.check_executors()
+        yield Start(request, output, engines, workspace, reach)
 
 
 def open_endpoint(

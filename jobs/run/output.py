@@ -98,7 +98,7 @@ class Output:
         if place is not None:
             # Never waits: what another run writes here is what this one would write over
             self._lock = FolderLock(place, self.run, wait=False).__enter__()
-            self._stack.callback(self._tidy, f"the lock of {place}", self._lock.__exit__)
+            self._stack.callback(self.tidy, f"the lock of {place}", self._lock.__exit__)
         return self
 
     def check_lock(self) -> None:
@@ -123,10 +123,10 @@ class Output:
 
     def _remove_steps(self) -> None:
         if self._workspace is not None:
-            self._tidy(self._workspace.folder, self._workspace.remove)
+            self.tidy(self._workspace.folder, self._workspace.remove)
         self._workspace = None
 
-    def _tidy(self, what: str, remove: Callable[[], object]) -> None:
+    def tidy(self, what: str, remove: Callable[[], object]) -> None:
         """Removes what nobody reads any more. Where that fails it stays, and a line says so."""
         try:
             remove()
@@ -221,7 +221,7 @@ class Output:
         self._remove_steps()
         manifest.write_manifest(self.place, self.manifest)
         if not self._is_local and (self.earlier or self.overwrite):
-            self._tidy(f"tables of an earlier start in {self.place}", self._remove_earlier)
+            self.tidy(f"tables of an earlier start in {self.place}", self._remove_earlier)
 
     def _remove_earlier(self) -> None:
         """Removes the tables of other starts, killed ones too, where each start has a folder of its own."""

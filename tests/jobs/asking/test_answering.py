@@ -121,8 +121,7 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
 ) -> None:
     job = job_of(server, tmp_path, 100, disk.folder, outage=2.0, flush=1.0)
     # The actor's first file finds room; what it answers then does not
-    job = replace(job, confirm_probes=True)
-    outcome = Answering(job, lambda: None, lambda event: None, confirmed=lambda: disk.fill() is None).run()
+    outcome = Answering(job, lambda: None, lambda event: disk.fill()).run()
     assert (outcome.reason, outcome.lost) == ("broken", 100)
     assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
 
