@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import add, attrgetter
+from typing import Any
 
 # Endpoints publish their prices for so many tokens
 TOKENS_OF_A_PRICE = 1e6
@@ -53,7 +54,8 @@ class Usage:
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         # By position, in the order of the fields: it is done several times a call
         sums = map(add, _NUMBERS(self), _NUMBERS(other))
-        return Usage(*sums, estimated=self.estimated or other.estimated, cost=sum(costs) if costs else None)
+        values: list[Any] = [*sums, self.estimated or other.estimated, sum(costs) if costs else None]
+        return Usage(*values)
 
 
 @dataclass(frozen=True)
