@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from untold.jobs.asking.pool import ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.structure import Finding
-from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
+from untold.udfs.llm.units import ids_among, list_units, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
@@ -59,8 +60,9 @@ class Answering:
     ) -> None:
         self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
         self._job, self._stopped, self._tell = job, stopped, tell
-        self._waiting = list_units(job.requests)
-        self.total = sum(count_unit(unit) for unit in self._waiting) - len(answered)
+        units = list_units(job.requests)
+        self._waiting = deque(units)
+        self.total = sum(units.values()) - len(answered)
         self._answered = set(answered)
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
@@ -137,7 +139,7 @@ class Answering:
             if not self._waiting:
                 return
             if worker.progress is None or worker.progress.queued < LOW_WATER:
-                unit = self._waiting.pop(0)
+                unit = self._waiting.popleft()
                 worker.units.append(unit)
                 worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._answered)))
 

@@ -282,11 +282,11 @@ def check_samples(options: Options, required: Sequence[str], adapter: Adapter | 
     return read
 
 
-RUN_FLAGS = [
-    flag("--overwrite", "replace the tables of another run in --output"),
+ASKING_FLAGS = [
     flag("--retry-failed", "retry permanently failed requests"),
     flag("--no-wait", "refuse instead of waiting for another run"),
 ]
+RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
