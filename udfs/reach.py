@@ -33,7 +33,7 @@ PLACE_SECONDS = 10.0
 HOLD_SECONDS = 0.5
 
 
-class Report(TypedDict):
+class Visit(TypedDict):
     """`machine`: what messages call it; `file`: the name of the file that it left; `problems`: by place.
 
     `silence`: why it cannot say anything; empty where it could.
@@ -46,7 +46,7 @@ class Report(TypedDict):
     versions: dict[str, str]
 
 
-def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], nonce: str) -> Report:
+def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], nonce: str) -> Visit:
     """Tries the folder of each place, and the files by their digests, within `PLACE_SECONDS` each."""
     name = uuid4().hex
     tried = {place: within(partial(_try, Place(folder), nonce, name)) for place, folder in folders.items()}
@@ -55,7 +55,7 @@ def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], no
     return {"machine": machine, "silence": "", "file": name, "problems": problems, "versions": versions()}
 
 
-def silent(machine: str, reason: str) -> Report:
+def silent(machine: str, reason: str) -> Visit:
     """The report of a machine that gave none."""
     return {"machine": machine, "silence": reason, "file": "", "problems": {}, "versions": {}}
 

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.udfs.llm.actors import NAMESPACE
-from untold.udfs.reach import Report, silent, visit
+from untold.udfs.reach import Visit, silent, visit
 from untold.udfs.storage import VARIABLE
 
 # Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
@@ -67,7 +67,7 @@ def _keep_to_loopback() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Report]:
+def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Visit]:
     """What every node that is alive says of the folders (`untold.udfs.reach`); any of them may get an actor."""
     visits = {}
     for node in ray.nodes():
@@ -79,9 +79,9 @@ def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Report]:
     return [_report_of(reference, machine) for reference, machine in visits.items()]
 
 
-def _report_of(reference: Any, machine: str) -> Report:
+def _report_of(reference: Any, machine: str) -> Visit:
     try:
-        report: Report = ray.get(reference, timeout=0)
+        report: Visit = ray.get(reference, timeout=0)
         return report
     except GetTimeoutError:
         return silent(machine, f"no answer within {VISIT_SECONDS:g} s")

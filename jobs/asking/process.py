@@ -21,7 +21,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import python_environment
-from untold.udfs.reach import Report
+from untold.udfs.reach import Visit
 
 LOOK_SECONDS = 0.2
 # The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.
@@ -105,7 +105,7 @@ class AnsweringProcess:
                 finding = Finding(**event["finding"]) if event["finding"] else None
                 return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding)
 
-    def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[Report]:
+    def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[Visit]:
         """What the nodes of its Ray say of the folders. Raises AnsweringError where the process ends or breaks."""
         self.usable = False
         self._send(json.dumps({"folders": dict(folders), "nonce": nonce}))
@@ -113,7 +113,7 @@ class AnsweringProcess:
             while (event := self._next_event())["event"] != "visited":
                 continue
         self.usable = True
-        reports: list[Report] = event["reports"]
+        reports: list[Visit] = event["reports"]
         return reports
 
     def _next_event(self, look: Callable[[], None] = lambda: None) -> dict[str, Any]:

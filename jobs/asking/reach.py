@@ -18,7 +18,7 @@ from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import is_connect, is_local, task_slots
 from untold.jobs.run.workspace import write_parquet
 from untold.udfs.errors import UserError
-from untold.udfs.reach import DRIVER, Report, digest_of, versions, visit_in_task, within
+from untold.udfs.reach import DRIVER, Visit, digest_of, versions, visit_in_task, within
 from untold.udfs.storage import Place
 
 # Executors may come while others answer already
@@ -68,15 +68,14 @@ class Reach:
     def check_nodes(self, process: ProcessWhenNeeded) -> None:
         """Raises ReachError for what nodes of Ray's cluster do not reach. It asks them once."""
         if not self._nodes_known:
-            with _probing(self.places) as probe:
-                probe.check(process.open().visit_nodes(probe.folders, probe.nonce), self.note, NOT_OF_ACTORS)
+            check_nodes(self.places, process.open().visit_nodes, self.note)
         self._nodes_known = True
 
-    def _visit_executors(self, probe: _Probe) -> list[Report]:
+    def _visit_executors(self, probe: _Probe) -> list[Visit]:
         """What every executor says; each is asked by small tasks until all that Spark knows have answered."""
         files = {path: digest_of(path) for path in self.files if Place(path).entry().kind == "file"}
         visit = partial(visit_in_task, folders=probe.folders, files=files, nonce=probe.nonce)
-        found: dict[str, Report] = {}
+        found: dict[str, Visit] = {}
         for _ in range(ROUNDS):
             tasks = task_slots(self.spark)
             rows = self.spark.range(0, tasks, 1, tasks).mapInArrow(visit, "executor string, report string").collect()
@@ -85,6 +84,16 @@ class Reach:
                 break
         self._executors |= set(found)
         return list(found.values())
+
+
+def check_nodes(
+    places: Mapping[str, str],
+    visit_nodes: Callable[[Mapping[str, str], str], Sequence[Visit]],
+    note: Callable[[str], None],
+) -> None:
+    """Raises ReachError for what nodes of Ray do not reach; `visit_nodes` has them visit folders with a nonce."""
+    with _probing(places) as probe:
+        probe.check(visit_nodes(probe.folders, probe.nonce), note, NOT_OF_ACTORS)
 
 
 def reached_places(output: str, work: str, store: str) -> dict[str, str]:
@@ -107,7 +116,7 @@ class _Probe:
     nonce: str
 
     def check(
-        self, reports: Sequence[Report], note: Callable[[str], None], not_needed: frozenset[str] = frozenset()
+        self, reports: Sequence[Visit], note: Callable[[str], None], not_needed: frozenset[str] = frozenset()
     ) -> None:
         """Raises ReachError for what machines did not reach, and for what they wrote and the driver does not see."""
         found = [(*problem, report["machine"]) for report in reports for problem in self._problems_of(report)]
@@ -119,7 +128,7 @@ class _Probe:
         if lines or wrong:
             raise ReachError("\n".join([*lines, *wrong]))
 
-    def _problems_of(self, report: Report) -> Iterator[tuple[str, str]]:
+    def _problems_of(self, report: Visit) -> Iterator[tuple[str, str]]:
         """What stands before and behind the machine's name in a line."""
         if report["silence"]:
             return
@@ -174,7 +183,7 @@ def _each(folders: Mapping[str, str], act: Callable[[Place], None], what: str) -
 
 
 def compare_versions(
-    own: Mapping[str, str], reports: Iterable[Report], not_needed: frozenset[str] = frozenset()
+    own: Mapping[str, str], reports: Iterable[Visit], not_needed: frozenset[str] = frozenset()
 ) -> tuple[list[str], list[str]]:
     """The versions on machines that are wrong, and those that only differ, a line each.
 

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 from tests.jobs.executions import counted_executions
 from untold.jobs.asking import reach
 from untold.jobs.asking.reach import Reach, ReachError, compare_versions
-from untold.udfs.reach import Report, silent, versions, visit, within
+from untold.udfs.reach import Visit, silent, versions, visit, within
 
 OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
 
 
-def report(machine: str, **other: str) -> Report:
+def report(machine: str, **other: str) -> Visit:
     return {**silent(machine, ""), "versions": OWN | other}
 
 
@@ -85,12 +85,12 @@ def test_versions_that_matter_are_wrong_and_others_only_differ() -> None:
 
 
 def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it() -> None:
-    bare: Report = {**silent("n", ""), "versions": {"python": "3.11.7", "untold": "0.1.0", "numpy": "2.1"}}
+    bare: Visit = {**silent("n", ""), "versions": {"python": "3.11.7", "untold": "0.1.0", "numpy": "2.1"}}
     assert compare_versions(OWN, [bare], frozenset({"pyspark"})) == ([], [])
     (line,) = compare_versions(OWN, [bare])[0]
     assert line == "pyspark is missing on n; install untold on the workers as it is here, or use `untold package`"
     # Untold may lie on a worker without having been installed: then nothing is known of what it needs
-    sent: Report = {**bare, "versions": {"python": "3.11.7"}}
+    sent: Visit = {**bare, "versions": {"python": "3.11.7"}}
     assert compare_versions(OWN, [sent]) == ([], [])
 
 

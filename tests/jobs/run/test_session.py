@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
-from untold.jobs.run.session import SMALL, session_options
+from untold.jobs.run.session import SMALL, session_options, set_environment
 from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
 from untold.udfs.storage import Place
 
@@ -57,3 +59,11 @@ def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(packed)
 
     assert count_bytes(str(tmp_path), str(tmp_path / "absent")) == 100 + COMPRESSED * len(packed)
+
+
+def test_the_python_of_workers_is_that_of_the_settings() -> None:
+    with patch.dict(os.environ, {"PYSPARK_PYTHON": "/usr/bin/python3"}):
+        set_environment(Settings())
+        assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
+        set_environment(Settings(spark=SparkSettings(conf={"spark.pyspark.python": "./environment/bin/python"})))
+        assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
