@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from threading import Thread
@@ -121,6 +122,12 @@ def put_if(root: Root, path: str, content: bytes, tag: Mapping[str, Any] | None)
         return found.tag if found is not None and found.content == content else None
     except BaseError as error:
         raise OSError(_first_line(error)) from error
+
+
+def remove(root: Root, path: str) -> None:
+    """Removes an object, if it is there."""
+    with suppress(FileNotFoundError):
+        open_store(root).delete(path)
 
 
 def _tag(meta: Mapping[str, Any]) -> Mapping[str, Any]:

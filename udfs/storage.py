@@ -60,7 +60,7 @@ class Place:
 
     @property
     def local(self) -> str | None:
-        """The path on a local disk, where a rename is atomic; None elsewhere. Raises PlaceError for `dbfs:/` and such."""
+        """The path on a local disk, where a rename is atomic; None elsewhere. Raises PlaceError for `dbfs:/`."""
         path = local_path(self.uri)
         if _URI.match(path):
             return None
@@ -80,7 +80,7 @@ class Place:
         """Arrow's file system, opened once a process, and the path in it."""
         if self.local is not None:
             return _LOCAL, self.local
-        root, path = self._root
+        root, path = self.root
         try:
             system, above = object_stores.open_arrow(root)
         except (TypeError, ValueError) as error:
@@ -95,7 +95,7 @@ class Place:
     @property
     def has_conditions(self) -> bool:
         """Whether it lies in an object store, which writes on a condition and has no folders."""
-        return self.local is None and self._root[0].scheme in STORES
+        return self.local is None and self.root[0].scheme in STORES
 
     def entry(self) -> Entry:
         """What is there now."""
@@ -138,7 +138,7 @@ class Place:
             write(cast(IO[bytes], file))
             file.seek(0)
             if self.has_conditions:
-                object_stores.put(*self._root, cast(IO[bytes], file))
+                object_stores.put(*self.root, cast(IO[bytes], file))
                 return
             system, path = self.arrow
             with system.open_output_stream(path) as stream:
@@ -166,11 +166,11 @@ class Place:
 
     def put_if(self, content: bytes, tag: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Writes an object where there is none, or where it is as a tag says; its new tag, None where it is not so."""
-        return object_stores.put_if(*self._root, content, tag)
+        return object_stores.put_if(*self.root, content, tag)
 
     def read_written(self) -> object_stores.Written | None:
         """An object with its time and its tag; None where there is none."""
-        return object_stores.read(*self._root)
+        return object_stores.read(*self.root)
 
     def make_folder(self) -> None:
         """Makes a folder and those above it; on a local disk their names last through a power cut.
@@ -201,6 +201,10 @@ class Place:
         """Removes a file, or a folder with all that is in it. What is gone already was removed by another run."""
         system, path = self.arrow
         kind = self.entry().kind
+        if kind == "file" and self.has_conditions:
+            # Arrow would make an empty object where the folder was
+            object_stores.remove(*self.root)
+            return
         with suppress(FileNotFoundError):
             if kind is not None:
                 (system.delete_dir if kind == "folder" else system.delete_file)(path)
@@ -221,7 +225,7 @@ class Place:
             target.write_whole(lambda file: shutil.copyfileobj(source, file))
 
     @property
-    def _root(self) -> tuple[object_stores.Root, str]:
+    def root(self) -> tuple[object_stores.Root, str]:
         """What is opened once a process, and the path in it."""
         scheme, authority, path = cast(re.Match[str], _URI.fullmatch(self.uri)).groups()
         return object_stores.root_of(scheme, authority), path.rstrip("/")

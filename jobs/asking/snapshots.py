@@ -178,12 +178,14 @@ def set_aside(folder: str, names: Iterable[str]) -> list[str]:
 def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     """Writes a snapshot, then removes those before it, which nobody needs: a reader that misses one lists again.
 
-    Who writes holds the folder's lock. Where there is none (object stores), two may write one number, and the later
-    stays: what the other merged is then still there as the files that it was merged from. Raises OSError where it
-    cannot be written; the one before then counts.
+    Who writes holds the folder's lock. A run that locks nothing may meet another: the first of one number stays, and
+    what the other merged is still there as the files that it was merged from. Raises OSError where it cannot be
+    written, FileExistsError where another was quicker; the one before, or the other's, then counts.
     """
     place = Place(folder)
-    (place / _file_of(snapshot.number)).write_bytes(snapshot.model_dump_json().encode())
+    written = (place / _file_of(snapshot.number)).put_if_absent(snapshot.model_dump_json().encode())
+    if not written:
+        raise FileExistsError(f"another run has merged files of {folder} meanwhile")
     for number in _numbers(place.entries()):
         if number < snapshot.number:
             (place / _file_of(number)).remove()

@@ -201,6 +201,7 @@ def run_fields(options: Options, settings: Settings, read: ReadOptions) -> dict[
         "overwrite": options.overwrite,
         "retry_failed": given.get("retry_failed", False),
         "wait": not given.get("no_wait", False),
+        "lock": not given.get("no_lock", False),
         "command": options.command_line,
     }
 
@@ -289,10 +290,12 @@ def check_samples(options: Options, required: Sequence[str], adapter: Adapter | 
     return read
 
 
+NO_LOCK = flag("--no-lock", "lock nothing: for stores that know no locks, one run at a time")
 RUN_FLAGS = [
     flag("--overwrite", "replace the tables of another run in --output"),
     flag("--retry-failed", "retry permanently failed requests"),
     flag("--no-wait", "refuse instead of waiting for another run"),
+    NO_LOCK,
 ]
 
 

@@ -7,6 +7,7 @@ from functools import partial
 import click
 
 from untold.jobs.cli.arguments import (
+    NO_LOCK,
     READ_OPTIONS,
     Command,
     Option,
@@ -80,6 +81,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--overwrite", "make the index anew, or another in its place"),
             flag("--retry-failed", "retry permanently failed requests"),
             flag("--no-wait", "refuse instead of waiting for another run"),
+            NO_LOCK,
         ],
     ),
     "search": Command(
@@ -105,6 +107,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--overwrite", "replace the hits of another search in --output"),
             flag("--retry-failed", "retry permanently failed requests"),
             flag("--no-wait", "refuse instead of waiting for another run"),
+            NO_LOCK,
         ],
     ),
 }

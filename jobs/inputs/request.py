@@ -32,6 +32,8 @@ class RunRequest:
     retry_failed: bool = False
     # Whether it waits for another run on the same store, instead of refusing
     wait: bool = True
+    # Whether output and store are locked: not where the user sees to it that one run at a time uses them
+    lock: bool = True
     # How to start it again, as messages say it
     command: str = ""
 
@@ -57,6 +59,9 @@ class RunRequest:
             kept=kept,
             inputs=[path for path in (self.input, *more) if path],
             store=self.store,
+            lock=self.lock,
+            work=self.settings.work,
+            alone=self.settings.ray.address is None,
         )
 
     def shared(self) -> dict[str, Any]:

@@ -140,6 +140,11 @@ def is_connect(spark: SparkSession) -> bool:
     return not hasattr(spark, "sparkContext")
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Whether all of Spark runs on this machine."""
+    return not is_connect(spark) and spark.sparkContext.master.startswith("local")
+
+
 def task_slots(spark: SparkSession) -> int:
     """How many tasks run at once. Over Spark Connect one small execution counts them, for the session does not say."""
     if is_connect(spark):

@@ -60,7 +60,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
-    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error", "prompts", "profile"}
+    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "work", "fail_on_error", "prompts", "profile"}
 )
 Api = Literal["chat", "completions"]
 Prompts = Literal["ours", "published"]
@@ -299,6 +299,11 @@ class Settings(Section):
     prompts_dir: PathText | None = Field(default=None, description="Folder whose templates replace the shipped ones")
     store: PathText | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
+    )
+    work: PathText | None = Field(
+        default=None,
+        description="Folder for the steps of a run, shared by Spark and the driver; null is _work in the output, or a "
+        "temporary folder where Spark and Ray run on this machine and the output is remote",
     )
     summarise_contexts: bool = Field(default=True, description="Summarise each context for the query first")
     fail_on_error: Literal["any", "none"] | Tolerance = Field(

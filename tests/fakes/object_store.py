@@ -20,6 +20,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret of te
 SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
+_CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
 _SIGNED = re.compile(f"Credential={KEYS['AWS_ACCESS_KEY_ID']}/")
 
 
@@ -33,22 +34,25 @@ class Request(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What becomes of a request: it waits, is refused with 503, or its answer's body ends half way through."""
+    """What becomes of a request: it waits, is refused with 503, has its answer's body cut or its answer lost."""
 
     seconds: float = 0.0
     refused: bool = False
     cut: bool = False
+    lost: bool = False
 
 
 class ObjectStore:
     """The server as a test holds it. `settings` are those of the section `storage`.
 
     `requests` are all that came; `fault` is asked about each of them by method and key before it is answered.
+    `conditional`: whether it knows the conditions of writes, or ignores them.
     """
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.fault: Callable[[str, str], Fault | None] = lambda method, key: None
+        self.conditional = True
         self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
@@ -64,6 +68,10 @@ class ObjectStore:
     def objects(self) -> dict[str, bytes]:
         """The content of each object by its key."""
         return {key: self._bucket.keys[key].value for key in sorted(self._bucket.keys)}
+
+    def entry(self, key: str) -> Any:
+        """moto's record of an object, to be changed."""
+        return self._bucket.keys[key]
 
     def put(self, key: str, content: bytes) -> None:
         """Makes an object."""
@@ -100,9 +108,14 @@ class ObjectStore:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             begin("503 Slow Down", [("Content-Length", str(len(SLOW_DOWN)))])
             return [SLOW_DOWN]
+        if not self.conditional:
+            environ = {name: value for name, value in environ.items() if name not in _CONDITIONS}
         # Whether a condition holds and the write itself are one: moto would look first, and write later
         with self._lock:
-            body = b"".join(self._moto(environ, begin))
+            body = b"".join(self._moto(environ, (lambda *_: None) if fault.lost else begin))
+        if fault.lost:
+            begin("500 Internal Server Error", [("Content-Length", "0")])
+            return [b""]
         return _half(body) if fault.cut and method == "GET" and len(body) > 1 else [body]
 
 
