@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -89,6 +90,44 @@ def open_store(root: Root) -> Any:
         raise PlaceError(f"{root.scheme}://{root.authority}: no object store")
     _check_answers(root)
     return _make_store(root, 2 * ATTEMPTS)
+
+
+def open_object(root: Root, path: str) -> Any:
+    """An object's bytes, to be read in any order. Raises FileNotFoundError where there is none.
+
+    Not by Arrow: it gives up where a store that is busy refuses a read in more bytes than were to be read.
+    """
+    return pa.PythonFile(_ObjectFile(open_store(root), path), mode="r")
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object as a file: each read is one request."""
+
+    def __init__(self, store: Any, path: str) -> None:
+        self._store, self._path = store, path
+        self._size = int(store.head(path)["size"])
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        if self._at >= end:
+            return b""
+        found = bytes(self._store.get_range(self._path, start=self._at, end=end))
+        self._at += len(found)
+        return found
 
 
 def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:
@@ -222,6 +261,8 @@ def _check_answers(root: Root) -> None:
             f"no answer within {ANSWER_SECONDS:.0f} seconds; check the network, the credentials, and storage.endpoint"
         )
         raise PlaceError(redact(f"{where}: {late}"))
+    if "<Code>NoSuchBucket</Code>" in str(problem):
+        raise PlaceError(redact(f"{where}: there is no such bucket; check the address and storage.endpoint"))
     if problem is not None and not isinstance(problem, PermissionError):
         advice = "check the address, the credentials, and the settings storage.*"
         raise PlaceError(redact(f"{where}: cannot be opened ({_first_line(problem)}); {advice}"))

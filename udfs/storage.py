@@ -110,11 +110,19 @@ class Place:
 
     def open(self) -> Any:
         """A file's bytes, to be read in any order. Raises FileNotFoundError where there is none."""
+        if self.has_conditions:
+            return object_stores.open_object(*self.root)
         system, path = self.arrow
         return system.open_input_file(path)
 
     def read_bytes(self) -> bytes:
         """All bytes of a file. Raises FileNotFoundError where there is none."""
+        if self.has_conditions:
+            # One request, where Arrow would first ask for the size
+            found = self.read_written()
+            if found is None:
+                raise FileNotFoundError(self.uri)
+            return found.content
         with self.open() as file:
             return bytes(file.read())
 
@@ -222,7 +230,7 @@ class Place:
         """Copies a file to a place that may be in another file system, where readers see all of it or nothing."""
         target._make_parent()
         with self.open() as source:
-            target.write_whole(lambda file: shutil.copyfileobj(source, file))
+            target.write_whole(lambda file: shutil.copyfileobj(source, file, _SPOOLED_BYTES))
 
     @property
     def root(self) -> tuple[object_stores.Root, str]:

@@ -42,7 +42,7 @@ class RunRequest:
         """Where completions are kept; empty where neither a store nor an output is named."""
         return store_of(self.settings, self.output) if self.settings.store or self.output else ""
 
-    @property
+    @cached_property
     def small(self) -> bool:
         """Whether there is so little to read that the start is what takes time (`open_session`).
 

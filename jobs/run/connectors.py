@@ -22,6 +22,12 @@ _EXCLUDED = (
     *("io.netty:*", "org.slf4j:*", "org.apache.httpcomponents:*", "commons-logging:*", "commons-codec:*"),
 )
 _GCS = "com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.28:shaded"
+# A rename is a copy there: tasks commit into the table itself, which nobody reads before the manifest says so
+_FEW_REQUESTS = {
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
+}
 _S3A = {
     # A store that is gone is an error within half a minute; one that is busy (503) is asked twenty times
     "attempts.maximum": "3",
@@ -82,7 +88,8 @@ def hadoop_version() -> str:
 def connector_options(settings: Settings) -> dict[str, str]:
     """What Spark is told of object stores: packages, and for S3 what `storage.*` says. `spark.conf` may change it."""
     jars = package_jars(settings)
-    options = {"spark.jars.packages": ",".join(jars), "spark.jars.excludes": ",".join(_EXCLUDED)} if jars else {}
+    packages = {"spark.jars.packages": ",".join(jars), "spark.jars.excludes": ",".join(_EXCLUDED)}
+    options = {**packages, **_FEW_REQUESTS} if jars else {}
     return options | {f"spark.hadoop.fs.s3a.{name}": value for name, value in {**_S3A, **_access(settings)}.items()}
 
 

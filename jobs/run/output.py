@@ -163,7 +163,7 @@ class Output:
 
     def _has_whole_tables(self, earlier: Mapping[str, Any] | None) -> bool:
         """Whether an earlier start wrote all of its tables, and they are there."""
-        return earlier is not None and earlier["status"] != "running" and all(map(self.has, self.tables))
+        return earlier is not None and earlier["status"] != "running" and set(self.tables) <= self._folders()
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did.
@@ -280,6 +280,10 @@ class Output:
         place.make_folder()
         table = pa.Table.from_pylist(values, schema=schema)
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
+
+    def _folders(self) -> set[str]:
+        """The names of the folders of the output, by one listing."""
+        return {entry.name for entry in Place(self.folder).entries() if entry.kind == "folder"}
 
     def has(self, name: str) -> bool:
         """Whether there is a folder of that name in the output."""
