@@ -203,7 +203,7 @@ def _arrow_options(root: Root) -> dict[str, Any]:
 
     given = {name.removeprefix(PREFIX).lower(): yaml.safe_load(text) for name, text in root.variables}
     plain = (given.get("options") or {}).get(root.scheme) or {}
-    options = {"anonymous": True} if given.get("anonymous") and root.scheme != "abfss" else {}
+    options: dict[str, Any] = {"anonymous": True} if given.get("anonymous") and root.scheme != "abfss" else {}
     if root.scheme == "s3":
         options |= _s3_options(root.authority, given)
     for name, value in plain.items():

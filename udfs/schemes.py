@@ -52,7 +52,5 @@ def complaint_of(path: str) -> str | None:
     scheme = scheme_of(path)
     if scheme is None or (scheme in SCHEMES and "://" in path):
         return None
-    *most, last = SCHEMES
-    return (
-        f"{path}: unknown scheme {path.partition(':')[0]}:; give a local path, or a URI of {', '.join(most)} or {last}"
-    )
+    name, known = path.partition(":")[0], ", ".join(SCHEMES)
+    return f"{path}: unknown scheme {name}:; give a local path, or a URI of {known}"

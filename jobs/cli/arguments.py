@@ -45,7 +45,7 @@ DEBUG = "untold.debug"
 Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line` itself
 Names = Callable[[], Iterable[str]]
 # What the help calls values that are paths
-PATHS = frozenset({"PATH", "DIR", "FILE", "F", "RUN", "SPOOL"})
+PATHS = frozenset({"PATH", "DIR", "FILE", "F", "RUN", "RUN...", "STUDY...", "SPOOL"})
 
 
 class Reader(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 has no such argument

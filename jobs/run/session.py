@@ -142,7 +142,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 def is_local(spark: SparkSession) -> bool:
     """Whether all of Spark runs on this machine."""
-    return not is_connect(spark) and spark.sparkContext.master.startswith("local")
+    return not is_connect(spark) and (spark.sparkContext.master or "").startswith("local")
 
 
 def task_slots(spark: SparkSession) -> int:
