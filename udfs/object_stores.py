@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from threading import Thread
-from typing import IO, Any, NamedTuple
+from time import monotonic, sleep
+from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 ATTEMPTS = 5
+_PAUSE = 0.2
 _METADATA = "http://169.254.169.254/"
 # obstore's names for Arrow's options
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -45,6 +47,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "tenant_id": "tenant_id",
     },
 }
+
+Given = TypeVar("Given")
 
 
 class Root(NamedTuple):
@@ -105,7 +109,7 @@ class _ObjectFile(io.RawIOBase):
 
     def __init__(self, store: Any, path: str) -> None:
         self._store, self._path = store, path
-        self._size = int(store.head(path)["size"])
+        self._size = int(_asked(lambda: store.head(path))["size"])
         self._at = 0
 
     def readable(self) -> bool:
@@ -125,24 +129,28 @@ class _ObjectFile(io.RawIOBase):
         end = self._size if size is None or size < 0 else min(self._at + size, self._size)
         if self._at >= end:
             return b""
-        found = bytes(self._store.get_range(self._path, start=self._at, end=end))
+        found = _asked(lambda: bytes(self._store.get_range(self._path, start=self._at, end=end)))
         self._at += len(found)
         return found
 
 
 def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:
-    """Writes an object whole: at once, or in parts that go where one of them fails."""
-    open_store(root).put(path, content)
+    """Writes an object whole: at once, or in parts that go where one of them fails. Raises OSError."""
+    with _os_errors():
+        open_store(root).put(path, content)
 
 
 def read(root: Root, path: str) -> Written | None:
-    """An object with what names its state; None where there is none."""
-    try:
+    """An object with what names its state; None where there is none. Raises OSError."""
+
+    def get() -> Written:
         found = open_store(root).get(path)
-        content, meta = bytes(found.bytes()), found.meta
+        return Written(bytes(found.bytes()), found.meta["last_modified"].timestamp(), _tag(found.meta))
+
+    try:
+        return _asked(get)
     except FileNotFoundError:
         return None
-    return Written(content, meta["last_modified"].timestamp(), _tag(meta))
 
 
 def put_if(root: Root, path: str, content: bytes, tag: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -150,23 +158,50 @@ def put_if(root: Root, path: str, content: bytes, tag: Mapping[str, Any] | None)
 
     Raises OSError where the store cannot be written.
     """
-    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     mode: Any = "create" if tag is None else dict(tag)
     try:
-        return _tag(open_store(root).put(path, content, mode=mode))
+        with _os_errors(AlreadyExistsError, PreconditionError):
+            return _tag(open_store(root).put(path, content, mode=mode))
     except (AlreadyExistsError, PreconditionError):
         # The answer to a first try may be lost: what the next one then finds is its own
         found = read(root, path)
         return found.tag if found is not None and found.content == content else None
-    except BaseError as error:
-        raise OSError(_first_line(error)) from error
 
 
 def remove(root: Root, path: str) -> None:
-    """Removes an object, if it is there."""
-    with suppress(FileNotFoundError):
+    """Removes an object, if it is there. Raises OSError."""
+    with suppress(FileNotFoundError), _os_errors():
         open_store(root).delete(path)
+
+
+def _asked(act: Callable[[], Given]) -> Given:
+    """What a request gives that may be made again: obstore does not where an answer's body breaks off twice."""
+    end = monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            with _os_errors():
+                return act()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except OSError:
+            if monotonic() > end:
+                raise
+            sleep(_PAUSE)
+
+
+@contextmanager
+def _os_errors(*kept: type[BaseException]) -> Iterator[None]:
+    """Raises what obstore raises of its own as OSError, but for what is kept: files fail so everywhere."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except kept:
+        raise
+    except BaseError as error:
+        raise OSError(_first_line(error)) from error
 
 
 def _tag(meta: Mapping[str, Any]) -> Mapping[str, Any]:

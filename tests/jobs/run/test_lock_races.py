@@ -26,7 +26,8 @@ name, folder = sys.argv[1:]
 for line in sys.stdin:
     place = f"{folder}/{line.strip()}"
     try:
-        write_snapshot(place, Snapshot(number=1, files=({"name": f"{name}.parquet", "rows": 1, "size": 1, "digest": ""},)))
+        file = {"name": f"{name}.parquet", "rows": 1, "size": 1, "digest": ""}
+        write_snapshot(place, Snapshot(number=1, files=(file,)))
         wrote = True
     except FileExistsError:
         wrote = False
