@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
@@ -172,9 +173,7 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
     own = {"sample_id": F.col("query_id"), "metric": null, "stage": F.lit(STAGE)}
     failed = lost.where(F.col("error_type") != UNASKED)
     without = failed.select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
-    known = {"sample_id": F.col("id"), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
-    known["error"] = F.col("error")
-    return without.unionByName(invalid.select(*[known.get(name, null).alias(name) for name in FAILURES.names]))
+    return without.unionByName(invalid_rows(invalid.withColumnRenamed("id", "sample_id")))
 
 
 def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:

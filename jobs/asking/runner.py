@@ -119,7 +119,7 @@ class StageRunner:
     def _findings(self) -> Findings:
         return Findings(self.settings, self.store)
 
-    @property
+    @cached_property
     def _spool(self) -> SpoolAnswerer:
         return SpoolAnswerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
 

@@ -21,7 +21,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import DamagedError, read_fields
-from untold.udfs.llm.units import count_unit, list_units
+from untold.udfs.llm.units import list_units
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
@@ -69,7 +69,7 @@ class SpooledJob:
 
     def count_requests(self) -> int:
         """How many requests its files hold."""
-        return sum(map(count_unit, list_units(self.requests)))
+        return sum(list_units(self.requests).values())
 
     def publish(self, job: Job) -> None:
         """Opens the job, once its requests are written. Raises SpoolError for settings that hold a secret."""

@@ -290,13 +290,12 @@ def check_samples(options: Options, required: Sequence[str], adapter: Adapter | 
     return read
 
 
-NO_LOCK = flag("--no-lock", "lock nothing: for stores that know no locks, one run at a time")
-RUN_FLAGS = [
-    flag("--overwrite", "replace the tables of another run in --output"),
+ASKING_FLAGS = [
     flag("--retry-failed", "retry permanently failed requests"),
     flag("--no-wait", "refuse instead of waiting for another run"),
-    NO_LOCK,
+    flag("--no-lock", "lock nothing: for stores that know no locks, one run at a time"),
 ]
+RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:

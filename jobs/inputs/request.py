@@ -7,8 +7,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
+from untold.jobs.inputs.samples import Samples, read_samples
 from untold.jobs.run.output import Output, store_of
 from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.settings.model import Settings
@@ -64,6 +67,24 @@ class RunRequest:
             alone=self.settings.ray.address is None,
         )
 
+    @property
+    def layout(self) -> str | None:
+        """The name of the adapter that reads the input."""
+        return self.format
+
+    def read_columns(self, spark: SparkSession, required: Sequence[str], optional: Sequence[str] = ()) -> Samples:
+        """The samples of the input with these columns besides those that every sample has (`read_samples`)."""
+        return read_samples(
+            spark,
+            self.input,
+            format=self.layout,
+            limit=self.limit,
+            draw=self.draw,
+            required=required,
+            optional=optional,
+            options=self.read,
+        )
+
     def shared(self) -> dict[str, Any]:
         """The fields that all requests have, for a run of another command that this one starts."""
         return {one.name: getattr(self, one.name) for one in fields(RunRequest)}
@@ -72,7 +93,7 @@ class RunRequest:
         """The input as the manifest shows it."""
         return {
             "path": self.input,
-            "format": self.format,
+            "format": self.layout,
             "limit": self.limit,
             "draw": shown_draw(self.draw),
             "fingerprint": fingerprint,

@@ -27,7 +27,7 @@ from untold.jobs.run.outcome import Ending
 from untold.jobs.run.session import is_local, spark_schema
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import ADDED, TABLES
+from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
 
@@ -264,7 +264,7 @@ class Output:
         self.check_lock()
         columns = frame.columns if schema is None else schema.names
         rows = frame if schema is None else with_added(name, frame).select(*columns)
-        ordered = rows.coalesce(1).sortWithinPartitions(*order) if few else rows.orderBy(*order)
+        ordered = _sorted(rows, order, few=few, by_file=name in SORTED_BY_FILE)
         # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
         watched = ordered if counted is None else counted.on(ordered)
         watched.write.mode("overwrite").parquet(f"{self.folder}/{name}")
@@ -295,6 +295,13 @@ class Output:
         for name in names:
             if self.has(name):
                 (Place(self.folder) / name).remove()
+
+
+def _sorted(rows: DataFrame, order: Sequence[str], *, few: bool, by_file: bool) -> DataFrame:
+    """The rows in order: in one task, within each file, where rows of one sample stay together, or over all files."""
+    if few:
+        return rows.coalesce(1).sortWithinPartitions(*order)
+    return rows.repartition(order[0]).sortWithinPartitions(*order) if by_file else rows.orderBy(*order)
 
 
 def with_added(name: str, frame: DataFrame) -> DataFrame:

@@ -31,6 +31,7 @@ from tests.benchmarks import (
     soak,
     start,
     statistics,
+    stored,
     throughput,
 )
 from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
@@ -66,6 +67,7 @@ BENCHMARKS = {
     "retrieval": Benchmark("an index beside bare FAISS and bm25s", retrieval.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
     "start": Benchmark("how long a start takes, beside a bare one", start.measure),
+    "stored": Benchmark("e2e and nli from a full store, by number of samples", stored.measure),
     "statistics": Benchmark("statistics of ten million rows, and their distance from SciPy's", statistics.measure),
 }
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.runs.harness import snapshot
 from untold.jobs.results import open_run
@@ -88,3 +90,16 @@ def test_what_was_not_whole_is_no_obstacle(place: Path) -> None:
         write(output, "e2e", "qa", added=ADDED)
         output.end(Ending())
     assert metrics_of(place) == ["e2e", "qa"]
+
+
+def test_each_file_of_relations_is_sorted_and_has_all_rows_of_its_samples(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(f"s{n % 40:02d}", f"{n // 40:02d}") for n in range(400)]
+    frame = spark.createDataFrame(rows, "sample_id string, premise_id string").repartition(8)
+    with Output(str(tmp_path / "out"), ("relations",)) as output:
+        written = output.write("relations", frame, order=("sample_id", "premise_id"))
+        assert sorted(map(tuple, written.collect())) == sorted(rows)
+    files = [pq.read_table(path).to_pylist() for path in (tmp_path / "out" / "relations").glob("*.parquet")]
+    for file in files:
+        assert file == sorted(file, key=lambda row: (row["sample_id"], row["premise_id"]))
+    owners = [name for file in files for name in {row["sample_id"] for row in file}]
+    assert len(owners) == len(set(owners)) == 40
