@@ -16,7 +16,7 @@ from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.prompts import order_of_prompt
-from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.locks import Lock
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
@@ -44,7 +44,7 @@ class Unanswered:
     folder: str
     rows: DataFrame
     count: int
-    lock: FolderLock | None
+    lock: Lock | None
     show: Callable[[Mapping[str, Any]], None]
     spent: Usage = field(default_factory=Usage)
     answered_before: bool = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import (
+    cluster,
     clustering,
     comparing,
     condensation,
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
     "comparing": Benchmark("untold compare, by number of scores", comparing.measure),
+    "cluster": Benchmark("starts over object stores, and their requests, beside a local disk", cluster.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
