@@ -15,7 +15,7 @@ from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.prompts import order_of_prompt
 from untold.jobs.asking.reach import Reach
-from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.locks import Lock
 from untold.jobs.run.workspace import Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
@@ -41,7 +41,7 @@ class Unanswered:
     folder: str
     rows: DataFrame
     count: int
-    lock: FolderLock | None
+    lock: Lock | None
     show: Callable[[Mapping[str, Any]], None]
     spent: Usage = field(default_factory=Usage)
     answered_before: bool = False

@@ -26,7 +26,7 @@ from untold.jobs.asking.pool import ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.structure import Finding
-from untold.udfs.llm.units import ids_among, list_units, read_requests
+from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
@@ -56,14 +56,16 @@ class Answering:
         stopped: Callable[[], str | None],
         tell: Callable[[Mapping[str, Any]], None],
         idle: list[Any] | None = None,
-        answered: frozenset[str] = frozenset(),
+        answered: RequestIds | None = None,
     ) -> None:
         self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
         self._job, self._stopped, self._tell = job, stopped, tell
         units = list_units(job.requests)
         self._waiting = deque(units)
-        self.total = sum(units.values()) - len(answered)
-        self._answered = set(answered)
+        self._answered = answered or RequestIds()
+        self.total = sum(units.values()) - len(self._answered)
+        # What actors that died had stored
+        self._stored: set[str] = set()
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
         self._began = monotonic()
@@ -125,7 +127,7 @@ class Answering:
     def _look(self) -> None:
         """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
         for dead in self.pool.check():
-            self._answered |= read_ids(self._job.directory, dead.name)
+            self._stored |= read_ids(self._job.directory, dead.name)
             for unit in dead.units:
                 self._deaths[unit] = self._deaths.get(unit, 0) + 1
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
@@ -141,13 +143,21 @@ class Answering:
             if worker.progress is None or worker.progress.queued < LOW_WATER:
                 unit = self._waiting.popleft()
                 worker.units.append(unit)
-                worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._answered)))
+                worker.feeds.append(worker.handle.feed.remote(unit, self._known(unit)))
+
+    def _known(self, unit: str) -> frozenset[str]:
+        """The requests of a unit that need no asking."""
+        if not self._answered and not self._stored:
+            return frozenset()
+        ids = read_request_ids(unit)
+        return self._answered.among(ids) | self._stored.intersection(ids)
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
         for unit in self._suspects:
+            known = self._known(unit)
             for row in read_requests(unit):
-                if row[0] in self._answered:
+                if row[0] in known:
                     continue
                 reason = self._ask_suspect(row)
                 if reason:

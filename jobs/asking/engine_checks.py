@@ -21,7 +21,7 @@ from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
-from untold.udfs.storage import Place, environment_of
+from untold.udfs.storage import Place
 
 # Seconds until a check has failed. A bare Spark and Ray took 18 s together on two slow cores, and a cluster may be
 # crowded
@@ -48,7 +48,7 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     remedy = (
         "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
     )
-    given = {"address": address, "store": _placed(settings), "storage": environment_of(settings.storage.options)}
+    given = {"address": address, "store": _placed(settings), "storage": settings.storage.environment}
     return _check_engine("Ray", f"at {address}" if address else "local", given, remedy, seconds)
 
 

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.udfs.llm.actors import NAMESPACE
 from untold.udfs.reach import Visit, silent, visit
-from untold.udfs.storage import VARIABLE
+from untold.udfs.schemes import variables
 
 # Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -37,7 +37,7 @@ def start_ray(address: str | None) -> None:
     if address:
         try:
             # On other machines nothing is inherited; what our own Ray starts has this process's variables
-            own = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+            own = variables()
             ray.init(address=address, runtime_env={"env_vars": own} if own else None, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(

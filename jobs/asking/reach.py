@@ -52,10 +52,13 @@ class Reach:
     def check_executors(self) -> None:
         """Raises ReachError for what executors do not reach; those that answered before are not asked again.
 
-        Of a local Spark only object stores are tried: it has this process's disks and versions.
+        Of a local Spark only object stores are tried: it has this process's disks and versions. Not that of the output,
+        where it writes before anything is asked.
         """
         local = is_local(self.spark)
         remote = {place: folder for place, folder in self.places.items() if Place(folder).local is None}
+        if local:
+            remote = {place: folder for place, folder in remote.items() if not folder.endswith(f"/{WORK}")}
         if self._executors and (local or _count_executors(self.spark) <= len(self._executors)):
             return
         if not local or remote:

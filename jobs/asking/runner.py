@@ -25,7 +25,7 @@ from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.asking.stage_store import Found, Results, StageStore
 from untold.jobs.asking.tasks import TaskAnswerer
 from untold.jobs.asking.usage import Account, Asked
-from untold.jobs.run.locks import FolderLock, LockedError
+from untold.jobs.run.locks import Lock, LockedError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
@@ -194,7 +194,7 @@ class StageRunner:
                 self._answer(asking, answerer, lock)
                 asking.store.compact()
 
-    def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
+    def _answer(self, asking: _Asking, answerer: Answerer, lock: Lock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
         stage, section = asking.stage, section_of(asking.stage.api)
         last = Usage()

@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from untold.jobs.asking.job import Job, job_from_json, job_to_json
 from untold.jobs.asking.snapshots import is_segment
-from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.object_locks import lock_folder
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN
@@ -131,10 +131,7 @@ class SpooledJob:
         self, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None
     ) -> Iterator[Callable[[], bool]]:
         """Holds the job, so that one process works on it; gives whether that was lost. Raises LockedError."""
-        if self.place.local is None:
-            yield lambda: False
-            return
-        with FolderLock(self.place.local, run, wait=wait, notify=notify) as lock:
+        with lock_folder(str(self.place), run, wait=wait, notify=notify) as lock:
             yield lambda: lock.lost
 
 

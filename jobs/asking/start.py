@@ -157,6 +157,7 @@ def open_start(
         display,
         output.run,
         wait=request.wait,
+        lock=request.lock,
         retry_failed=request.retry_failed,
         small=request.small,
         asks=asks,

@@ -35,6 +35,8 @@ class RunRequest:
     retry_failed: bool = False
     # Whether it waits for another run on the same store, instead of refusing
     wait: bool = True
+    # Whether output and store are locked: not where the user sees to it that one run at a time uses them
+    lock: bool = True
     # How to start it again, as messages say it
     command: str = ""
 
@@ -43,7 +45,7 @@ class RunRequest:
         """Where completions are kept; empty where neither a store nor an output is named."""
         return store_of(self.settings, self.output) if self.settings.store or self.output else ""
 
-    @property
+    @cached_property
     def small(self) -> bool:
         """Whether there is so little to read that the start is what takes time (`open_session`).
 
@@ -60,6 +62,9 @@ class RunRequest:
             kept=kept,
             inputs=[path for path in (self.input, *more) if path],
             store=self.store,
+            lock=self.lock,
+            work=self.settings.work,
+            alone=self.settings.ray.address is None,
         )
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 from uuid import uuid4
@@ -16,13 +19,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.results import path_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
-from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.locks import Lock
 from untold.jobs.run.manifest import Added, Identity, OutputError
+from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
 from untold.jobs.run.outcome import Ending
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import is_local, spark_schema
 from untold.jobs.run.workspace import Counted, Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
@@ -49,6 +52,11 @@ def store_of(settings: Settings, output: str) -> str:
     return absolute(settings.store) if settings.store else f"{output}/completions"
 
 
+def steps_folder(output: str, work: str) -> str:
+    """The folder of a run's steps in one for many runs: the same each time, so that what a killed run left goes."""
+    return f"{work}/untold-{blake2b(output.encode(), digest_size=8).hexdigest()}"
+
+
 def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
     """The settings as a manifest shows them: no secrets; `fields` as `model_dump` takes them."""
     safe: dict[str, Any] = without_secrets(settings.model_dump(mode="json", **fields))
@@ -67,7 +75,9 @@ class Output:
     `end` the manifest as it ended. What raises between `begin` and `end` takes half a run's tables with it, those of
     `kept` aside, and the manifest says `interrupted` or `failed`. `run` is the id of this start. A folder that is not
     ours, and one that lies in one of `inputs` or holds it, raises OutputError before all else; `store`, where
-    completions are kept, may lie anywhere. One that another run took over is left to it: LostLockError.
+    completions are kept, may lie anywhere. One that another run took over is left to it: LostLockError. Without `lock`
+    nobody else may use the folder. Steps are kept in `work`; without it on this machine where output and store lie in
+    an object store and the run is `alone`, with no Ray of other machines.
 
     On a local disk a table is the folder `<name>`. Elsewhere no folder is renamed at once: a start writes its tables
     into `<name>/<run>`, and those of the start before stay until its manifest, written last, names others. `notify`
@@ -80,6 +90,9 @@ class Output:
     kept: Sequence[str] = ()
     inputs: Sequence[str | None] = ()
     store: str | None = None
+    lock: bool = True
+    work: str | None = None
+    alone: bool = True
     run: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     earlier: Mapping[str, Any] | None = None
@@ -89,16 +102,17 @@ class Output:
     _keeps: bool = False
     _tables: dict[str, str] = field(default_factory=dict)
     _workspace: Workspace | None = None
-    _lock: FolderLock | None = None
+    _lock: Lock | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Output:
         check_folders(self.inputs, self.place, self.store)
-        place = Place(self.place).local
-        if place is not None:
+        if self.lock and self.store:
+            check_lockable(self.store)
+        if self.lock and (self.store or is_lockable(self.place)):
             # Never waits: what another run writes here is what this one would write over
-            self._lock = FolderLock(place, self.run, wait=False).__enter__()
-            self._stack.callback(self.tidy, f"the lock of {place}", self._lock.__exit__)
+            self._lock = lock_folder(self.place, self.run, wait=False).__enter__()
+            self._stack.callback(self.tidy, f"the lock of {self.place}", self._lock.__exit__)
         return self
 
     def check_lock(self) -> None:
@@ -189,10 +203,7 @@ class Output:
 
     def _has_whole_tables(self, earlier: Mapping[str, Any] | None) -> bool:
         """Whether an earlier start wrote all of its tables, and they are there."""
-        if earlier is None or earlier["status"] == "running":
-            return False
-        places = (Place(self.place) / path_of_table(earlier, name) for name in self.tables)
-        return all(place.entry().kind == "folder" for place in places)
+        return earlier is not None and earlier["status"] != "running" and set(self.tables) <= self._folders()
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did.
@@ -270,9 +281,19 @@ class Output:
     def workspace(self, spark: SparkSession) -> Workspace:
         """Where steps are kept until the run ends; what a killed run left there goes."""
         if self._workspace is None:
-            self._workspace = Workspace(spark, f"{self.place}/{WORK}")
+            self._workspace = Workspace(spark, self._steps(spark))
             self._workspace.remove()
         return self._workspace
+
+    def _steps(self, spark: SparkSession) -> str:
+        """The folder of steps. It takes most requests of a small run: an object store is the last choice."""
+        if self.work:
+            return steps_folder(self.place, absolute(self.work))
+        if Place(self.place).local is None and self.alone and is_local(spark):
+            own = f"{tempfile.gettempdir()}/untold-{os.getuid()}"
+            os.makedirs(own, mode=0o700, exist_ok=True)
+            return steps_folder(self.place, own)
+        return f"{self.place}/{WORK}"
 
     def write(
         self,
@@ -311,6 +332,10 @@ class Output:
         place.make_folder()
         table = pa.Table.from_pylist(values, schema=schema)
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
+
+    def _folders(self) -> set[str]:
+        """The names of the folders of the output, by one listing."""
+        return {entry.name for entry in Place(self.place).entries() if entry.kind == "folder"}
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes those tables of this start that are there."""

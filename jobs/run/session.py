@@ -21,11 +21,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
-from untold.udfs.storage import environment_of
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
@@ -46,12 +46,20 @@ SMALL = {
 MOST_SLOTS = 2**20
 # The JVM that only puts the command line of the other together
 LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+_UNRESOLVED = (
+    "Spark did not start with the packages {}: check that this machine reaches Maven Central, or bring the jars along "
+    "(`untold package --jars`); --debug shows what Spark says"
+)
 _BEGINNING = Lock()
 _begun: _Jvm | None = None
 
 
 class JavaError(UserError):
     """Java is missing or too old. The message says what to install."""
+
+
+class PackagesError(UserError):
+    """Spark did not start with the packages that it needs. The message names them and says what to do."""
 
 
 class _Jvm(Thread):
@@ -80,6 +88,8 @@ class _Jvm(Thread):
         if self._error is not None:
             # Asking Java for its version takes half a second: only who cannot start needs to know
             check_java()
+            if packages := self.options.get("spark.jars.packages"):
+                raise PackagesError(_UNRESOLVED.format(packages)) from self._error
             raise self._error
         return self._gateway
 
@@ -131,8 +141,8 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether its tasks run on this machine, in this process's JVM or beside it."""
-    return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+    """Whether all of Spark runs on this machine."""
+    return not is_connect(spark) and (spark.sparkContext.master or "").startswith("local")
 
 
 def task_slots(spark: SparkSession) -> int:
@@ -163,11 +173,11 @@ def _take(options: dict[str, str]) -> _Jvm:
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:
     """What Spark is told: our defaults, what suits the size on one machine, then what the user says, which wins."""
-    environment = environment_of(settings.storage.options)
+    environment = settings.storage.environment
     options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
     if small and _is_local(settings):
         options |= {**SMALL, "spark.sql.shuffle.partitions": str(min(_cores(), MOST_SMALL_TASKS))}
-    options |= {**settings.spark.conf, **_extra_jars(settings)}
+    options |= {**connector_options(settings), **settings.spark.conf, **_extra_jars(settings)}
     return {**options, "spark.master": settings.spark.master} if settings.spark.master else options
 
 

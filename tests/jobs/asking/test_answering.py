@@ -31,7 +31,6 @@ from untold.udfs.llm import actors
 from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
 from untold.udfs.reach import Visit
-from untold.udfs.storage import environment_of
 
 Event = Mapping[str, Any]
 
@@ -40,7 +39,7 @@ Event = Mapping[str, Any]
 def cluster() -> Iterator[ObjectStore]:
     """A Ray whose processes know an object store."""
     # A Ray of one's own sets variables that tell drivers and clusters of later tests another story
-    with ObjectStore() as store, patch.dict(os.environ, {**environment_of(store.options), **store.keys}):
+    with ObjectStore() as store, patch.dict(os.environ, store.variables):
         start_ray(None)
         yield store
         ray.shutdown()

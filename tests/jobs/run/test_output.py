@@ -19,7 +19,7 @@ from untold.jobs.run.manifest import Added
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.run.workspace import Workspace
-from untold.udfs.storage import VARIABLE, Place
+from untold.udfs.storage import Place
 
 TABLES = ("samples", "scores")
 SCHEMA = pa.schema([("metric", pa.string())])
@@ -100,7 +100,7 @@ def test_what_was_not_whole_is_no_obstacle(place: Path) -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     with ObjectStore() as store:
-        for name, text in {VARIABLE: json.dumps(store.options), **store.keys}.items():
+        for name, text in store.variables.items():
             monkeypatch.setenv(name, text)
         yield store
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from untold.udfs.llm.units import UNIT_BYTES, ids_among, list_units, read_request_ids, read_requests
+from untold.udfs.llm.units import UNIT_BYTES, RequestIds, list_units, read_request_ids, read_requests
 
 LENGTHS = st.lists(st.sampled_from([0, 10, 100, 1000, 5000]), max_size=120)
 
@@ -58,12 +59,19 @@ def test_a_file_within_the_bounds_is_one_unit_named_like_it(tmp_path: Path) -> N
     assert list_units(f"file://{tmp_path}") == {f"file://{tmp_path}/part-{n}.parquet": 100 for n in (0, 1)}
 
 
-def test_of_a_million_known_ids_a_unit_is_sent_with_its_own(tmp_path: Path) -> None:
-    ids = write(tmp_path / "part-0.parquet", [10] * 5000, use_dictionary=False)
-    first, *_ = list_units(str(tmp_path))
-    known = {*ids[1000:4000], *(f"another{number}" for number in range(100_000))}
-    assert ids_among(first, known) == set(ids[1000:2000])
-    assert ids_among(first, set()) == frozenset()
+@given(
+    held=st.lists(st.text("0123456789abcdef", min_size=1, max_size=4)),
+    asked=st.lists(st.text("0123456789abcdef", min_size=1, max_size=4)),
+)
+def test_request_ids_are_a_set(held: list[str], asked: list[str]) -> None:
+    ids = RequestIds(held)
+    assert len(ids) == len(set(held))
+    assert ids.among(asked) == set(held) & set(asked)
+    places = ids.places(asked)
+    assert [sorted(set(held))[place] if place >= 0 else None for place in places] == [
+        one if one in held else None for one in asked
+    ]
+    assert ids.where(np.arange(len(ids)) % 2 == 0).among(held) == set(sorted(set(held))[::2])
 
 
 def test_nothing_to_ask_is_no_unit(tmp_path: Path) -> None:
