@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, requires, version
 from time import sleep
 from typing import Any, TypedDict
@@ -24,6 +23,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from untold.udfs.errors import UserError
+from untold.udfs.llm.store_files import digest_of
 from untold.udfs.storage import Place
 
 DRIVER = "driver"
@@ -106,13 +106,8 @@ def _try(folder: Place, nonce: str, name: str) -> None:
 
 
 def _compare(path: str, digest: str) -> None:
-    if digest_of(path) != digest:
+    if digest_of(Place(path)) != digest:
         raise ValueError("it reads another file than the driver does")
-
-
-def digest_of(path: str) -> str:
-    """A hash of a file's content."""
-    return blake2b(Place(path).read_bytes(), digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, str]:

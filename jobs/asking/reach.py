@@ -18,7 +18,8 @@ from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import is_connect, is_local, task_slots
 from untold.jobs.run.workspace import write_parquet
 from untold.udfs.errors import UserError
-from untold.udfs.reach import DRIVER, Visit, digest_of, versions, visit_in_task, within
+from untold.udfs.llm.store_files import digest_of
+from untold.udfs.reach import DRIVER, Visit, versions, visit_in_task, within
 from untold.udfs.storage import Place
 
 # Executors may come while others answer already
@@ -76,7 +77,7 @@ class Reach:
 
     def _visit_executors(self, probe: _Probe) -> list[Visit]:
         """What every executor says; each is asked by small tasks until all that Spark knows have answered."""
-        files = {path: digest_of(path) for path in self.files if Place(path).entry().kind == "file"}
+        files = {path: digest_of(Place(path)) for path in self.files if Place(path).entry().kind == "file"}
         visit = partial(visit_in_task, folders=probe.folders, files=files, nonce=probe.nonce)
         found: dict[str, Visit] = {}
         for _ in range(ROUNDS):

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from untold.udfs.errors import UserError
+from untold.udfs.llm.store_files import count_rows
 from untold.udfs.storage import Place
 
 
@@ -100,18 +99,10 @@ def write_parquet(frame: DataFrame, path: str, **options: Any) -> int:
 
 def check_rows(path: str, written: int) -> None:
     """Raises LostRowsError where the Parquet files of a folder do not have this number of rows, by their footers."""
-    found = count_rows(Place(path))
+    files = [entry.place for entry in Place(path).entries() if entry.name.endswith(".parquet")]
+    found = sum(rows or 0 for rows in count_rows(files))
     if found != written:
         raise LostRowsError(
             f"{path}: Spark wrote {written:,} rows, and {found:,} can be read back; Spark's executors probably write "
             "to another disk than this machine reads: give --output, store and work a place that all machines share"
         )
-
-
-def count_rows(folder: Place) -> int:
-    """The rows of the Parquet files in a folder. It opens each file's footer, several at once."""
-    system, form = folder.arrow[0], ds.ParquetFileFormat()
-    files = [entry for entry in folder.entries() if entry.name.endswith(".parquet")]
-    # With its size no request is spent to ask an object store for it
-    fragments = [form.make_fragment(file.place.arrow[1], system, file_size=file.size) for file in files]
-    return int(ds.FileSystemDataset(fragments, pa.schema([]), form, system).count_rows())

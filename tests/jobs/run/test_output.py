@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +96,6 @@ def test_what_was_not_whole_is_no_obstacle(place: Path) -> None:
     assert metrics_of(place) == ["e2e", "qa"]
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    with ObjectStore() as store:
-        for name, text in store.variables.items():
-            monkeypatch.setenv(name, text)
-        yield store
-
-
 def finish(place: str, *metrics: str, added: Added | None = None) -> Output:
     with Output(place, TABLES, kept=("samples",)) as output:
         write(output, *metrics, added=added)
@@ -112,15 +103,15 @@ def finish(place: str, *metrics: str, added: Added | None = None) -> Output:
     return output
 
 
-def keys_of(bucket: ObjectStore, name: str) -> list[str]:
+def keys_of(object_store: ObjectStore, name: str) -> list[str]:
     return sorted(
-        key.removeprefix("out/") for key in bucket.objects if key.startswith(f"out/{name}/") and key[-1] != "/"
+        key.removeprefix("out/") for key in object_store.objects if key.startswith(f"out/{name}/") and key[-1] != "/"
     )
 
 
 @pytest.mark.parametrize("added", [None, ADDED])
 def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_them(
-    bucket: ObjectStore, added: Added | None
+    object_store: ObjectStore, added: Added | None
 ) -> None:
     place = f"s3://{BUCKET}/out"
     first = finish(place, "e2e")
@@ -134,17 +125,17 @@ def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_t
     again = open_run(place)
     assert again.tables == TABLES
     assert again.table("scores")["metric"].to_pylist() == (["e2e", "qa"] if added else ["e2e"])
-    assert keys_of(bucket, "scores") == [f"scores/{output.run}/part-0.parquet"]
+    assert keys_of(object_store, "scores") == [f"scores/{output.run}/part-0.parquet"]
     assert Output(place, TABLES).seems_complete(retry_failed=False)
 
 
-def test_what_breaks_off_on_an_object_store_leaves_the_tables_of_before_or_none(bucket: ObjectStore) -> None:
+def test_what_breaks_off_on_an_object_store_leaves_the_tables_of_before_or_none(object_store: ObjectStore) -> None:
     place = f"s3://{BUCKET}/out"
     finish(place, "e2e")
     with pytest.raises(ZeroDivisionError):
         break_off(place, "e2e", "qa", added=ADDED)
     assert open_run(place).table("scores")["metric"].to_pylist() == ["e2e"]
-    assert len(keys_of(bucket, "scores")) == 1
+    assert len(keys_of(object_store, "scores")) == 1
     with pytest.raises(ZeroDivisionError):
         break_off(place, "e2e")
     run = open_run(place)
@@ -164,7 +155,7 @@ def test_on_a_local_disk_tables_have_their_names_and_a_manifest_that_names_none_
 
 
 def test_what_cannot_be_removed_is_a_note_once_the_tables_are_written(
-    bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"s3://{BUCKET}/out"
     finish(place, "e2e")
