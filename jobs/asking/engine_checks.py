@@ -38,7 +38,7 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     """
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
-    given = settings.model_dump(mode="json") | {"store": _placed(settings)}
+    given = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
     return _check_engine("Spark", f"at {master}", given, remedy, seconds)
 
 
@@ -48,13 +48,13 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     remedy = (
         "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
     )
-    given = {"address": address, "store": _placed(settings), "storage": settings.storage.environment}
+    given = {"address": address, "places": _places(settings), "storage": settings.storage.environment}
     return _check_engine("Ray", f"at {address}" if address else "local", given, remedy, seconds)
 
 
-def _placed(settings: Settings) -> str | None:
-    """The store, for a process in another folder."""
-    return None if settings.store is None else Place(settings.store).spark
+def _places(settings: Settings) -> dict[str, str]:
+    """The folders that all machines share, for a process in another folder."""
+    return {place: place for place in (Place(path).spark for path in (settings.store, settings.work) if path)}
 
 
 def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> Finding:
@@ -96,18 +96,13 @@ def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
 
 def _probe_spark(given: Any) -> str:
     """Spark's version, once a row has gone through a Python worker and back."""
-    settings = Settings.model_validate_json(json.dumps(given))
-    session = open_session(settings, "untold-doctor")
+    session = open_session(Settings.model_validate_json(json.dumps(given["settings"])), "untold-doctor")
     try:
-        Reach(session, _folders(settings.store)).check_executors()
+        Reach(session, given["places"]).check_executors()
         rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
         return str(session.version) if len(rows) == 1 else _refuse("a row was lost on its way through a worker")
     finally:
         session.stop()
-
-
-def _folders(store: str | None) -> dict[str, str]:
-    return {} if store is None else {store: store}
 
 
 def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,7 +120,7 @@ def _probe_ray(given: Any) -> str:
     os.environ.update(given["storage"])
     start_ray(given["address"])
     try:
-        check_nodes(_folders(given["store"]), visit_nodes, print)
+        check_nodes(given["places"], visit_nodes, print)
         # As the actors of a run: no core is theirs, so that a busy cluster still answers
         actor = ray.remote(_Echo).options(num_cpus=0).remote()
         ray.get(actor.say.remote("ready"), timeout=ENGINE_SECONDS)

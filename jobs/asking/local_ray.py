@@ -41,7 +41,7 @@ def start_ray(address: str | None) -> None:
             ray.init(address=address, runtime_env={"env_vars": own} if own else None, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(
-                f"no connection to the Ray cluster at {address} ({type(error).__name__}): see that it runs, that "
+                f"no connection to the Ray cluster at {address} ({_reason(error)}): see that it runs, that "
                 "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
             ) from error
         return
@@ -65,6 +65,12 @@ def _keep_to_loopback() -> None:
     """
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _reason(error: Exception) -> str:
+    """The kind of an error, as what it says may hold a token; where versions differ, which ones."""
+    text = " ".join(str(error).split())
+    return text if text.startswith("Version mismatch") else type(error).__name__
 
 
 def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Visit]:

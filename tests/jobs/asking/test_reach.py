@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from threading import Event
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
 from untold.jobs.asking import reach
+from untold.jobs.asking.local_ray import start_ray
 from untold.jobs.asking.reach import Reach, ReachError, compare_versions
 from untold.udfs.reach import Visit, silent, versions, visit, within
 
@@ -96,6 +100,18 @@ def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it
 
 def test_the_versions_here_have_those_that_matter() -> None:
     assert {"python", "untold", "pyspark", "pyarrow", "ray"} <= versions().keys()
+
+
+def test_a_ray_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n")
+
+    monkeypatch.setattr("ray.init", refuse)
+    with (
+        patch.dict(os.environ),
+        pytest.raises(RuntimeError, match=r"at h:6379 \(Version mismatch: .* Ray: 2.60.0 Python: 3.12.1\): see that"),
+    ):
+        start_ray("h:6379")
 
 
 def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
