@@ -21,7 +21,11 @@ def prefer_standard_library() -> None:
 
 
 def python_environment() -> dict[str, str]:
-    """This process's environment for a Python process of ours: PYTHONPATH names the standard library first."""
+    """This process's environment for a Python process of ours: PYTHONPATH names the standard library first.
+
+    Its folders are absolute: processes are started in other folders.
+    """
     named = os.environ.get("PYTHONPATH")
-    first = {} if named is None else {"PYTHONPATH": os.pathsep.join([*standard_library(), named])}
+    folders = [os.path.abspath(path) for path in (named or "").split(os.pathsep)]
+    first = {} if named is None else {"PYTHONPATH": os.pathsep.join([*standard_library(), *folders])}
     return {**os.environ, **first}

@@ -70,6 +70,10 @@ _UNPREPARED = (
         "{0}: not there where a worker of Spark reads it; give a place that all machines share, and leave the file "
         "there while the command runs",
     ),
+    (
+        re.compile(r"Error from python worker:\n(?:(?!PYTHONPATH was).*\n)*?\s*((?:\w+Error|Fatal Python error): .+)"),
+        "Python does not start on a worker of Spark ({0}); check PYTHONPATH and spark.conf.spark.pyspark.python",
+    ),
 )
 
 

@@ -52,6 +52,8 @@ _UNRESOLVED = (
 )
 _BEGINNING = Lock()
 _begun: _Jvm | None = None
+# Kept, for with it would go the folder that its Python workers start in
+_running: _Jvm | None = None
 
 
 class JavaError(UserError):
@@ -159,16 +161,17 @@ def active_session() -> SparkSession:
 
 def _take(options: dict[str, str]) -> _Jvm:
     """The JVM that was begun, or a new one where that was begun for other options."""
-    global _begun
+    global _begun, _running
     with _BEGINNING:
         begun, _begun = _begun, None
-    if begun is not None and begun.options == options:
-        return begun
-    if begun is not None:
-        begun.abandon()
-    wanted = _Jvm(options)
-    wanted.start()
-    return wanted
+        if begun is not None and begun.options == options:
+            _running = begun
+            return begun
+        if begun is not None:
+            begun.abandon()
+        _running = _Jvm(options)
+        _running.start()
+        return _running
 
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:

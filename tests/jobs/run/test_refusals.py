@@ -137,6 +137,12 @@ def test_a_class_that_spark_lacks_is_named_with_the_package_that_brings_it(spark
             "file:///data/out/_work/a.parquet. File does not exist. It is possible",
             "file:///data/out/_work/a.parquet: not there where a worker of Spark reads it; give a place that all",
         ),
+        (
+            "org.apache.spark.SparkException: \nError from python worker:\n  Exception ignored error evaluating path:\n"
+            "  Traceback (most recent call last):\n  OSError: failed to make path absolute\n"
+            "  Fatal Python error: error evaluating path\nPYTHONPATH was:\n  .",
+            "Python does not start on a worker of Spark (OSError: failed to make path absolute); check PYTHONPATH",
+        ),
     ],
 )
 def test_what_spark_says_of_a_machine_is_told_with_what_to_do(said: str, told: str) -> None:

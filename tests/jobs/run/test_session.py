@@ -14,6 +14,7 @@ from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
 from untold.jobs.run.session import SMALL, session_options, set_environment
 from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
+from untold.udfs.python_path import python_environment, standard_library
 from untold.udfs.storage import Place
 
 WORKERS = "spark.executorEnv."
@@ -68,3 +69,12 @@ def test_the_python_of_workers_is_that_of_the_settings() -> None:
         assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
         set_environment(Settings(spark=SparkSettings(conf={"spark.pyspark.python": "./environment/bin/python"})))
         assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
+
+
+def test_a_relative_folder_of_pythonpath_is_that_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["own", str(tmp_path)]))
+    named = python_environment()["PYTHONPATH"].split(os.pathsep)
+    assert named == [*standard_library(), str(tmp_path / "own"), str(tmp_path)]
