@@ -112,7 +112,7 @@ def test_a_run_that_is_killed_in_its_writes_pays_for_nothing_twice(
     object_store.fault = kill
     kill.run = start(server, object_store, tmp_path, **settings)
     kill.run.wait()
-    assert (kill.done, server.count()) == (True, count_distinct(rows))
+    assert kill.done
     assert start(server, object_store, tmp_path, **settings).wait().code == 0
     assert server.count() == count_distinct(rows)
     assert run_here(server, samples, tmp_path / "local").code == 0
