@@ -87,7 +87,7 @@ class Run(results.Run):
         """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
         # Says what is wrong with the name
         self.dataset(name)
-        return active_session().read.option("mergeSchema", "true").parquet((self.place / name).spark)
+        return active_session().read.option("mergeSchema", "true").parquet(self.path_of(name).spark)
 
     def compare(
         self,

@@ -113,7 +113,8 @@ def _open(output: str) -> Run:
     run = open_run(output)
     missing = [name for name in ("samples", "scores") if name not in run.tables]
     if missing:
-        hint = f"score it: untold score --input {output}/samples" if "samples" in run.tables else "give other outputs"
+        score_it = f"score it: untold score --input {run.path_of('samples')}"
+        hint = score_it if "samples" in run.tables else "give other outputs"
         raise CompareError(f"{output}: no table {' and no table '.join(missing)}, so no output of untold score; {hint}")
     return run
 
@@ -156,7 +157,7 @@ def _read_scores(spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str
     """Columns of `scores`, output (its place among the runs) and question, null where the sample is invalid."""
     names = _names_of(runs)
     frames = [
-        _read_run(spark, run.directory, name).withColumn("output", F.lit(place))
+        _read_run(spark, run, name).withColumn("output", F.lit(place))
         for place, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
     return reduce(DataFrame.unionByName, frames).where(F.col("metric").isin(*metrics))
@@ -171,13 +172,13 @@ def _names_of(runs: Sequence[Run]) -> list[str]:
     return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
 
 
-def _read_run(spark: SparkSession, output: str, name: str) -> DataFrame:
+def _read_run(spark: SparkSession, run: Run, name: str) -> DataFrame:
     """The scores of an output with the query and the question of their sample: columns of `scores`, query, question.
 
     question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.
     """
-    scores = spark.read.schema(spark_schema(SCORES)).parquet(f"{output}/scores")
-    samples = spark.read.schema(spark_schema(SAMPLES)).parquet(f"{output}/samples")
+    scores = spark.read.schema(spark_schema(SCORES)).parquet(run.path_of("scores").spark)
+    samples = spark.read.schema(spark_schema(SAMPLES)).parquet(run.path_of("samples").spark)
     text = F.to_json(F.struct("query", "contexts"))
     # A hash, since texts as keys of joins would be shuffled whole
     question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))

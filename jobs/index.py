@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -131,7 +132,8 @@ def _finish(start: Start, corpus: Texts, made: Made, runner: StageRunner) -> Out
     named: dict[str, Any] = {} if made.catalog is None else {COMMAND: made.catalog.plain()}
     outcome = start.end([runner], counts, **named)
     if made.catalog is not None:
-        remove_unnamed(start.output.place, made.catalog)
+        old = f"shards of an earlier index in {start.output.place}"
+        start.output.tidy(old, partial(remove_unnamed, start.output.place, made.catalog))
     return replace(outcome, message="\n".join(filter(None, [outcome.message, made.nothing])) or None)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from untold.jobs.asking.job import Job, Outcome, job_from_json
-from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.local_ray import start_ray, visit_nodes
 from untold.jobs.asking.pool import ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
@@ -55,12 +55,11 @@ class Answering:
         job: Job,
         stopped: Callable[[], str | None],
         tell: Callable[[Mapping[str, Any]], None],
-        confirmed: Callable[[], bool] = lambda: True,
         idle: list[Any] | None = None,
         answered: RequestIds | None = None,
     ) -> None:
         self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
-        self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
+        self._job, self._stopped, self._tell = job, stopped, tell
         units = list_units(job.requests)
         self._waiting = deque(units)
         self._answered = answered or RequestIds()
@@ -79,7 +78,8 @@ class Answering:
         """
         try:
             self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
-            reason: str | None = self._confirm_probes() or self._loop() or self._ask_suspects()
+            self._check_probes()
+            reason: str | None = self._loop() or self._ask_suspects()
         finally:
             self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
         reason, error, lost = self._verdict(reason)
@@ -106,18 +106,10 @@ class Answering:
             return "broken", f"answers could not be written to {self._job.directory} ({trouble})", unwritten
         return reason, next((state.refused for state in states if state.refused), None), unwritten
 
-    def _confirm_probes(self) -> str | None:
-        """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
-        probes = [worker.probe for worker in self.pool.workers]
-        if self._job.confirm_probes:
-            self._tell({"event": "probes", "uris": probes})
-            while not self._confirmed():
-                if self._stopped():
-                    return "interrupted"
-                sleep(LOOK_SECONDS / 10)
-        for probe in probes:
-            check_probe(probe)
-        return None
+    def _check_probes(self) -> None:
+        """Before the first lease: what every actor wrote can be read here."""
+        for worker in self.pool.workers:
+            check_probe(worker.probe)
 
     def _loop(self) -> str | None:
         """Hands out units until all are answered; the reason where it ends before."""
@@ -250,14 +242,13 @@ class Answering:
 class Control:
     """What may end this process: a signal, a `stop` line on standard input, or the end of standard input.
 
-    A thread reads the lines of standard input: `stop`, `go`, or a job as JSON. The first reason stays: `interrupted`,
-    or `orphaned` where standard input ended, so that nobody waits for an outcome.
+    A thread reads the lines of standard input: `stop`, or a job or a visit as JSON. The first reason stays:
+    `interrupted`, or `orphaned` where standard input ended, so that nobody waits for an outcome.
     """
 
     def __init__(self) -> None:
         self._reason: str | None = None
         self._lines: list[str] = []
-        self._go = False
         self._news = threading.Condition()
         self.take_signals()
         threading.Thread(target=self._read, daemon=True).start()
@@ -271,30 +262,28 @@ class Control:
         """`interrupted` or `orphaned`; None while nothing has asked this process to end."""
         return self._reason
 
-    def confirmed(self) -> bool:
-        """Whether a `go` line came since this was last true."""
-        gone, self._go = self._go, False
-        return gone
-
     def jobs(self) -> Iterator[Job]:
-        """The jobs of standard input, one a line, until it ends or something stops this process."""
+        """The jobs of standard input, one a line, until it ends or something stops this process.
+
+        A line that asks for a visit of all nodes is answered at once.
+        """
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._lines or self._reason, timeout=1.0)
                 if self._reason:
                     return
                 line = self._lines.pop(0) if self._lines else None
-            if line:
-                yield job_from_json(json.loads(line))
+            plain = json.loads(line) if line else {}
+            if "folders" in plain:
+                tell({"event": "visited", "reports": visit_nodes(**plain)})
+            elif plain:
+                yield job_from_json(plain)
 
     def _read(self) -> None:
         """Sorts the lines of standard input; its end means that the process which started this one has gone."""
         for line in sys.stdin:
             if line.strip() == "stop":
                 self._stop("interrupted")
-                continue
-            if line.strip() == "go":
-                self._go = True
                 continue
             with self._news:
                 self._lines.append(line)
@@ -314,7 +303,7 @@ def answer(job: Job, control: Control, idle: list[Any]) -> None:
     """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
     try:
         Place(job.directory).make_folder()
-        answering = Answering(job, control.reason, tell, control.confirmed, idle)
+        answering = Answering(job, control.reason, tell, idle)
         outcome = answering.run()
     except (RayError, RuntimeError, OSError) as error:
         tell({"event": "broken", "error": explain(error)})

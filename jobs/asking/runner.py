@@ -18,6 +18,7 @@ from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.local_model import LocalModelError
 from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.reach import Reach
 from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.asking.results import without_requests
 from untold.jobs.asking.spooling import SpoolAnswerer
@@ -50,6 +51,8 @@ class StageRunner:
     store: str
     answered_before: bool = False
     earlier: Collection[str] = ()
+    # The machines of the start; None where nothing is known of them
+    reach: Reach | None = None
     ended: str | None = None
     error: str | None = None
     lost: int = 0
@@ -135,7 +138,7 @@ class StageRunner:
             return TaskAnswerer(self.engines, self.settings, self.workspace)
         if self._spool.is_used:
             return self._spool
-        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace)
+        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
 
     def _ask(self, asking: _Asking) -> Results | None:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.

@@ -111,7 +111,7 @@ def begin_session(settings: Settings, *, small: bool = False) -> None:
     with _BEGINNING:
         if _begun is None and SparkContext._gateway is None:
             _check_work_folders(settings)
-            _set_environment(settings)
+            set_environment(settings)
             _begun = _Jvm(session_options(settings, small))
             _begun.start()
 
@@ -190,11 +190,14 @@ def _check_work_folders(settings: Settings) -> None:
             )
 
 
-def _set_environment(settings: Settings) -> None:
+def set_environment(settings: Settings) -> None:
     """What the JVM and its Python workers inherit."""
     # Python reads any name under it, Java only ASCII
     if os.environ.get("LC_ALL") in ("C", "POSIX"):
         os.environ["LC_ALL"] = "C.UTF-8"
+    if "spark.pyspark.python" in settings.spark.conf:
+        # PySpark itself goes by the variable alone
+        os.environ["PYSPARK_PYTHON"] = settings.spark.conf["spark.pyspark.python"]
     # Else workers take `python3` from PATH, which may be another Python without our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

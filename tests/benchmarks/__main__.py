@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.benchmarks import (
     cluster,
     clustering,
+    comparing,
     condensation,
     cpu,
     embedding,
@@ -52,6 +53,7 @@ BENCHMARKS = {
     "cpu": Benchmark("processor time a call", cpu.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
+    "comparing": Benchmark("untold compare, by number of scores", comparing.measure),
     "cluster": Benchmark("starts over object stores, and their requests, beside a local disk", cluster.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
 from untold.jobs.run import session
-from untold.jobs.run.session import SMALL, session_options
+from untold.jobs.run.session import SMALL, session_options, set_environment
 from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
 from untold.udfs.storage import Place
 
@@ -70,3 +72,11 @@ def test_packages_that_cannot_be_loaded_are_named_with_what_to_do(monkeypatch: p
     jvm.start()
     with pytest.raises(session.PackagesError, match=r"com\.example:connector:1.*Maven Central.*untold package --jars"):
         jvm.gateway()
+
+
+def test_the_python_of_workers_is_that_of_the_settings() -> None:
+    with patch.dict(os.environ, {"PYSPARK_PYTHON": "/usr/bin/python3"}):
+        set_environment(Settings())
+        assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
+        set_environment(Settings(spark=SparkSettings(conf={"spark.pyspark.python": "./environment/bin/python"})))
+        assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
