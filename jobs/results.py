@@ -77,7 +77,7 @@ class Run:
             near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
             hint = near or f"it has {', '.join(self.tables) or 'none'}"
             raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
-        factory = ds.FileSystemDatasetFactory(self.place.reading[0], self._files(name), ds.ParquetFileFormat())
+        factory = ds.FileSystemDatasetFactory(self.place.arrow[0], self._files(name), ds.ParquetFileFormat())
         return factory.finish(factory.inspect())
 
     def table(self, name: str) -> pa.Table:

@@ -88,13 +88,6 @@ def open_arrow(root: Root) -> tuple[fs.FileSystem, str]:
 
 
 @lru_cache
-def open_reading(root: Root) -> fs.FileSystem:
-    """A root as Arrow's data sets read it: files are opened by `open_object` where it is an object store."""
-    system, _ = open_arrow(root)
-    return fs.PyFileSystem(_Reading(root, system)) if root.scheme in STORES else system
-
-
-@lru_cache
 def open_store(root: Root) -> Any:
     """obstore's store of a root. Raises PlaceError where it does not answer, or is no object store."""
     if root.scheme not in STORES:
@@ -139,33 +132,6 @@ class _ObjectFile(io.RawIOBase):
         found = _asked(lambda: bytes(self._store.get_range(self._path, start=self._at, end=end)))
         self._at += len(found)
         return found
-
-
-class _Reading(fs.FileSystemHandler):  # type: ignore[misc]  # Arrow has no types
-    """Arrow's file system of an object store, which is only read."""
-
-    def __init__(self, root: Root, system: fs.FileSystem) -> None:
-        self._root, self._system = root, system
-
-    def get_type_name(self) -> str:
-        return str(self._system.type_name)
-
-    def normalize_path(self, path: str) -> str:
-        return path
-
-    def get_file_info(self, wanted: Any) -> Any:
-        return self._system.get_file_info(wanted)
-
-    def open_input_file(self, path: str) -> Any:
-        return open_object(self._root, path.partition("/")[2])
-
-    def _refuse(self, *_: Any) -> Any:
-        raise NotImplementedError("a data set is only read")
-
-    get_file_info_selector = get_file_info
-    open_input_stream = open_input_file
-    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
-    delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
 
 
 def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:

@@ -93,12 +93,6 @@ class Place:
         return system, f"{above.rstrip('/')}/{path}".rstrip("/") or "/"
 
     @property
-    def reading(self) -> tuple[fs.FileSystem, str]:
-        """The file system by which data sets are read, and the path in it."""
-        system, path = self.arrow
-        return (system if self.local is not None else object_stores.open_reading(self.root[0])), path
-
-    @property
     def has_conditions(self) -> bool:
         """Whether it lies in an object store, which writes on a condition and has no folders."""
         return self.local is None and self.root[0].scheme in STORES

@@ -128,6 +128,9 @@ def test_a_store_that_is_busy_slow_and_cuts_answers_changes_no_table(
     numbers = count()
 
     def trouble(method: str, key: str) -> Fault | None:
+        # What is shown at the end is read by Arrow, which gives up short reads of a store that is busy
+        if b'"status": "finished"' in object_store.objects.get(f"{OUTPUT}/manifest.json", b""):
+            return None
         number = next(numbers)
         if number % 101 == 100:
             return Fault(seconds=5.0)

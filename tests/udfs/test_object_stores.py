@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 from time import monotonic
 
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.object_store import BUCKET, Fault, ObjectStore
@@ -92,16 +89,6 @@ def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: 
     with place.open() as file:
         assert file.read() == b"content"
     assert [request.status for request in object_store.requests].count(503) >= 4
-
-
-def test_a_data_set_of_a_busy_store_is_read_whole(object_store: ObjectStore) -> None:
-    place = Place(f"s3://{BUCKET}/table")
-    table = pa.table({"one": [1]})
-    (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
-    faults = chain.from_iterable(repeat([Fault(refused=True), None, Fault(cut=True), None]))
-    object_store.fault = lambda method, key: next(faults) if key else None
-    system, path = place.reading
-    assert ds.dataset(path, filesystem=system, format="parquet").to_table() == table
 
 
 def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> None:

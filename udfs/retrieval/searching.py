@@ -217,7 +217,7 @@ def _names(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
 
 def _read(path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a folder of Parquet, a bounded number at a time; batches without a row are left out."""
-    system, inner = Place(path).reading
+    system, inner = Place(path).arrow
     rows = ds.dataset(inner, filesystem=system, format="parquet")
     # Of no rows Spark may write no file, and then there is no column to read
     if not rows.files:
