@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.object_store import BUCKET
+from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.asking.completions import break_pages, names_in, row, segments_of, write
 from untold.jobs.asking.snapshots import (
     LiveFile,
@@ -202,3 +202,15 @@ def test_of_two_who_write_one_snapshot_the_first_stays() -> None:
     with pytest.raises(FileExistsError, match="another run has merged files"):
         write_snapshot(folder, Snapshot(number=1, files=(LiveFile(name="a.parquet", rows=1, size=1, digest="d"),)))
     assert list_folder(folder).snapshot == Snapshot(number=1)
+
+
+def test_no_footer_is_read_of_a_file_that_a_snapshot_names(object_store: ObjectStore, tmp_path: Path) -> None:
+    folder = f"s3://{BUCKET}/stage"
+    for name in ("a.parquet", "b.parquet"):
+        write(tmp_path, name, [row("r")])
+        object_store.put(f"stage/{name}", (tmp_path / name).read_bytes())
+    write_snapshot(folder, Snapshot(number=1, files=(live(tmp_path / "a.parquet"),)))
+    before = len(object_store.requests)
+    assert find_whole(folder, move=False).rows == 2
+    assert {request.key for request in object_store.requests[before:]} >= {"stage/b.parquet"}
+    assert "stage/a.parquet" not in {request.key for request in object_store.requests[before:]}

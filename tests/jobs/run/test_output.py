@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,15 @@ def test_each_file_of_relations_is_sorted_and_has_all_rows_of_its_samples(spark:
         assert file == sorted(file, key=lambda row: (row["sample_id"], row["premise_id"]))
     owners = [name for file in files for name in {row["sample_id"] for row in file}]
     assert len(owners) == len(set(owners)) == 40
+
+
+@pytest.mark.usefixtures("object_store")
+def test_steps_of_an_output_in_an_object_store_stay_on_this_machine(spark: SparkSession, tmp_path: Path) -> None:
+    remote = f"s3://{BUCKET}/out"
+    here = Output(remote, ()).workspace(spark).folder
+    assert Path(here).is_relative_to(tempfile.gettempdir())
+    assert here == Output(remote, ()).workspace(spark).folder != Output(f"{remote}2", ()).workspace(spark).folder
+    # Actors on other machines read what Spark writes for them
+    assert Output(remote, (), alone=False).workspace(spark).folder == f"{remote}/_work"
+    assert Output(remote, (), work=str(tmp_path)).workspace(spark).folder.startswith(f"{tmp_path}/untold-")
+    assert Output(str(tmp_path / "out"), ()).workspace(spark).folder == f"{tmp_path}/out/_work"

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
+from untold.jobs.run import session
 from untold.jobs.run.session import SMALL, session_options, set_environment
 from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
 from untold.udfs.python_path import python_environment, standard_library
@@ -61,6 +62,17 @@ def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(packed)
 
     assert count_bytes(str(tmp_path), str(tmp_path / "absent")) == 100 + COMPRESSED * len(packed)
+
+
+def test_packages_that_cannot_be_loaded_are_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Java gateway process exited before sending its port number")
+
+    monkeypatch.setattr(session, "launch_gateway", fail)
+    jvm = session._Jvm({"spark.jars.packages": "com.example:connector:1"})
+    jvm.start()
+    with pytest.raises(session.PackagesError, match=r"com\.example:connector:1.*Maven Central.*untold package --jars"):
+        jvm.gateway()
 
 
 def test_the_python_of_workers_is_that_of_the_settings() -> None:
