@@ -30,6 +30,7 @@ from untold.jobs.run.workspace import Counted, Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
+from untold.udfs.schemes import variables
 from untold.udfs.storage import Place
 
 WORK = "_work"
@@ -53,8 +54,12 @@ def store_of(settings: Settings, output: str) -> str:
 
 
 def steps_folder(output: str, work: str) -> str:
-    """The folder of a run's steps in one for many runs: the same each time, so that what a killed run left goes."""
-    return f"{work}/untold-{blake2b(output.encode(), digest_size=8).hexdigest()}"
+    """The folder of a run's steps in one for many runs: the same each time, so that what a killed run left goes.
+
+    Where stores are opened otherwise (`storage.*`), an output of the same name is another.
+    """
+    named = repr((output, variables()))
+    return f"{work}/untold-{blake2b(named.encode(), digest_size=8).hexdigest()}"
 
 
 def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
