@@ -19,6 +19,7 @@ from untold.jobs.asking.calling import with_given
 from untold.jobs.asking.endpoint import explain_refusal
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.pool import Actor
 from untold.jobs.asking.spool import Spool, SpooledJob, SpoolError, open_spool
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.locks import LockedError
@@ -86,7 +87,7 @@ class _Worker:
     name: str = field(default_factory=lambda: uuid4().hex[:12])
     used: dict[str, Usage] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
-    _idle: list[Any] = field(default_factory=list)
+    _idle: list[Actor] = field(default_factory=list)
 
     def work(self, spool: Spool) -> None:
         """Answers one job after the other; those that another worker is at come last."""

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from untold.jobs.asking.job import Job, Outcome, job_from_json
 from untold.jobs.asking.local_ray import start_ray
-from untold.jobs.asking.pool import ActorPool
+from untold.jobs.asking.pool import Actor, ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.structure import Finding
@@ -55,7 +55,7 @@ class Answering:
         stopped: Callable[[], str | None],
         tell: Callable[[Mapping[str, Any]], None],
         confirmed: Callable[[], bool] = lambda: True,
-        idle: list[Any] | None = None,
+        idle: list[Actor] | None = None,
         answered: frozenset[str] = frozenset(),
     ) -> None:
         self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
@@ -298,7 +298,7 @@ class Control:
             self._news.release()
 
 
-def answer(job: Job, control: Control, idle: list[Any]) -> None:
+def answer(job: Job, control: Control, idle: list[Actor]) -> None:
     """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
     try:
         Place(job.directory).make_folder()
@@ -329,7 +329,7 @@ def main(ray_address: str | None) -> None:
     start_ray(ray_address)
     control.take_signals()
     tell({"event": "ready"})
-    idle: list[Any] = []
+    idle: list[Actor] = []
     for job in control.jobs():
         answer(job, control, idle)
 

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
+from untold.jobs.run.refusals import check_address
 from untold.udfs.llm.actors import NAMESPACE
 from untold.udfs.storage import VARIABLE
 
@@ -19,7 +20,7 @@ def start_ray(address: str | None) -> None:
     """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
 
     All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
-    Raises RuntimeError where the cluster cannot be reached. Ray takes over SIGTERM here: who has handlers sets them
+    Raises RuntimeError where the cluster cannot be reached, UserError where what `ray://` needs is not installed. Ray takes over SIGTERM here: who has handlers sets them
     again.
     """
     # Ray gives its workers a niceness of 15, and beside a busy Spark they would hardly get a turn
@@ -29,6 +30,7 @@ def start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
+        check_address(address)
         try:
             # On other machines nothing is inherited; what our own Ray starts has this process's variables
             own = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}

@@ -16,7 +16,7 @@ from typing import Any
 
 from untold.jobs.asking.job import Job, Outcome, job_to_json
 from untold.jobs.run.interrupts import Interrupts
-from untold.jobs.run.refusals import check_writable
+from untold.jobs.run.refusals import check_address, check_writable
 from untold.udfs.errors import UserError
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.usage import Usage
@@ -42,7 +42,9 @@ class AnsweringProcess:
     """
 
     def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
-        if not ray_address:
+        if ray_address:
+            check_address(ray_address)
+        else:
             temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
             check_writable(temporary, "Ray's folder", "make room, or set RAY_TMPDIR to another")
         self.interrupts = interrupts

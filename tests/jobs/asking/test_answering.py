@@ -139,10 +139,10 @@ def test_an_actor_that_does_not_start_is_replaced(
         monkeypatch.setattr(pool, "START_SECONDS", 0.5)
         yield ray.remote(Sleeper).options(num_cpus=0).remote()
         monkeypatch.setattr(pool, "START_SECONDS", 300.0)
-        yield make()
+        yield make(*pool.living_nodes())
 
     make, found = pool.new_actor, actors_of()
-    monkeypatch.setattr(pool, "new_actor", lambda: next(found))
+    monkeypatch.setattr(pool, "new_actor", lambda node: next(found))
     assert answered(job_of(server, tmp_path, 5)).usage.done == 5
 
 
