@@ -24,6 +24,7 @@ from untold.jobs.asking.local_ray import start_ray
 from untold.jobs.asking.pool import Actor, ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.store_files import read_fields
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
 from untold.udfs.llm.usage import Usage
@@ -75,6 +76,7 @@ class Answering:
         """
         try:
             self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
+            self.pool.count_replayed(sum(len(ids) for ids in self._take_replayed()))
             reason: str | None = self._confirm_probes() or self._loop() or self._ask_suspects()
         finally:
             self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
@@ -131,11 +133,19 @@ class Answering:
     def _look(self) -> None:
         """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
         for dead in self.pool.check():
+            # First, as what it had in its journal is in the store by then
+            self.pool.replace(dead)
             self._answered |= read_ids(self._job.directory, dead.name)
             for unit in dead.units:
                 self._deaths[unit] = self._deaths.get(unit, 0) + 1
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-            self.pool.replace(dead)
+
+    def _take_replayed(self) -> list[frozenset[str]]:
+        """Takes what actors of earlier starts had answered and is in the store now; gives the ids of each unit."""
+        rows = [row for uri in self.pool.replayed for row in read_fields(Place(uri), "request_id", "error_type")]
+        new = {row["request_id"] for row in rows if not row.get("error_type")} - self._answered
+        self._answered |= new
+        return [ids_among(unit, new) for unit in self._waiting]
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""

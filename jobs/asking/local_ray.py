@@ -20,8 +20,8 @@ def start_ray(address: str | None) -> None:
     """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
 
     All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
-    Raises RuntimeError where the cluster cannot be reached, UserError where what `ray://` needs is not installed. Ray takes over SIGTERM here: who has handlers sets them
-    again.
+    Raises RuntimeError where the cluster cannot be reached, UserError where what `ray://` needs is not installed. Ray
+    takes over SIGTERM here: who has handlers sets them again.
     """
     # Ray gives its workers a niceness of 15, and beside a busy Spark they would hardly get a turn
     os.environ.setdefault("RAY_worker_niceness", "0")

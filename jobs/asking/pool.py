@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, GetTi
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.asking.job import Job
-from untold.udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
+from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiter_name, open_limiter
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import Usage
@@ -102,12 +102,14 @@ class ActorPool:
     """The workers of a job.
 
     `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
+    `replayed`: segments that actors wrote at their start, of the journals of dead ones.
     `wait_on` says, while one cannot write, whether to wait on.
     """
 
     def __init__(self, job: Job, idle: list[Actor], wait_on: Callable[[], bool]) -> None:
         self.workers: list[Worker] = []
         self.models: set[str] = set()
+        self.replayed: list[str] = []
         self.deaths = Deaths()
         self._job, self._idle, self._wait_on = job, idle, wait_on
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
@@ -128,21 +130,26 @@ class ActorPool:
         total = sum((state.usage for state in self.states), self._used_by_dead)
         return self._job.settings.prices.priced(total)
 
-    def start(self, count: int) -> list[Worker]:
-        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
+    def start(self, count: int, node: str | None = None) -> list[Worker]:
+        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side.
+
+        node: where a new one is to be, if that lives.
+        """
         workers = []
         for _ in range(count):
-            workers.append(Worker(self._assign(), self._idle.pop() if self._idle else self._new_actor()))
+            workers.append(Worker(self._assign(), self._idle.pop() if self._idle else self._new_actor(node)))
             self.workers.append(workers[-1])
         starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
         for worker, probe in zip(workers, starting, strict=True):
             self._await_start(worker, probe)
         return workers
 
-    def _new_actor(self, failed: Collection[str] = ()) -> Actor:
-        """An actor where the fewest are. The nodes are looked up each time: some have died, others were added."""
-        node = next_node(living_nodes(), [worker.actor.node for worker in self.workers], failed)
-        return Actor(new_actor(node), node)
+    def _new_actor(self, wanted: str | None = None, failed: Collection[str] = ()) -> Actor:
+        """An actor on the node, else where the fewest are. Nodes are looked up anew: some died, others were added."""
+        nodes = living_nodes()
+        if wanted not in nodes:
+            wanted = next_node(nodes, [worker.actor.node for worker in self.workers], failed)
+        return Actor(new_actor(wanted), wanted)
 
     def _assign(self) -> Assignment:
         """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
@@ -171,13 +178,15 @@ class ActorPool:
         failed: list[str] = []
         while True:
             try:
-                worker.probe = ray.get(probe, timeout=START_SECONDS)
+                started: Started = ray.get(probe, timeout=START_SECONDS)
+                worker.probe = started.probe
+                self.replayed += started.replayed
                 return
             except GONE as error:
                 self.deaths.count(error)
                 ray.kill(worker.handle, no_restart=True)
                 failed.append(worker.actor.node)
-                worker.actor = self._new_actor(failed)
+                worker.actor = self._new_actor(failed=failed)
             except OSError:
                 if not self._wait_on() or monotonic() - began >= self._job.settings.outage:
                     raise
@@ -231,13 +240,17 @@ class ActorPool:
                 other.handle.remember.remote(self._spent_by_dead)
 
     def replace(self, worker: Worker) -> None:
-        """Starts another in the place of a dead worker."""
+        """Starts another in the place of a dead worker, on its node while that lives: its journal is there."""
         place = self.workers.index(worker)
         self.workers.remove(worker)
-        (new,) = self.start(1)
+        (new,) = self.start(1, worker.actor.node)
         check_probe(new.probe)
         self.workers.remove(new)
         self.workers.insert(place, new)
+
+    def count_replayed(self, requests: int) -> None:
+        """Counts requests that an earlier start had answered, and whose answers came to the store in this one."""
+        self._used_by_dead += Usage(done=requests)
 
     def record_crash(self, deaths: int) -> None:
         """Takes back the deaths that one request caused; it is recorded as one that failed."""

@@ -82,7 +82,9 @@ class LlmSettings(Section):
     and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
     """
 
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"deadline_seconds", "outage_minutes", "actors", "flush_seconds"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
+    )
 
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
@@ -136,7 +138,12 @@ class LlmSettings(Section):
         default=None, description="Number of Ray actors that make calls; null derives it from the request limit"
     )
     flush_seconds: Positive | None = Field(
-        default=None, description="Seconds between writes of completions; null is 1 on local disks, 10 on object stores"
+        default=None, description="Seconds between writes of completions; null is 1 on local disks, 30 on object stores"
+    )
+    journal: Text | None = Field(
+        default=None,
+        description="Folder on each node's disk for answers that are not in the store yet; off keeps none; null is "
+        "the node's temporary folder for object stores, and off for local disks",
     )
     price_per_million_prompt_tokens: Amount | None = Field(
         default=None, description="Price of a million prompt tokens, in the currency of budget.max_cost"
