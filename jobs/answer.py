@@ -64,7 +64,7 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
     if any(job.is_open for job in spool.jobs()):
         display.status("starting Ray")
         try:
-            start_ray(request.ray_address or request.given.ray.address)
+            start_ray(request.ray_address or request.given.ray.address, request.given.ray.runtime_env)
         except RuntimeError as error:
             raise SpoolError(str(error)) from error
         try:

@@ -333,10 +333,10 @@ def tell(event: Mapping[str, Any]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def main(ray_address: str | None) -> None:
-    """Answers one job after the other, as they come on standard input."""
+def main(ray: Mapping[str, Any]) -> None:
+    """Answers one job after the other, as they come on standard input. `ray`: the settings `ray.*`."""
     control = Control()
-    start_ray(ray_address)
+    start_ray(ray["address"], ray["runtime_env"])
     control.take_signals()
     tell({"event": "ready"})
     idle: list[Actor] = []
@@ -345,4 +345,4 @@ def main(ray_address: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(next(iter(sys.argv[1:]), None))
+    main(json.loads(sys.argv[1]))

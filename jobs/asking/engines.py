@@ -65,7 +65,7 @@ def open_engines(
     asks the run to end in order. Raises JavaError where no usable Java is found.
     """
     interrupts = Interrupts(display.note)
-    process = ProcessWhenNeeded(settings.ray.address, interrupts) if held is None else held.process
+    process = ProcessWhenNeeded(settings.ray, interrupts) if held is None else held.process
     if held is not None:
         held.process.serve(interrupts)
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -16,9 +18,10 @@ from untold.udfs.storage import VARIABLE
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
-def start_ray(address: str | None) -> None:
+def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
 
+    runtime_env: of the actors on that cluster.
     All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
     Raises RuntimeError where the cluster cannot be reached, UserError where what `ray://` needs is not installed. Ray
     takes over SIGTERM here: who has handlers sets them again.
@@ -34,7 +37,8 @@ def start_ray(address: str | None) -> None:
         try:
             # On other machines nothing is inherited; what our own Ray starts has this process's variables
             own = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
-            ray.init(address=address, runtime_env={"env_vars": own} if own else None, **common)
+            given = {**runtime_env, "env_vars": {**runtime_env.get("env_vars", {}), **own}}
+            ray.init(address=address, runtime_env=given, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(
                 f"no connection to the Ray cluster at {address} ({type(error).__name__}): see that it runs, that "

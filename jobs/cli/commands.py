@@ -213,6 +213,15 @@ def _doctor(options: Options) -> int:
     return examine(lambda: load(options))
 
 
+def _package(options: Options) -> int:
+    """This environment as files that the machines of a cluster use, and the settings that use them."""
+    from untold.jobs.package import package, show_package
+
+    settings = settings_without_endpoint(options)
+    show_package(options.output, package(options.output, settings, jars=options.jars))
+    return 0
+
+
 def _schema(options: Options) -> int:
     """Tables and columns as Arrow writes their types: all, or the one that is named."""
     from untold.jobs.tables import TABLES
@@ -339,6 +348,15 @@ COMMANDS: dict[str, click.Command] = {
         ],
     ),
     "doctor": Command("check this machine and the endpoint", _doctor, settings_options()),
+    "package": Command(
+        "pack this environment for the machines of a cluster",
+        _package,
+        [
+            *settings_options(),
+            Option("--output", "DIR", "where the wheel, the archive and cluster.yaml go", required=True),
+            flag("--jars", "copy the packages of spark.conf.spark.jars.packages too"),
+        ],
+    ),
     "schema": Command(
         "show the tables and their columns",
         _schema,

@@ -181,7 +181,7 @@ def _set_environment(settings: Settings) -> None:
     if os.environ.get("LC_ALL") in ("C", "POSIX"):
         os.environ["LC_ALL"] = "C.UTF-8"
     # Else workers take `python3` from PATH, which may be another Python without our packages
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", settings.spark.conf.get("spark.pyspark.python") or sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_OPTIONS)
     os.environ.update(python_environment())

@@ -223,6 +223,9 @@ class RaySettings(Section):
     """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
 
     address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
+    )
 
 
 class StorageSettings(Section):
