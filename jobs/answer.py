@@ -117,7 +117,7 @@ class _Worker:
     def _answer(self, spooled: SpooledJob, is_lost: Callable[[], bool]) -> None:
         """Answers what is left of a job; what that used is written as often as completions are."""
         job = with_given(spooled.read(), self.request.given)
-        job = replace(job, spent=sum(self.used.values(), Usage()))
+        job = replace(job, spent=sum(self.used.values(), job.spent))
         noted = monotonic()
 
         def stopped() -> str | None:

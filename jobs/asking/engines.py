@@ -70,7 +70,7 @@ def open_engines(
         held.process.serve(interrupts)
     try:
         display.status("starting Java and Ray" if asks else "starting Java")
-        answers = settings.llm.answering == "here"
+        answers = settings.llm.answering == "process"
         if asks and answers:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark

@@ -128,8 +128,10 @@ class LlmSettings(Section):
     )
     tokens_per_minute: Positive | None = Field(default=None, description="Maximum tokens a minute; null is no limit")
     max_concurrency: Count = Field(default=64, description="Maximum concurrent requests over all actors")
-    answering: Literal["here", "spool"] = Field(
-        default="here", description="Who answers requests: this start, or `untold answer` from a spool"
+    answering: Literal["process", "spool", "ray-job"] = Field(
+        default="process",
+        description="What answers requests: a process beside this start, `untold answer` from a spool, or a job that "
+        "this start submits to the Ray cluster whose job server ray.address names (http://HEAD:8265)",
     )
     spool: Text | None = Field(
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"

@@ -19,11 +19,11 @@ SHARED_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabl
 
 
 class SharedCluster:
-    """Holds the process behind a cluster; `address` is what `ray.address` names."""
+    """Holds the process behind a cluster; `address` is what `ray.address` names, of its job server where it has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, jobs: bool = False) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.runs.cluster"],
+            [sys.executable, "-m", "tests.runs.cluster", *(["jobs"] if jobs else [])],
             cwd=_ROOT,
             env={**os.environ, "RAY_AUTH_MODE": SHARED_RAY["RAY_AUTH_MODE"]},
             stdin=subprocess.PIPE,
@@ -66,11 +66,17 @@ def main() -> None:
     # Here, so that tests which ask nothing do not wait for Ray to be imported
     import ray
 
-    from untold.jobs.asking.local_ray import start_ray
+    from untold.jobs.asking.local_ray import OBJECT_STORE_BYTES, _keep_to_loopback, start_ray
     from untold.udfs.llm.actors import NAMESPACE
 
-    start_ray(None)
-    print(ray.get_runtime_context().gcs_address, flush=True)
+    if sys.argv[1:]:
+        _keep_to_loopback()
+        dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 0}
+        context = ray.init("local", num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **dashboard)
+        print(f"http://{context.dashboard_url}", flush=True)
+    else:
+        start_ray(None)
+        print(ray.get_runtime_context().gcs_address, flush=True)
     for _ in sys.stdin:
         for name in ray.util.list_named_actors():
             with suppress(ValueError):
