@@ -25,7 +25,7 @@ from untold.jobs.asking import local_model
 from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.asking.endpoint import clear_text_warning
 from untold.jobs.asking.prompts import checked_template
-from untold.jobs.run.session import JavaError, check_java, open_session
+from untold.jobs.run.session import JavaError, check_java, loopback_of_driver, open_session
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
 from untold.jobs.settings.model import AUTO, Settings, SettingsError
@@ -139,6 +139,11 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     """
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
+    if not master.startswith("local") and (host := loopback_of_driver(settings)):
+        remedy = (
+            f"workers cannot reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to "
+            + ("the address of this machine that they reach")
+        )
     return _check_engine("Spark", f"at {master}", settings.model_dump(mode="json"), remedy, seconds)
 
 

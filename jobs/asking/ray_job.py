@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from untold.jobs.asking.answerers import Unanswered, shown
@@ -22,6 +22,7 @@ from untold.udfs.redaction import redact
 from untold.udfs.storage import environment_of
 
 LOOK_SECONDS = 1.0
+START_SECONDS = 60.0
 # What a worker that is stopped needs for its last requests, its last write and the end of its actors
 STOP_SECONDS = 30
 REASONS = {EXIT_CODES[reason]: reason for reason in ("budget", "outage", "interrupted")}
@@ -89,7 +90,7 @@ class RayJobAnswerer(SpoolAnswerer):
         try:
             client = JobSubmissionClient(ray.address)
             entrypoint = command.replace("python", str(python), 1) if python else command
-            name = client.submit_job(entrypoint=entrypoint, runtime_env=given)
+            name = _submit(client, entrypoint, given)
         except (ConnectionError, RuntimeError) as error:
             reason = str(error).strip().rpartition("\n")[2]
             text = (
@@ -102,6 +103,18 @@ class RayJobAnswerer(SpoolAnswerer):
         finally:
             if not client.get_job_status(name).is_terminal():
                 client.stop_job(name)
+
+
+def _submit(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
+    """Submits a job and gives its name; waits for a head that has just started. Raises RuntimeError."""
+    until = monotonic() + START_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env))
+        except RuntimeError as error:
+            if "try again later" not in str(error) or monotonic() > until:
+                raise
+            sleep(LOOK_SECONDS)
 
 
 def _used(job: SpooledJob) -> Usage:

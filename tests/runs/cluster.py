@@ -65,15 +65,19 @@ def main() -> None:
     """Starts a cluster, prints its address, and ends all named actors for each line of standard input."""
     # Here, so that tests which ask nothing do not wait for Ray to be imported
     import ray
+    from ray.cluster_utils import Cluster
 
     from untold.jobs.asking.local_ray import OBJECT_STORE_BYTES, _keep_to_loopback, start_ray
     from untold.udfs.llm.actors import NAMESPACE
 
     if sys.argv[1:]:
         _keep_to_loopback()
-        dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 0}
-        context = ray.init("local", num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **dashboard)
-        print(f"http://{context.dashboard_url}", flush=True)
+        # By default all agents of a machine have one port, and the first of them gets it
+        dashboard = {"include_dashboard": True, "dashboard_port": 0, "dashboard_agent_listen_port": 0}
+        node = Cluster().add_node(
+            node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **dashboard
+        )
+        print(f"http://{node.webui_url}", flush=True)
     else:
         start_ray(None)
         print(ray.get_runtime_context().gcs_address, flush=True)

@@ -1,0 +1,180 @@
+"""Two hosts and a driver, each a network namespace: Ray and Spark over both, and what is killed there.
+
+`python -m tests.runs.hosts FOLDER` runs in the namespace of the driver and leaves the outputs in the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import psutil
+import pyspark
+
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world import worlds
+from tests.fakes.world_icat import icat_worlds
+from tests.runs.harness import Run, write_samples
+
+DRIVER, HOSTS = "untold-driver", ("untold-host-1", "untold-host-2")
+PREFIX = "10.199.77."
+ADDRESSES = {DRIVER: f"{PREFIX}1", HOSTS[0]: f"{PREFIX}2", HOSTS[1]: f"{PREFIX}3"}
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+SPARK_HOME = Path(pyspark.__file__).parent
+
+
+def ip(*words: str) -> None:
+    """Runs `ip`. Raises PermissionError where that is not allowed or not there."""
+    try:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PermissionError(f"no network namespaces can be made here: ip {' '.join(words)}") from error
+
+
+@contextmanager
+def hosts() -> Iterator[None]:
+    """The namespaces, joined by a bridge in that of the driver."""
+    with ExitStack() as stack:
+        for name in ADDRESSES:
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "delete", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", DRIVER, "link", "add", "bridge", "type", "bridge")
+        for number, host in enumerate(HOSTS):
+            ip("-n", DRIVER, "link", "add", f"to{number}", "type", "veth", "peer", "name", "net", "netns", host)
+            ip("-n", DRIVER, "link", "set", f"to{number}", "master", "bridge", "up")
+            ip("-n", host, "address", "add", f"{ADDRESSES[host]}/24", "dev", "net")
+            ip("-n", host, "link", "set", "net", "up")
+        ip("-n", DRIVER, "address", "add", f"{ADDRESSES[DRIVER]}/24", "dev", "bridge")
+        ip("-n", DRIVER, "link", "set", "bridge", "up")
+        yield
+
+
+class Machines:
+    """Ray and Spark on both hosts, started from the driver's namespace. `settings`: what a run there needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._processes = folder, dict[tuple[str, str], subprocess.Popen[bytes]]()
+        head = ADDRESSES[DRIVER]
+        self.settings = {
+            "spark.master": f"spark://{head}:7077",
+            "spark.conf.spark.driver.host": head,
+            "spark.conf.spark.executor.memory": "512m",
+            "ray.address": f"{head}:6399",
+            "llm.actors": 4,
+        }
+        self.environment = {**RAY, "SPARK_LOCAL_IP": head}
+        ray = ["--object-store-memory", str(80 * 2**20), "--block"]
+        self._ray(DRIVER, "--head", "--port", "6399", "--num-cpus", "0", "--include-dashboard", "false", *ray)
+        self._spark(DRIVER, "master.Master", "-h", head, "-p", "7077")
+        sleep(10)
+        for host in HOSTS:
+            self._ray(host, "--address", f"{head}:6399", "--num-cpus", "1", *ray)
+            words = ["-c", "1", "-m", "1g", "-d", f"{folder}/{host}", f"spark://{head}:7077"]
+            self._spark(host, "worker.Worker", "-h", ADDRESSES[host], *words)
+        sleep(20)
+
+    def _ray(self, host: str, *words: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--node-ip-address", ADDRESSES[host], *words]
+        self._start(host, "ray", command)
+
+    def _spark(self, host: str, name: str, *words: str) -> None:
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *words]
+        self._start(host, "spark", [*command, "--webui-port", "0"])
+
+    def _start(self, host: str, name: str, command: Sequence[str]) -> None:
+        place = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": ADDRESSES[host]}
+        inside = [] if host == DRIVER else ["ip", "netns", "exec", host]
+        with open(self._folder / f"{host}-{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [*inside, *command], env={**os.environ, **RAY, **place}, stdout=log, stderr=log, start_new_session=True
+            )
+        self._processes[host, name] = process
+
+    def kill(self, word: str, host: str | None = None) -> None:
+        """`kill -9` of one process with this word in its command line, on the host or on any."""
+        found = [one for one in self._below(host) if any(word in part for part in one.cmdline())]
+        if not found:
+            raise LookupError(f"no process {word} on {host or 'any host'}")
+        found[0].kill()
+
+    def _below(self, host: str | None) -> list[psutil.Process]:
+        tops = [process.pid for (at, _), process in self._processes.items() if host in (None, at)]
+        return [one for pid in tops if psutil.pid_exists(pid) for one in psutil.Process(pid).children(recursive=True)]
+
+    def close(self) -> None:
+        """Ends everything."""
+        below = self._below(None)
+        for process in self._processes.values():
+            process.terminate()
+        for one in below:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def forward(port: int) -> None:
+    """Has the hosts reach a port of the driver's loopback by its address."""
+
+    async def serve() -> None:
+        async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(join(reader, back), join(there, writer), return_exceptions=True)
+
+        async with await asyncio.start_server(take, ADDRESSES[DRIVER], port):
+            await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+
+
+def main(folder: Path) -> None:
+    """Runs nli and icat over the hosts and on one machine; prints how each ended and how many calls it took."""
+    machines = Machines(folder)
+    one, two = HOSTS
+    kills: dict[str, list[Callable[[], None]]] = {
+        "nli": [lambda: machines.kill("ray::AnsweringActor", one), lambda: machines.kill("raylet/raylet", two)],
+        "icat": [lambda: machines.kill("ray::LimiterActor"), lambda: machines.kill("CoarseGrainedExecutor", one)],
+    }
+    known = {"nli": worlds(16, "noisy"), "icat": icat_worlds(16, "noisy", ids=True)}
+    try:
+        for metric, found in known.items():
+            path = write_samples(folder / f"{metric}.jsonl", [sample for world in found for sample in world.samples(2)])
+            for place in ("local", "hosts"):
+                with ModelServer(answer="world_noisy") as server:
+                    away = place == "hosts"
+                    server.configure(latency=0.1 if away else 0.0)
+                    forward(server.port)
+                    url = server.base_url.replace("127.0.0.1", ADDRESSES[DRIVER])
+                    settings: dict[str, Any] = {"embeddings.base_url": url, "embeddings.model": "embedder"}
+                    settings |= machines.settings if away else {"spark.master": "local[2]"}
+                    environment = machines.environment if away else {}
+                    output = folder / f"{metric}-{place}"
+                    run = Run(url, path, output, "--metric", metric, settings=settings, environment=environment)
+                    for number, kill in enumerate(kills[metric] if away else (), start=1):
+                        run.wait_for(server, 100 * number)
+                        kill()
+                    ended = run.wait()
+                    print(metric, place, ended.code, server.count(), flush=True)
+                    if ended.code:
+                        print(ended.err, flush=True)
+    finally:
+        machines.close()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    main(Path(sys.argv[1]))
