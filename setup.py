@@ -67,6 +67,7 @@ setup(
         "typing_extensions>=4.12,<5",  # graphframes-py needs it and does not say so
         "pint>=0.24.4,<0.26",  # units of the quantities that answers state; 0.24 reads some otherwise
         "pydantic>=2.9,<3",  # validated settings
+        "obstore>=0.12,<0.13",  # writes to object stores on a condition, which Arrow has not
         "filelock>=3.16,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
@@ -100,6 +101,7 @@ setup(
             "pytest-xdist>=3.8,<4",  # two processes: a Spark and a Ray that wait leave half of two cores idle
             "hypothesis>=6.170,<7",
             "aiohttp>=3.14,<4",
+            "moto[s3,server]>=5.1,<6",  # an S3 on loopback that knows conditional writes
             "psutil>=7,<8",
             "nbclient>=0.11,<1",
             "ipykernel>=7,<8",

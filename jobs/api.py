@@ -49,7 +49,6 @@ from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError, require
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.redaction import redact
-from untold.udfs.storage import environment_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +87,7 @@ class Run(results.Run):
         """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
         # Says what is wrong with the name
         self.dataset(name)
-        return active_session().read.option("mergeSchema", "true").parquet((self.place / name).spark)
+        return active_session().read.option("mergeSchema", "true").parquet(self.path_of(name).spark)
 
     def compare(
         self,
@@ -298,7 +297,7 @@ class Session:
     def _called(self) -> Iterator[None]:
         """One call at a time, with the options of object stores where other processes find them."""
         with self._lock, _surroundings_kept():
-            os.environ.update(environment_of(self.settings.storage.options))
+            os.environ.update(self.settings.storage.environment)
             options = {**spark_defaults(), **self.settings.spark.conf}
             # A session of our own has them, and starts after the samples were looked at
             with nullcontext() if self._given is None else _options_set(self._spark, options):

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.results import Run, open_run
@@ -87,7 +87,7 @@ def compare(
         if zero:
             scores = scores.withColumn("score", score_or_zero())
         if cluster:
-            systems = with_clustered_intervals(systems, scores, seed)
+            systems = with_clustered_intervals(systems, scores, seed, max_distinct)
         elif repeated := count_repeated_queries(scores):
             have = amount(repeated, "query has", "queries have")
             notify(
@@ -113,7 +113,8 @@ def _open(output: str) -> Run:
     run = open_run(output)
     missing = [name for name in ("samples", "scores") if name not in run.tables]
     if missing:
-        hint = f"score it: untold score --input {output}/samples" if "samples" in run.tables else "give other outputs"
+        score_it = f"score it: untold score --input {run.path_of('samples')}"
+        hint = score_it if "samples" in run.tables else "give other outputs"
         raise CompareError(f"{output}: no table {' and no table '.join(missing)}, so no output of untold score; {hint}")
     return run
 
@@ -156,7 +157,7 @@ def _read_scores(spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str
     """Columns of `scores`, output (its place among the runs) and question, null where the sample is invalid."""
     names = _names_of(runs)
     frames = [
-        _read_run(spark, run.directory, name).withColumn("output", F.lit(place))
+        _read_run(spark, run, name).withColumn("output", F.lit(place))
         for place, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
     return reduce(DataFrame.unionByName, frames).where(F.col("metric").isin(*metrics))
@@ -171,13 +172,13 @@ def _names_of(runs: Sequence[Run]) -> list[str]:
     return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
 
 
-def _read_run(spark: SparkSession, output: str, name: str) -> DataFrame:
+def _read_run(spark: SparkSession, run: Run, name: str) -> DataFrame:
     """The scores of an output with the query and the question of their sample: columns of `scores`, query, question.
 
     question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.
     """
-    scores = spark.read.schema(spark_schema(SCORES)).parquet(f"{output}/scores")
-    samples = spark.read.schema(spark_schema(SAMPLES)).parquet(f"{output}/samples")
+    scores = spark.read.schema(spark_schema(SCORES)).parquet(run.path_of("scores").spark)
+    samples = spark.read.schema(spark_schema(SAMPLES)).parquet(run.path_of("samples").spark)
     text = F.to_json(F.struct("query", "contexts"))
     # A hash, since texts as keys of joins would be shuffled whole
     question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))
@@ -255,21 +256,32 @@ def count_repeated_queries(scores: DataFrame) -> int:
     return rows.where(F.col("rows") > 1).select("query").distinct().count()
 
 
-def with_clustered_intervals(systems: Rows, scores: DataFrame, seed: int) -> Rows:
+def with_clustered_intervals(systems: Rows, scores: DataFrame, seed: int, max_distinct: int = MAX_DISTINCT) -> Rows:
     """The rows of the systems with intervals that resample queries; scores without a query are clusters of their own.
 
-    Sums of scores are rounded to `DECIMALS`, and only counts of equal queries reach the driver.
+    Only counts of equal queries reach the driver, with sums rounded as differences are in `compare_pairs`.
+    """
+    clusters: dict[tuple[str, str], Rows] = defaultdict(list)
+    for row in collect_counts(partial(count_clusters, scores), max_distinct):
+        clusters[row["metric"], row["system"]].append(row)
+    return [row | _clustered_limits(clusters[row["metric"], row["system"]], seed) for row in systems]
+
+
+def count_clusters(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
+    """How often queries of a system have one sum of scores, of one number of rows: metric, system, sum, size, count.
+
+    With `grid`, sums are rounded to multiples of 1 / grid.
     """
     known = scores.where(F.col("score").isNotNull() & ~F.isnan("score"))
     query = F.coalesce("query", "sample_id").alias("query")
     queries = known.groupBy("metric", "system", query).agg(F.sum("score").alias("sum"), F.count("*").alias("size"))
-    # Equal queries have to meet as one count, whatever the order in which Spark added their scores
-    rounded = queries.withColumn("sum", F.round("sum", DECIMALS))
-    counted = rounded.groupBy("metric", "system", "sum", "size").agg(F.count("*").alias("count"))
-    clusters: dict[tuple[str, str], Rows] = defaultdict(list)
-    for row in counted.toArrow().to_pylist():
-        clusters[row["metric"], row["system"]].append(row)
-    return [row | _clustered_limits(clusters[row["metric"], row["system"]], seed) for row in systems]
+    counted = queries.groupBy("metric", "system", _rounded("sum", grid).alias("sum"), "size")
+    return counted.agg(F.count("*").alias("count"))
+
+
+def _rounded(name: str, grid: int | None) -> Column:
+    """A column rounded, so that equal values meet as one count whatever the order in which Spark added them."""
+    return F.round(name, DECIMALS) if grid is None else F.round(F.col(name) * grid) / grid
 
 
 def _clustered_limits(rows: Rows, seed: int) -> dict[str, float | None]:
@@ -319,8 +331,7 @@ def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bo
         pairs = pairs.groupBy("metric", "first", "second", "query").agg(*sums)
     else:
         pairs = pairs.withColumn("difference", difference)
-    exact = F.round("difference", DECIMALS)
-    rounded = pairs.withColumn("difference", exact if grid is None else F.round(F.col("difference") * grid) / grid)
+    rounded = pairs.withColumn("difference", _rounded("difference", grid))
     counted = rounded.groupBy("metric", "first", "second", "difference", *sized).agg(F.count("*").alias("count"))
     return counted.select("metric", "first", "second", "difference", "count", *sized)
 

@@ -14,6 +14,7 @@ from untold.jobs.inputs.columns import UnreadableTableError, as_text, describe_u
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.metrics.condensing import Condensed, Condenser
+from untold.jobs.results import find_table
 from untold.jobs.run import manifest
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.run.outcome import Ending
@@ -70,7 +71,7 @@ def condense(request: CondenseRequest) -> dict[str, int]:
     the scores are of the relations as they are given. Methods, section 5.
     """
     with Output(request.output, tuple(TABLES), request.overwrite, inputs=[request.relations, request.nodes]) as output:
-        _check_output(request, output)
+        _check_output(request)
         return _condense(output, request, output.workspace(open_session(request.settings)))
 
 
@@ -91,10 +92,10 @@ def _condense(output: Output, request: CondenseRequest, steps: Workspace) -> dic
     return counts
 
 
-def _check_output(request: CondenseRequest, output: Output) -> None:
+def _check_output(request: CondenseRequest) -> None:
     """Raises OutputError where the output holds a run, or tables of another origin, and is not to be replaced."""
     there = [manifest.NAME] if manifest.read_manifest(request.output) is not None else []
-    found = [*there, *filter(output.has, TABLES)]
+    found = [*there, *(name for name in TABLES if find_table(request.output, name) is not None)]
     if found and not request.overwrite:
         raise OutputError(
             f"{request.output} holds {', '.join(found)} already; give another --output, or --overwrite to replace"

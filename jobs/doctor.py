@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
-
 from untold.jobs.asking import local_model
 from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.asking.endpoint import clear_text_warning
+from untold.jobs.asking.engine_checks import check_ray, check_spark
 from untold.jobs.asking.prompts import checked_template
-from untold.jobs.run.session import JavaError, check_java, loopback_of_driver, open_session
+from untold.jobs.run.session import JavaError, check_java
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
 from untold.jobs.settings.model import AUTO, Settings, SettingsError
@@ -35,16 +32,13 @@ from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
-from untold.udfs.python_path import python_environment
 from untold.udfs.stages import STAGES
 from untold.udfs.storage import Place
 
 # python_requires of setup.py
 OLDEST_PYTHON = (3, 11)
-# Seconds until a check has failed. A bare Spark and Ray took 18 s together on two slow cores, and a cluster may be
-# crowded; a local model's server reads a gigabyte from disk before it answers
+# Seconds until a check has failed; a local model's server reads a gigabyte from disk before it answers
 QUICK_SECONDS = 30.0
-ENGINE_SECONDS = 180.0
 SERVER_SECONDS = 120.0
 # Tokens of an answer: enough for a word or a digit, so that a check costs next to nothing
 TINY_TOKENS = 16
@@ -76,15 +70,21 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
     yield _check_python()
     java = _within("Java", QUICK_SECONDS, _check_java)
     yield java
-    yield check_spark(settings) if java.state == OK else Finding(WARN, "Spark", "not checked: it needs Java")
-    yield check_ray(settings)
+    spark = check_spark(settings) if java.state == OK else Finding(WARN, "Spark", "not checked: it needs Java")
+    yield spark
+    ray = check_ray(settings)
+    yield ray
     if problem is not None:
         yield problem
     if resolved is not None:
         yield from check_templates(settings)
         yield from _check_model(resolved)
         yield from check_lookups(settings)
-    yield _within("store", QUICK_SECONDS, partial(check_store, settings.store))
+    store = _within("store", QUICK_SECONDS, partial(check_store, settings.store))
+    untried = [one.about for one in (spark, ray) if one.state != OK]
+    if settings.store is not None and store.state == OK and untried:
+        store = replace(store, state=WARN, text=f"{store.text}: reached from here, not by {' and '.join(untried)}")
+    yield store
     yield from check_disk(settings.store)
 
 
@@ -130,115 +130,6 @@ def _check_java() -> Finding:
         return Finding(OK, "Java", check_java())
     except JavaError as error:
         return Finding(FAIL, "Java", str(error))
-
-
-def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
-    """Whether a Spark session starts and a worker runs Python over Arrow, in a process of its own.
-
-    Under the settings' master and `spark.conf.*`, as a run would have it: wrong jars and unreachable masters show here.
-    """
-    master = settings.spark.master or "the launcher's master"
-    remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
-    if not master.startswith("local") and (host := loopback_of_driver(settings)):
-        remedy = (
-            f"workers cannot reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to "
-            + ("the address of this machine that they reach")
-        )
-    return _check_engine("Spark", f"at {master}", settings.model_dump(mode="json"), remedy, seconds)
-
-
-def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
-    """Whether a local Ray starts, or the cluster of `ray.address` can be joined, and an actor answers."""
-    address = settings.ray.address
-    remedy = (
-        "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
-    )
-    return _check_engine("Ray", f"at {address}" if address else "local", address, remedy, seconds)
-
-
-def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> Finding:
-    """Whether an engine starts: its version, or its last word and the remedy."""
-    code, output = _run_probe(name, json.dumps(given), seconds)
-    if code == 0:
-        return Finding(OK, name, f"{output} {where}")
-    reason = f"no answer within {seconds:g} s" if code is None else output or f"ended with code {code}"
-    return Finding(FAIL, name, f"{where}: {reason}; {remedy}")
-
-
-def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
-    """Exit code (None where time ran out) and last line of a probe, which leaves no process behind."""
-    with tempfile.TemporaryDirectory(prefix="untold-doctor-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "untold.jobs.doctor", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            # Python imports from where it is started, and what lies there is somebody else's
-            cwd=folder,
-            # A group of its own, which takes the JVM or the raylet along when it is killed
-            start_new_session=True,
-            env=python_environment(),
-        )
-        try:
-            output = process.communicate(given, timeout=seconds)[0]
-        except BaseException as error:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            return None, ""
-    lines = [line for line in output.splitlines() if line.strip()]
-    return process.returncode, lines[-1][:300] if lines else ""
-
-
-def _probe_spark(given: Any) -> str:
-    """Spark's version, once a row has gone through a Python worker and back."""
-    session = open_session(Settings.model_validate_json(json.dumps(given)), "untold-doctor")
-    try:
-        rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
-        return str(session.version) if len(rows) == 1 else _refuse("a row was lost on its way through a worker")
-    finally:
-        session.stop()
-
-
-def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches as they came: what a worker does without our code tests Python and Arrow alone."""
-    return batches
-
-
-def _probe_ray(given: Any) -> str:
-    """Ray's version, once an actor has answered."""
-    # Only the process of this probe may hold a Ray
-    import ray
-
-    from untold.jobs.asking.local_ray import start_ray
-
-    start_ray(given)
-    try:
-        # As the actors of a run: no core is theirs, so that a busy cluster still answers
-        actor = ray.remote(_Echo).options(num_cpus=0).remote()
-        ray.get(actor.say.remote("ready"), timeout=ENGINE_SECONDS)
-        return str(ray.__version__)
-    finally:
-        ray.shutdown()
-
-
-class _Echo:
-    """The smallest actor that there is."""
-
-    def say(self, word: str) -> str:
-        """The word, once it has gone to an actor and back."""
-        return word
-
-
-def _refuse(reason: str) -> str:
-    """Raises RuntimeError; an expression where a statement cannot stand."""
-    raise RuntimeError(reason)
-
-
-PROBES: Mapping[str, Callable[[Any], str]] = {"Spark": _probe_spark, "Ray": _probe_ray}
 
 
 def check_templates(settings: Settings) -> Iterator[Finding]:
@@ -411,19 +302,3 @@ def check_disk(store: str | None) -> Iterator[Finding]:
         if free < LOW_DISK_BYTES:
             text += f"; less than {LOW_DISK_BYTES / 1e9:g} GB may not last a run: make room, or use another folder"
         yield Finding(OK if free >= LOW_DISK_BYTES else WARN, "disk", text)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the probe of that name on the JSON of standard input, and prints one line: a version, or what went wrong."""
-    name = (sys.argv[1:] if arguments is None else arguments)[0]
-    try:
-        print(PROBES[name](json.load(sys.stdin)))
-    except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        print(f"{type(error).__name__}: {first}")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,12 +16,13 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.asking.results import has_failed, invalid_rows, is_unasked
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
+from untold.jobs.results import path_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Course, Display
@@ -30,7 +31,7 @@ from untold.jobs.settings.loading import Resolved
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.profiles import explain_profile
 from untold.jobs.settings.systems import SystemsError
-from untold.jobs.tables import USAGE
+from untold.jobs.tables import FAILURES, USAGE
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
 
@@ -242,12 +243,10 @@ def make_failures(answers: DataFrame, invalid: DataFrame, system: str) -> DataFr
 
     answers: sample_id (the question's), request_id, error_type, error; invalid: sample_id, error.
     """
-    null = F.lit(None).cast("string")
-    failed = answers.where(has_failed()).withColumn("stage", F.lit(STAGE))
-    unusable = invalid.withColumns({"stage": F.lit("input"), "request_id": null, "error_type": F.lit("invalid_input")})
-    names = ("stage", "request_id", "error_type", "error")
-    both = failed.select("sample_id", *names).unionByName(unusable.select("sample_id", *names))
-    return both.select(_sample_id("sample_id", system).alias("sample_id"), null.alias("metric"), *names)
+    own = {"metric": F.lit(None).cast("string"), "stage": F.lit(STAGE)}
+    failed = answers.where(has_failed()).withColumns(own).select(*FAILURES.names)
+    both = failed.unionByName(invalid_rows(invalid))
+    return both.withColumn("sample_id", _sample_id("sample_id", system))
 
 
 def _sample_id(question_id: str, system: str) -> Any:
@@ -281,5 +280,5 @@ def show_systems(outcome: Outcome, request: RunRequest) -> None:
     heads = ["system", "model", *counts[:-1], "not asked"]
     print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {request.output}")])
     if any(row["answered"] for row in systems):
-        samples = shlex.quote(f"{request.output}/samples")
+        samples = shlex.quote(f"{request.output}/{path_of_table(outcome.manifest, 'samples')}")
         print_lines([redact(f"next: untold score --input {samples} --output DIR --metric LIST")])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
@@ -124,22 +125,16 @@ def _begin(start: Start, corpus: Texts, before: Catalog | None, content: str) ->
 
 def _finish(start: Start, corpus: Texts, made: Made, runner: StageRunner) -> Outcome:
     """Writes the tables, then the manifest with the index as it is now, and removes what it names no more."""
-    counts: dict[str, Any] = start.write_failures(made.failures.unionByName(failures_of(corpus.invalid)))
+    invalid = invalid_rows(corpus.invalid.withColumnRenamed("id", "sample_id"))
+    counts: dict[str, Any] = start.write_failures(made.failures.unionByName(invalid))
     statuses = {"ok": corpus.row_count - made.failed, "failed": made.failed + corpus.invalid_count}
     counts |= {"statuses": statuses, "new_chunks": made.new, "shards_built": made.built}
     named: dict[str, Any] = {} if made.catalog is None else {COMMAND: made.catalog.plain()}
     outcome = start.end([runner], counts, **named)
     if made.catalog is not None:
-        remove_unnamed(start.output.place, made.catalog)
+        old = f"shards of an earlier index in {start.output.place}"
+        start.output.tidy(old, partial(remove_unnamed, start.output.place, made.catalog))
     return replace(outcome, message="\n".join(filter(None, [outcome.message, made.nothing])) or None)
-
-
-def failures_of(invalid: DataFrame) -> DataFrame:
-    """Rows of `failures` for rows of the input that are of no use (id, error)."""
-    null = F.lit(None).cast("string")
-    own = {"sample_id": F.col("id"), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
-    own["error"] = F.col("error")
-    return invalid.select(*[own.get(name, null).alias(name) for name in FAILURES.names])
 
 
 def remove_unnamed(place: str, catalog: Catalog) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.inputs.samples import Samples, fingerprint, read_samples, show_invalid
+from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
@@ -127,16 +127,7 @@ def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     """The input of a study, as samples."""
     if request.dataset == CLAIMS:
         return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
-    needs = NEEDS if request.dataset == COVERAGE else REQUIRED
-    return read_samples(
-        spark,
-        request.input,
-        format=request.layout,
-        limit=request.limit,
-        draw=request.draw,
-        required=needs,
-        options=request.read,
-    )
+    return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
 
 
 def _study_claims(
@@ -235,7 +226,7 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
         shown(request.settings),
         dataset=request.dataset,
         metrics=list(request.metrics) if request.metrics else None,
-        input=request.shown_input(content, format=request.layout),
+        input=request.shown_input(content),
         scores=request.runs,
         counts={"samples": samples},
         confusion=[],

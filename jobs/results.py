@@ -61,8 +61,12 @@ class Run:
     @cached_property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables present, sorted."""
-        folders = [entry.name for entry in self.place.entries() if entry.kind == "folder"]
+        folders = {entry.name for entry in self.place.entries() if entry.kind == "folder"}
         return tuple(sorted(name for name in folders if not _hidden(name) and self._files(name)))
+
+    def path_of(self, name: str) -> Place:
+        """The folder of a table, which need not be there."""
+        return self.place / path_of_table(self.manifest, name)
 
     def dataset(self, name: str) -> ds.Dataset:
         """The table as a `pyarrow.dataset.Dataset`, for tables larger than memory.
@@ -144,7 +148,7 @@ class Run:
 
     def _files(self, name: str) -> list[str]:
         """The Parquet files of a table for Arrow, sorted, so that its rows have one order."""
-        files = [entry.place for entry in (self.place / name).entries() if entry.kind == "file"]
+        files = [entry.place for entry in self.path_of(name).entries() if entry.kind == "file"]
         # Spark leaves _SUCCESS and checksums beside its files
         return sorted(file.arrow[1] for file in files if file.name.endswith(".parquet") and not _hidden(file.name))
 
@@ -164,6 +168,25 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
             "or read what is there with allow_running=True"
         )
     return run
+
+
+def path_of_table(manifest: Mapping[str, Any], name: str) -> str:
+    """A table's folder within an output, as the manifest names it.
+
+    >>> path_of_table({"tables": {"scores": "scores/3f0c"}}, "scores"), path_of_table({}, "scores")
+    ('scores/3f0c', 'scores')
+    """
+    return str((manifest.get("tables") or {}).get(name, name))
+
+
+def find_table(directory: str, name: str) -> Place | None:
+    """The folder of a table of an output, or of a folder of tables without a manifest; None where there is none."""
+    try:
+        manifest = _read_manifest(directory)
+    except UnreadableRunError:
+        manifest = {}
+    found = Place(directory) / path_of_table(manifest, name)
+    return found if found.entry().kind == "folder" else None
 
 
 def _read_manifest(place: str) -> dict[str, Any]:

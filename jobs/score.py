@@ -35,7 +35,7 @@ from untold.jobs.run import manifest
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
-from untold.jobs.run.workspace import Counted
+from untold.jobs.run.workspace import Counted, LostRowsError, check_rows
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
 from untold.jobs.summary.run_summary import end_of_run
@@ -75,7 +75,8 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         # A guess from the manifest, before the input is read: it decides only whether the answering process starts
         # already
         asks = set(there) != set(request.metrics) or not output.seems_complete(retry_failed=request.retry_failed)
-        with open_start(request, output, display, asks=asks, held=held) as start:
+        index = settings.knowledge.index if retrieves(request.metrics) else None
+        with open_start(request, output, display, asks=asks, held=held, index=index) as start:
             return _score(_Scoring(start, request, endpoint, stages))
 
 
@@ -175,10 +176,12 @@ def _begin(run: _Scoring, found: Samples, content: str) -> None:
 def _write_samples(start: Start, found: Samples, content: str) -> DataFrame:
     """Writes the table `samples` and gives it as written."""
     start.output.check_lock()
-    written = write_samples(found, f"{start.output.folder}/samples")
+    path = start.output.table("samples")
+    written = write_samples(found, path)
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if written.fingerprint != content:
         raise SampleError(f"{start.request.input} changed while it was read; start again")
+    check_rows(path, found.row_count)
     show_untested(written, start.display)
     return written.samples
 
@@ -189,11 +192,25 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> Outcome:
     start.display.status("writing the tables")
     counted = _counted(run.metrics)
     written = _write_tables(output, tables, counted)
+    counts = _counts(**counted)
+    _check_scores(run, counts["scores"])
     summary = _summarise(run, written)
     for metric in run.metrics:
         if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
             start.display.note(f"{metric.name}: {amount(samples, 'sample has', 'samples have')} {metric.dropped}")
-    return start.end([runner], _counts(**counted), summary=summary)
+    return start.end([runner], counts, summary=summary)
+
+
+def _check_scores(run: _Scoring, scores: int) -> None:
+    """Raises LostRowsError unless every sample has a score, or a row that says why not, of every metric."""
+    samples, metrics = run.start.output.manifest["counts"]["samples"], len(run.metrics)
+    if scores != samples * metrics:
+        raise LostRowsError(
+            f"{run.start.output.place}: the table scores has {amount(scores, 'row')}, and "
+            f"{amount(samples, 'sample')} by {amount(metrics, 'metric')} need {samples * metrics:,}; rows were lost "
+            "between the steps: see that all machines share --output, store and work, then start again (completions "
+            "are kept)"
+        )
 
 
 def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> list[dict[str, Any]]:
@@ -221,7 +238,10 @@ def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
         for metric in metrics
         if metric.dropped is not None
     }
-    return {"scores": Counted(statuses | dropped), "failures": Counted(failure_counts())}
+    return {
+        "scores": Counted({"rows": F.count(F.lit(1)), **statuses, **dropped}),
+        "failures": Counted(failure_counts()),
+    }
 
 
 def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
@@ -252,7 +272,7 @@ def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
     """The counts of the manifest: statuses that occur, scores, failures and passing_failures."""
     statuses = {name: scores[name] for name in aggregate.COLUMN_OF_STATUS if scores[name]}
     failed = {name: failures[name] for name in failures.columns}
-    return {"scores": sum(statuses.values()), "statuses": statuses, **failed}
+    return {"scores": scores["rows"], "statuses": statuses, **failed}
 
 
 def show_summary(outcome: Outcome, request: ScoreRequest) -> None:

@@ -14,11 +14,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import read_queries
+from untold.jobs.results import path_of_table
 from untold.jobs.retrieval.catalogs import cache_of, check_model, open_catalog
 from untold.jobs.retrieval.searching import Searcher, SearchError, distinct_queries
 from untold.jobs.retrieval.sources import query_key
@@ -70,7 +72,7 @@ def search(request: SearchRequest, display: Display) -> Outcome:
             request = replace(request, output=stack.enter_context(tempfile.TemporaryDirectory(prefix="untold-search-")))
         output = stack.enter_context(request.open_output(TABLES, request.index))
         endpoint = stack.enter_context(open_endpoint(request, display))
-        start = stack.enter_context(open_start(request, output, display))
+        start = stack.enter_context(open_start(request, output, display, index=request.index))
         searching = _Searching(start, request, catalog, start.runner(stages, endpoint))
         return _search_one(searching) if request.query is not None else _search_file(searching)
 
@@ -172,9 +174,7 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
     own = {"sample_id": F.col("query_id"), "metric": null, "stage": F.lit(STAGE)}
     failed = lost.where(F.col("error_type") != UNASKED)
     without = failed.select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
-    known = {"sample_id": F.col("id"), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
-    known["error"] = F.col("error")
-    return without.unionByName(invalid.select(*[known.get(name, null).alias(name) for name in FAILURES.names]))
+    return without.unionByName(invalid_rows(invalid.withColumnRenamed("id", "sample_id")))
 
 
 def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:
@@ -184,7 +184,7 @@ def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> Non
             print("Nothing to do; results unchanged")
         counts = outcome.manifest["counts"]
         found = f"{amount(counts['hits'], 'hit')} of {amount(counts['queries'], 'query', 'queries')}"
-        print_lines([redact(f"{found}: {request.output}/hits")])
+        print_lines([redact(f"{found}: {request.output}/{path_of_table(outcome.manifest, 'hits')}")])
     elif outcome.message is not None:
         # The message is all that there is to say; no hits would read as if nothing had been found
         return

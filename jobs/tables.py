@@ -407,6 +407,9 @@ ORDER = {
     "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
+# Tables with many rows a sample: each file is sorted, and all rows of a sample are in one. To sort across files, Spark
+# would compute the rows twice
+SORTED_BY_FILE = frozenset({"relations"})
 TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +18,10 @@ from tests.runs.cluster import SharedCluster
 from tests.runs.here import RunHere
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, SparkSettings
+
+if TYPE_CHECKING:
+    # It takes a second to import
+    from tests.fakes.object_store import ObjectStore
 
 # The same examples every time, so that what one run finds every run finds. `--hypothesis-profile=search` draws others.
 settings.register_profile("untold", deadline=None, derandomize=True)
@@ -97,6 +102,15 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip(str(error))
     yield disk
     disk.close()
+
+
+@pytest.fixture
+def object_store() -> Iterator[ObjectStore]:
+    """An empty S3, and the environment of a process that uses it."""
+    from tests.fakes.object_store import ObjectStore
+
+    with ObjectStore() as store, patch.dict(os.environ, store.variables):
+        yield store
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
@@ -20,13 +19,11 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import fs
 
-from untold.udfs.errors import UserError
+from untold.udfs import object_stores
 from untold.udfs.redaction import redact
+from untold.udfs.schemes import STORES, complaint_of
+from untold.udfs.schemes import PlaceError as PlaceError
 
-# The variable of the setting of that name: every process of a run finds the options there, on whatever machine
-VARIABLE = "UNTOLD_STORAGE__OPTIONS"
-# Names that other engines have for a scheme
-_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 # A password before a host may hold slashes; what follows a port is a path
 _URI = re.compile(r"([A-Za-z][\w+.-]*)://((?:[^/@:]+:(?!\d+/)[^@]*@|[^/@]*@)?[^/]*)/?(.*)", re.DOTALL)
 _LOCAL = fs.LocalFileSystem()
@@ -35,10 +32,6 @@ _KINDS: Any = {fs.FileType.NotFound: None, fs.FileType.File: "file", fs.FileType
 _SPOOLED_BYTES = 8 * 2**20
 # What file systems answer that cannot sync a folder; they keep the names of a folder in order by themselves.
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
-
-
-class PlaceError(UserError, ValueError):
-    """A place whose file system cannot be opened. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +60,13 @@ class Place:
 
     @property
     def local(self) -> str | None:
-        """The path on a local disk, where a rename is atomic; None elsewhere."""
+        """The path on a local disk, where a rename is atomic; None elsewhere. Raises PlaceError for `dbfs:/`."""
         path = local_path(self.uri)
-        return None if _URI.match(path) else path
+        if _URI.match(path):
+            return None
+        if complaint := complaint_of(path):
+            raise PlaceError(redact(complaint))
+        return path
 
     @property
     def spark(self) -> str:
@@ -83,9 +80,9 @@ class Place:
         """Arrow's file system, opened once a process, and the path in it."""
         if self.local is not None:
             return _LOCAL, self.local
-        scheme, authority, path = cast(re.Match[str], _URI.fullmatch(self.uri)).groups()
+        root, path = self.root
         try:
-            system, root = _open(_ALIASES.get(scheme, scheme), authority, os.environ.get(VARIABLE, ""))
+            system, above = object_stores.open_arrow(root)
         except (TypeError, ValueError) as error:
             if isinstance(error, PlaceError):
                 raise
@@ -93,7 +90,12 @@ class Place:
             reason = "" if isinstance(error, pa.ArrowInvalid) else f" ({error})"
             text = f"{self.uri}: cannot be opened{reason}; check the address and storage.options"
             raise PlaceError(redact(text)) from error
-        return system, f"{root.rstrip('/')}/{path}".rstrip("/") or "/"
+        return system, f"{above.rstrip('/')}/{path}".rstrip("/") or "/"
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether it lies in an object store, which writes on a condition and has no folders."""
+        return self.local is None and self.root[0].scheme in STORES
 
     def entry(self) -> Entry:
         """What is there now."""
@@ -108,11 +110,19 @@ class Place:
 
     def open(self) -> Any:
         """A file's bytes, to be read in any order. Raises FileNotFoundError where there is none."""
+        if self.has_conditions:
+            return object_stores.open_object(*self.root)
         system, path = self.arrow
         return system.open_input_file(path)
 
     def read_bytes(self) -> bytes:
         """All bytes of a file. Raises FileNotFoundError where there is none."""
+        if self.has_conditions:
+            # One request, where Arrow would first ask for the size
+            found = self.read_written()
+            if found is None:
+                raise FileNotFoundError(self.uri)
+            return found.content
         with self.open() as file:
             return bytes(file.read())
 
@@ -135,6 +145,9 @@ class Place:
         with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as file:
             write(cast(IO[bytes], file))
             file.seek(0)
+            if self.has_conditions:
+                object_stores.put(*self.root, cast(IO[bytes], file))
+                return
             system, path = self.arrow
             with system.open_output_stream(path) as stream:
                 shutil.copyfileobj(file, stream)
@@ -142,8 +155,10 @@ class Place:
     def put_if_absent(self, content: bytes) -> bool:
         """Writes a file whole where there is none; gives whether it did.
 
-        Of two at once one writes on a local disk. Arrow has no such put for object stores: there the later one stays.
+        Of two at once one writes, on local disks and object stores. HDFS has no such put for us: there the later stays.
         """
+        if self.has_conditions:
+            return self.put_if(content, None) is not None
         if self.local is None:
             absent = self.entry().kind is None
             if absent:
@@ -157,11 +172,21 @@ class Place:
             return False
         return True
 
+    def put_if(self, content: bytes, tag: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Writes an object where there is none, or where it is as a tag says; its new tag, None where it is not so."""
+        return object_stores.put_if(*self.root, content, tag)
+
+    def read_written(self) -> object_stores.Written | None:
+        """An object with its time and its tag; None where there is none."""
+        return object_stores.read(*self.root)
+
     def make_folder(self) -> None:
         """Makes a folder and those above it; on a local disk their names last through a power cut.
 
         Each new folder is synced in the one above it: a file that was synced is lost with a folder whose name was not.
         """
+        if self.has_conditions:
+            return
         if self.local is None:
             system, path = self.arrow
             system.create_dir(path, recursive=True)
@@ -184,19 +209,34 @@ class Place:
         """Removes a file, or a folder with all that is in it. What is gone already was removed by another run."""
         system, path = self.arrow
         kind = self.entry().kind
+        if kind == "file" and self.has_conditions:
+            # Arrow would make an empty object where the folder was
+            object_stores.remove(*self.root)
+            return
         with suppress(FileNotFoundError):
             if kind is not None:
                 (system.delete_dir if kind == "folder" else system.delete_file)(path)
 
     def copy(self, target: Place) -> None:
         """Copies a file, or what is in a folder, to a place that may be in another file system."""
-        (system, path), (to_system, to_path) = self.arrow, target.arrow
-        fs.copy_files(path, to_path, source_filesystem=system, destination_filesystem=to_system)
+        if self.entry().kind != "folder":
+            self.copy_whole(target)
+            return
+        for entry in self.entries(recursive=True):
+            if entry.kind == "file":
+                entry.place.copy_whole(Place(f"{target}{str(entry.place).removeprefix(str(self))}"))
 
     def copy_whole(self, target: Place) -> None:
         """Copies a file to a place that may be in another file system, where readers see all of it or nothing."""
+        target._make_parent()
         with self.open() as source:
-            target.write_whole(lambda file: shutil.copyfileobj(source, file))
+            target.write_whole(lambda file: shutil.copyfileobj(source, file, _SPOOLED_BYTES))
+
+    @property
+    def root(self) -> tuple[object_stores.Root, str]:
+        """What is opened once a process, and the path in it."""
+        scheme, authority, path = cast(re.Match[str], _URI.fullmatch(self.uri)).groups()
+        return object_stores.root_of(scheme, authority), path.rstrip("/")
 
     def _make_parent(self) -> None:
         if self.local is not None:
@@ -223,11 +263,6 @@ def local_path(path: str) -> str:
         return path
     bare = re.sub("^file:(//(localhost)?)?(?=/)", "", path)
     return bare if os.path.exists(bare) else unquote(bare)
-
-
-def environment_of(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The variables by which a process opens file systems with `storage.options`; none where there are none."""
-    return {VARIABLE: json.dumps(options)} if options else {}
 
 
 def sync_folder(path: str) -> None:
@@ -298,30 +333,3 @@ def _link(aside: str, path: str) -> None:
             raise FileExistsError(path) from error
         # Some network disks have no second names
         os.rename(aside, path)
-
-
-@lru_cache
-def _open(scheme: str, authority: str, options: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a scheme and authority (bucket, container or host), and the authority's path in it."""
-    # Only where a place is no local one: commands that read no file start without it
-    import yaml
-
-    plain = (yaml.safe_load(options) or {}).get(scheme) or {}
-    given = {
-        name.removesuffix("_env"): _secret(value) if name.endswith("_env") else value for name, value in plain.items()
-    }
-    user, _, host = authority.rpartition("@")
-    if scheme == "s3" and given and user:
-        given["access_key"], _, given["secret_key"] = map(unquote, user.partition(":"))
-    if not given:
-        system, path = fs.FileSystem.from_uri(f"{scheme}://{authority or '/'}")
-        return system, str(path)
-    if scheme == "abfss":
-        return fs.AzureFileSystem(host.partition(".")[0], **given), user
-    return (fs.S3FileSystem if scheme == "s3" else fs.GcsFileSystem)(**given), host
-
-
-def _secret(variable: str) -> str:
-    if variable not in os.environ:
-        raise PlaceError(f"storage.options: the variable {variable} is not set in the environment of this process")
-    return os.environ[variable]

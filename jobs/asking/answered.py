@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from untold.jobs.asking.snapshots import find_damaged, find_whole, set_aside
 from untold.udfs.llm.retrying import is_passing
-from untold.udfs.llm.units import list_units, read_request_ids
+from untold.udfs.llm.units import RequestIds, list_units, read_request_ids
 from untold.udfs.storage import Place
 
 COLUMNS = ["request_id", "error_type"]
@@ -17,14 +19,15 @@ COLUMNS = ["request_id", "error_type"]
 
 def answered_ids(
     requests: str, folder: str, notify: Callable[[str], None], *, retry_failed: bool = False
-) -> frozenset[str]:
+) -> RequestIds:
     """The requests under a path that need no asking: answered ones, and those that failed for a lasting reason.
 
-    Ids are held in memory, some 100 bytes each, and only those of requests under the path: a folder may have many more.
-    Damaged files of the folder are moved aside, and `notify` is told. Raises OSError where one cannot be read.
+    Only ids of requests under the path are held: a folder may have many more. Damaged files of the folder are moved
+    aside, and `notify` is told. Raises OSError where one cannot be read.
     """
-    wanted = {one for unit in list_units(requests) for one in read_request_ids(unit)}
-    answered: set[str] = set()
+    ids = [np.asarray(read_request_ids(unit), np.bytes_) for unit in list_units(requests)]
+    wanted = RequestIds(np.concatenate(ids) if ids else ())
+    answered = np.zeros(len(wanted), np.bool_)
 
     def tell(names: Iterable[str]) -> None:
         if shown := ", ".join(names):
@@ -33,26 +36,27 @@ def answered_ids(
     while True:
         whole = find_whole(folder, move=True)
         tell(whole.damaged)
-        broken = [name for name in whole.names if not _add(folder, name, wanted, answered, retry_failed)]
+        broken = [name for name in whole.names if not _mark(folder, name, wanted, answered, retry_failed)]
         if not broken:
-            return frozenset(answered)
+            return wanted.where(answered)
         tell(set_aside(folder, broken))
 
 
-def _add(folder: str, name: str, wanted: set[str], answered: set[str], retry_failed: bool) -> bool:
-    """Adds what a file has of the wanted requests; False where the file is damaged."""
-    found: set[str] = set()
+def _mark(folder: str, name: str, wanted: RequestIds, answered: NDArray[np.bool_], retry_failed: bool) -> bool:
+    """Marks the places of what a file has of the wanted requests; False where the file is damaged."""
+    found = []
     try:
         with (Place(folder) / name).open() as file:
             for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(columns=COLUMNS):
                 rows = zip(*(_column(batch, column) for column in COLUMNS), strict=True)
-                found.update(one for one, error in rows if one in wanted and not _is_asked(error, retry_failed))
+                found.append(wanted.places([str(one) for one, error in rows if not _is_asked(error, retry_failed)]))
     except (OSError, pa.ArrowException):
         if find_damaged(folder, [name]):
             return False
         raise
     # Only of a file that was read to its end: what a damaged one seemed to hold is asked again
-    answered |= found
+    for places in found:
+        answered[places[places >= 0]] = True
     return True
 
 

@@ -7,20 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from untold.jobs.asking.calling import call_settings, count_actors, section_of
 from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
 from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.job import Job, Outcome
-from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.prompts import order_of_prompt
-from untold.jobs.run.locks import FolderLock
-from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Workspace
+from untold.jobs.asking.reach import Reach
+from untold.jobs.run.locks import Lock
+from untold.jobs.run.workspace import Workspace, write_parquet
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from untold.udfs.llm.usage import Usage
@@ -44,7 +41,7 @@ class Unanswered:
     folder: str
     rows: DataFrame
     count: int
-    lock: FolderLock | None
+    lock: Lock | None
     show: Callable[[Mapping[str, Any]], None]
     spent: Usage = field(default_factory=Usage)
     answered_before: bool = False
@@ -67,7 +64,7 @@ class Unanswered:
         tasks = -(-self.count // REQUESTS_OF_A_TASK)
         ordered = self.rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)
         options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
-        ordered.write.mode("overwrite").options(**options).parquet(path)
+        write_parquet(ordered, path, **options)
 
     def _rows_of_a_unit(self, settings: Settings) -> int:
         """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""
@@ -117,6 +114,7 @@ class ProcessAnswerer:
     settings: Settings
     endpoint: RunEndpoint
     workspace: Workspace
+    reach: Reach | None = None
     _base_url: str = field(default="", init=False)
 
     def prepare(self, stage: Stage) -> None:
@@ -124,7 +122,14 @@ class ProcessAnswerer:
         self._base_url = self.endpoint.base_url(stage.api)
 
     def answer(self, unanswered: Unanswered) -> Outcome:
-        """By a job that the process gets; the outcome of a refusal says what to do about a key."""
+        """By a job that the process gets; the outcome of a refusal says what to do about a key.
+
+        Raises ReachError, before anything is asked, where a machine does not reach what the run writes.
+        """
+        if self.reach is not None:
+            self.reach.check_executors()
+            if self.settings.ray.address:
+                self.reach.check_nodes(self.engines.process)
         requests = self.workspace.path(f"{unanswered.stage.name}-units")
         unanswered.write(self.settings, requests)
         process, lock = self.engines.process.open(), unanswered.lock
@@ -137,7 +142,6 @@ class ProcessAnswerer:
             directory=unanswered.folder,
             run=self.engines.run,
             spent=unanswered.spent,
-            confirm_probes=self._spans_nodes(),
         )
         with shown(self.engines, unanswered.stage):
             if lock is not None:
@@ -145,7 +149,7 @@ class ProcessAnswerer:
                 lock.check()
             if not process.ready:
                 self.engines.display.status("starting Ray")
-            outcome = process.answer(job, unanswered.show, self._read_probes, unanswered.is_lost)
+            outcome = process.answer(job, unanswered.show, unanswered.is_lost)
         return self._explained(outcome, unanswered.stage)
 
     def _explained(self, outcome: Outcome, stage: Stage) -> Outcome:
@@ -154,18 +158,3 @@ class ProcessAnswerer:
             return outcome
         section = section_of(stage.api)
         return replace(outcome, error=explain_refusal(str(outcome.error), getattr(self.settings, section), section))
-
-    def _spans_nodes(self) -> bool:
-        """Whether Spark and Ray may run on machines with other disks."""
-        master = self.settings.spark.master or ""
-        return self.settings.ray.address is not None or not master.startswith("local")
-
-    def _read_probes(self, uris: list[str]) -> None:
-        """Raises AnsweringError where Spark cannot read what an actor wrote: completions would be paid for and lost."""
-        try:
-            self.workspace.spark.read.schema(spark_schema(COMPLETIONS)).parquet(*uris).count()
-        except PySparkException as error:
-            raise AnsweringError(
-                f"Spark cannot read what the answering actors write to {uris[0].rpartition('/')[0]}: "
-                "set store (or --output) to a path that all machines share"
-            ) from error

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -20,13 +21,13 @@ from typing import Any
 from ray.exceptions import RayError
 
 from untold.jobs.asking.job import Job, Outcome, job_from_json
-from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.local_ray import start_ray, visit_nodes
 from untold.jobs.asking.pool import Actor, ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.store_files import read_fields
 from untold.udfs.llm.structure import Finding
-from untold.udfs.llm.units import count_unit, ids_among, list_units, read_requests
+from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
@@ -55,15 +56,17 @@ class Answering:
         job: Job,
         stopped: Callable[[], str | None],
         tell: Callable[[Mapping[str, Any]], None],
-        confirmed: Callable[[], bool] = lambda: True,
         idle: list[Actor] | None = None,
-        answered: frozenset[str] = frozenset(),
+        answered: RequestIds | None = None,
     ) -> None:
         self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
-        self._job, self._stopped, self._tell, self._confirmed = job, stopped, tell, confirmed
-        self._waiting = list_units(job.requests)
-        self.total = sum(count_unit(unit) for unit in self._waiting) - len(answered)
-        self._answered = set(answered)
+        self._job, self._stopped, self._tell = job, stopped, tell
+        units = list_units(job.requests)
+        self._waiting = deque(units)
+        self._answered = answered or RequestIds()
+        self.total = sum(units.values()) - len(self._answered)
+        # What actors that died had stored
+        self._stored: set[str] = set()
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
         self._began = monotonic()
@@ -76,8 +79,9 @@ class Answering:
         """
         try:
             self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
-            self.pool.count_replayed(sum(len(ids) for ids in self._take_replayed()))
-            reason: str | None = self._confirm_probes() or self._loop() or self._ask_suspects()
+            self._take_replayed()
+            self._check_probes()
+            reason: str | None = self._loop() or self._ask_suspects()
         finally:
             self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
         reason, error, lost = self._verdict(reason)
@@ -104,18 +108,10 @@ class Answering:
             return "broken", f"answers could not be written to {self._job.directory} ({trouble})", unwritten
         return reason, next((state.refused for state in states if state.refused), None), unwritten
 
-    def _confirm_probes(self) -> str | None:
-        """Before the first lease: whoever started this reads what every actor wrote, then the probes go."""
-        probes = [worker.probe for worker in self.pool.workers]
-        if self._job.confirm_probes:
-            self._tell({"event": "probes", "uris": probes})
-            while not self._confirmed():
-                if self._stopped():
-                    return "interrupted"
-                sleep(LOOK_SECONDS / 10)
-        for probe in probes:
-            check_probe(probe)
-        return None
+    def _check_probes(self) -> None:
+        """Before the first lease: what every actor wrote can be read here."""
+        for worker in self.pool.workers:
+            check_probe(worker.probe)
 
     def _loop(self) -> str | None:
         """Hands out units until all are answered; the reason where it ends before."""
@@ -135,17 +131,18 @@ class Answering:
         for dead in self.pool.check():
             # First, as what it had in its journal is in the store by then
             self.pool.replace(dead)
-            self._answered |= read_ids(self._job.directory, dead.name)
+            self._stored |= read_ids(self._job.directory, dead.name)
             for unit in dead.units:
                 self._deaths[unit] = self._deaths.get(unit, 0) + 1
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
 
-    def _take_replayed(self) -> list[frozenset[str]]:
-        """Takes what actors of earlier starts had answered and is in the store now; gives the ids of each unit."""
+    def _take_replayed(self) -> None:
+        """Takes what actors of earlier starts had answered and came to the store by their journals."""
         rows = [row for uri in self.pool.replayed for row in read_fields(Place(uri), "request_id", "error_type")]
-        new = {row["request_id"] for row in rows if not row.get("error_type")} - self._answered
-        self._answered |= new
-        return [ids_among(unit, new) for unit in self._waiting]
+        self._stored |= {row["request_id"] for row in rows if not row.get("error_type")}
+        if self._stored:
+            wanted = (one for unit in self._waiting for one in read_request_ids(unit))
+            self.pool.count_replayed(sum(one in self._stored for one in wanted))
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""
@@ -155,15 +152,23 @@ class Answering:
             if not self._waiting:
                 return
             if worker.progress is None or worker.progress.queued < LOW_WATER:
-                unit = self._waiting.pop(0)
+                unit = self._waiting.popleft()
                 worker.units.append(unit)
-                worker.feeds.append(worker.handle.feed.remote(unit, ids_among(unit, self._answered)))
+                worker.feeds.append(worker.handle.feed.remote(unit, self._known(unit)))
+
+    def _known(self, unit: str) -> frozenset[str]:
+        """The requests of a unit that need no asking."""
+        if not self._answered and not self._stored:
+            return frozenset()
+        ids = read_request_ids(unit)
+        return self._answered.among(ids) | self._stored.intersection(ids)
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""
         for unit in self._suspects:
+            known = self._known(unit)
             for row in read_requests(unit):
-                if row[0] in self._answered:
+                if row[0] in known:
                     continue
                 reason = self._ask_suspect(row)
                 if reason:
@@ -248,14 +253,13 @@ class Answering:
 class Control:
     """What may end this process: a signal, a `stop` line on standard input, or the end of standard input.
 
-    A thread reads the lines of standard input: `stop`, `go`, or a job as JSON. The first reason stays: `interrupted`,
-    or `orphaned` where standard input ended, so that nobody waits for an outcome.
+    A thread reads the lines of standard input: `stop`, or a job or a visit as JSON. The first reason stays:
+    `interrupted`, or `orphaned` where standard input ended, so that nobody waits for an outcome.
     """
 
     def __init__(self) -> None:
         self._reason: str | None = None
         self._lines: list[str] = []
-        self._go = False
         self._news = threading.Condition()
         self.take_signals()
         threading.Thread(target=self._read, daemon=True).start()
@@ -269,30 +273,28 @@ class Control:
         """`interrupted` or `orphaned`; None while nothing has asked this process to end."""
         return self._reason
 
-    def confirmed(self) -> bool:
-        """Whether a `go` line came since this was last true."""
-        gone, self._go = self._go, False
-        return gone
-
     def jobs(self) -> Iterator[Job]:
-        """The jobs of standard input, one a line, until it ends or something stops this process."""
+        """The jobs of standard input, one a line, until it ends or something stops this process.
+
+        A line that asks for a visit of all nodes is answered at once.
+        """
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._lines or self._reason, timeout=1.0)
                 if self._reason:
                     return
                 line = self._lines.pop(0) if self._lines else None
-            if line:
-                yield job_from_json(json.loads(line))
+            plain = json.loads(line) if line else {}
+            if "folders" in plain:
+                tell({"event": "visited", "reports": visit_nodes(**plain)})
+            elif plain:
+                yield job_from_json(plain)
 
     def _read(self) -> None:
         """Sorts the lines of standard input; its end means that the process which started this one has gone."""
         for line in sys.stdin:
             if line.strip() == "stop":
                 self._stop("interrupted")
-                continue
-            if line.strip() == "go":
-                self._go = True
                 continue
             with self._news:
                 self._lines.append(line)
@@ -312,7 +314,7 @@ def answer(job: Job, control: Control, idle: list[Actor]) -> None:
     """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
     try:
         Place(job.directory).make_folder()
-        answering = Answering(job, control.reason, tell, control.confirmed, idle)
+        answering = Answering(job, control.reason, tell, idle)
         outcome = answering.run()
     except (RayError, RuntimeError, OSError) as error:
         tell({"event": "broken", "error": explain(error)})

@@ -152,7 +152,7 @@ def _are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
 def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[Entry]:
     """What killed compactions and killed writers left: merged files without a name, files aside.
 
-    Where there is no lock (object stores) another compaction may be at work, and its files have a week.
+    On an object store, which runs may use without a lock, another compaction may be at work: its files have a week.
     """
     known = {*listing.named, *(file.name for file in listing.replaced)}
     merging = (MERGED, f".{MERGED}")

@@ -20,7 +20,7 @@ class Engines:
     """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store.
 
     `retry_failed`: whether what failed for a lasting reason is asked again (docs/contract.md, "Runs, outputs, stores").
-    `answers`: whether this start has requests answered by its own process.
+    `answers`: whether this start has requests answered by its own process. `lock`: whether it locks its store.
     """
 
     spark: SparkSession
@@ -31,6 +31,7 @@ class Engines:
     wait: bool = True
     retry_failed: bool = False
     answers: bool = True
+    lock: bool = True
 
     def prepare(self) -> None:
         """Starts the answering process, unless a spool takes the requests: something is sure to be asked."""
@@ -53,6 +54,7 @@ def open_engines(
     run: str,
     *,
     wait: bool = True,
+    lock: bool = True,
     retry_failed: bool = False,
     small: bool = False,
     asks: bool = False,
@@ -75,6 +77,6 @@ def open_engines(
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark
         with interrupts.installed():
-            yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers)
+            yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers, lock)
     finally:
         process.close()

@@ -20,9 +20,8 @@ class Job:
     `requests`, `directory`: a folder or URI of requests files, and the stage's folder in the store. `run` is the id of
     the start, in the names of all files that it writes. `spent` is what this start spent on earlier stages, against its
     budget; `answered_before`, whether the endpoint ever answered this run, so that a 403 or 404 is a row's and not the
-    run's. `confirm_probes`: whether the process that started this reads a file of each actor before anything is asked.
-    `tries_schema`: whether the first answer is to say what the endpoint makes of a schema; `may_drop_schema`: whether a
-    refusal of it ends the job, to be asked without one.
+    run's. `tries_schema`: whether the first answer is to say what the endpoint makes of a schema; `may_drop_schema`:
+    whether a refusal of it ends the job, to be asked without one.
     """
 
     requests: str
@@ -33,7 +32,6 @@ class Job:
     actors: int = 1
     spent: Usage = field(default_factory=Usage)
     answered_before: bool = False
-    confirm_probes: bool = False
     tries_schema: bool = False
     may_drop_schema: bool = False
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.run.refusals import check_address
 from untold.udfs.llm.actors import NAMESPACE
-from untold.udfs.storage import VARIABLE
+from untold.udfs.reach import Visit, silent, visit
+from untold.udfs.schemes import variables
 
 # Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
 OBJECT_STORE_BYTES = 100 * 2**20
+# A node of a crowded cluster takes some seconds to start a process; the visit itself is bounded
+VISIT_SECONDS = 60.0
 
 
 def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -36,8 +41,7 @@ def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxy
         check_address(address)
         try:
             # On other machines nothing is inherited; what our own Ray starts has this process's variables
-            own = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
-            given = {**runtime_env, "env_vars": {**runtime_env.get("env_vars", {}), **own}}
+            given = {**runtime_env, "env_vars": {**runtime_env.get("env_vars", {}), **variables()}}
             ray.init(address=address, runtime_env=given, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(
@@ -65,3 +69,25 @@ def _keep_to_loopback() -> None:
     """
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Visit]:
+    """What every node that is alive says of the folders (`untold.udfs.reach`); any of them may get an actor."""
+    visits = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            machine, strategy = node["NodeManagerAddress"], NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(visit).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+            visits[task.remote(f"the Ray node {machine}", folders, {}, nonce)] = f"the Ray node {machine}"
+    ray.wait(list(visits), num_returns=len(visits), timeout=VISIT_SECONDS)
+    return [_report_of(reference, machine) for reference, machine in visits.items()]
+
+
+def _report_of(reference: Any, machine: str) -> Visit:
+    try:
+        report: Visit = ray.get(reference, timeout=0)
+        return report
+    except GetTimeoutError:
+        return silent(machine, f"no answer within {VISIT_SECONDS:g} s")
+    except RayError as error:
+        return silent(machine, str(error).strip().splitlines()[-1])

@@ -22,6 +22,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import python_environment
+from untold.udfs.reach import Visit
 
 LOOK_SECONDS = 0.2
 # The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.
@@ -76,38 +77,28 @@ class AnsweringProcess:
         self,
         job: Job,
         show: Callable[[Mapping[str, Any]], None],
-        read_probes: Callable[[list[str]], None],
         lost_lock: Callable[[], bool],
     ) -> Outcome:
         """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
 
-        `read_probes` raises where what the actors write cannot be read; `lost_lock` says whether another run took
-        the folder over. Raises AnsweringError where the process ends, breaks or falls silent, and where the lock was
-        lost.
+        `lost_lock` says whether another run took the folder over. Raises AnsweringError where the process ends, breaks
+        or falls silent, and where the lock was lost.
         """
         self.usable = False
         self._send(json.dumps(job_to_json(job)))
         told = False
-        heard_at = monotonic()
-        while True:
+
+        def look() -> None:
+            nonlocal told
             if not told and (self.interrupts.requested or lost_lock()):
                 told = True
                 # A line, not a signal: the process ends this job in order and writes what was answered
                 self._send("stop")
-            try:
-                event = self._events.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                if monotonic() - heard_at >= SILENT_SECONDS:
-                    raise AnsweringError(self._give_up()) from None
-                continue
-            heard_at = monotonic()
-            if event is None or event["event"] == "broken":
-                raise AnsweringError(self._explain(event))
+
+        while True:
+            event = self._next_event(look)
             if event["event"] == "progress":
                 show(event)
-            elif event["event"] == "probes":
-                read_probes(event["uris"])
-                self._send("go")
             elif event["event"] == "done":
                 if lost_lock():
                     raise AnsweringError(f"another run took over {job.directory} while this one stood still")
@@ -116,6 +107,32 @@ class AnsweringProcess:
                 named, usage = tuple(event["models"]), Usage(**event["usage"])
                 finding = Finding(**event["finding"]) if event["finding"] else None
                 return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding)
+
+    def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[Visit]:
+        """What the nodes of its Ray say of the folders. Raises AnsweringError where the process ends or breaks."""
+        self.usable = False
+        self._send(json.dumps({"folders": dict(folders), "nonce": nonce}))
+        with self.interrupts.waiting():
+            while (event := self._next_event())["event"] != "visited":
+                continue
+        self.usable = True
+        reports: list[Visit] = event["reports"]
+        return reports
+
+    def _next_event(self, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The next thing that the process tells; `look` is called while it says nothing, and before it is heard."""
+        heard_at = monotonic()
+        while True:
+            look()
+            try:
+                event = self._events.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                if monotonic() - heard_at >= SILENT_SECONDS:
+                    raise AnsweringError(self._give_up()) from None
+                continue
+            if event is None or event["event"] == "broken":
+                raise AnsweringError(self._explain(event))
+            return event
 
     def leave(self) -> None:
         """Tells the process that nothing more comes; it ends by itself."""

@@ -19,7 +19,6 @@ from untold.jobs.run.outcome import EXIT_CODES
 from untold.udfs.errors import require
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
-from untold.udfs.storage import environment_of
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
@@ -84,7 +83,7 @@ class RayJobAnswerer(SpoolAnswerer):
         from ray.job_submission import JobSubmissionClient
 
         ray = self.settings.ray
-        own = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), **environment_of(self.settings.storage.options)}
+        own = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), **self.settings.storage.environment}
         given = {**ray.runtime_env, "env_vars": {**ray.runtime_env.get("env_vars", {}), **own}}
         python = ray.runtime_env.get("py_executable")
         try:

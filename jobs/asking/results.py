@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.run.session import fields_of, spark_schema
+from untold.jobs.tables import FAILURES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import LEAKED, UNASKED
@@ -54,6 +55,13 @@ def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
         )
         .distinct()
     )
+
+
+def invalid_rows(invalid: DataFrame, metric: str | None = None) -> DataFrame:
+    """The rows of the table `failures` for rows of the input that cannot be used (sample_id, error)."""
+    known = {"metric": F.lit(metric), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
+    own = {**known, "request_id": F.lit(None), "sample_id": F.col("sample_id"), "error": F.col("error")}
+    return invalid.select(*[own[name].cast("string").alias(name) for name in FAILURES.names])
 
 
 def incomplete_samples(*asked: DataFrame) -> DataFrame:

@@ -19,13 +19,14 @@ from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.local_model import LocalModelError
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.ray_job import RayJobAnswerer
+from untold.jobs.asking.reach import Reach
 from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.asking.results import without_requests
 from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.asking.stage_store import Found, Results, StageStore
 from untold.jobs.asking.tasks import TaskAnswerer
 from untold.jobs.asking.usage import Account, Asked
-from untold.jobs.run.locks import FolderLock, LockedError
+from untold.jobs.run.locks import Lock, LockedError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
@@ -51,6 +52,8 @@ class StageRunner:
     store: str
     answered_before: bool = False
     earlier: Collection[str] = ()
+    # The machines of the start; None where nothing is known of them
+    reach: Reach | None = None
     ended: str | None = None
     error: str | None = None
     lost: int = 0
@@ -120,7 +123,7 @@ class StageRunner:
     def _findings(self) -> Findings:
         return Findings(self.settings, self.store)
 
-    @property
+    @cached_property
     def _spool(self) -> SpoolAnswerer:
         answerer = RayJobAnswerer if self.settings.llm.answering == "ray-job" else SpoolAnswerer
         return answerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
@@ -137,7 +140,7 @@ class StageRunner:
             return TaskAnswerer(self.engines, self.settings, self.workspace)
         if self._spool.is_used:
             return self._spool
-        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace)
+        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
 
     def _ask(self, asking: _Asking) -> Results | None:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
@@ -193,7 +196,7 @@ class StageRunner:
                 self._answer(asking, answerer, lock)
                 asking.store.compact()
 
-    def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
+    def _answer(self, asking: _Asking, answerer: Answerer, lock: Lock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
         stage, section = asking.stage, section_of(asking.stage.api)
         last = Usage()

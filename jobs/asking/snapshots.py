@@ -7,7 +7,7 @@ it calls replaced is not, and goes a week later; any other is newer than the sna
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +137,7 @@ def find_whole(folder: str, *, move: bool) -> Whole:
         names = listing.live(without=() if move else damaged)
         places = [Place(folder) / name for name in names]
         try:
-            rows = count_rows(places)
+            rows = _count_rows(folder, listing, names)
         except FileNotFoundError:
             # Another run removed or moved it after the listing
             vanished += 1
@@ -150,6 +150,21 @@ def find_whole(folder: str, *, move: bool) -> Whole:
             uris = tuple(place.spark for place in places)
             return Whole(tuple(names), uris, sum(filter(None, rows)), tuple(damaged), missing)
         damaged.update(dict.fromkeys(set_aside(folder, broken) if move else broken))
+
+
+def _count_rows(folder: str, listing: Listing, names: Sequence[str]) -> list[int | None]:
+    """The rows of each file: as the newest snapshot says, else by its footer; None for one that is damaged.
+
+    A file that has another size than the snapshot says has its footer read. Raises as `count_rows`.
+    """
+    known = {name: file.rows for name, file in listing.named.items() if _is_as_named(listing, name)}
+    others = [name for name in names if name not in known]
+    counted = dict(zip(others, count_rows(Place(folder) / name for name in others), strict=True))
+    return [known.get(name, counted.get(name)) for name in names]
+
+
+def _is_as_named(listing: Listing, name: str) -> bool:
+    return name in listing.files and listing.files[name].size == listing.named[name].size
 
 
 def find_damaged(folder: str, names: Iterable[str]) -> list[str]:
@@ -178,12 +193,14 @@ def set_aside(folder: str, names: Iterable[str]) -> list[str]:
 def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     """Writes a snapshot, then removes those before it, which nobody needs: a reader that misses one lists again.
 
-    Who writes holds the folder's lock. Where there is none (object stores), two may write one number, and the later
-    stays: what the other merged is then still there as the files that it was merged from. Raises OSError where it
-    cannot be written; the one before then counts.
+    Who writes holds the folder's lock. A run that locks nothing may meet another: the first of one number stays, and
+    what the other merged is still there as the files that it was merged from. Raises OSError where it cannot be
+    written, FileExistsError where another was quicker; the one before, or the other's, then counts.
     """
     place = Place(folder)
-    (place / _file_of(snapshot.number)).write_bytes(snapshot.model_dump_json().encode())
+    written = (place / _file_of(snapshot.number)).put_if_absent(snapshot.model_dump_json().encode())
+    if not written:
+        raise FileExistsError(f"another run has merged files of {folder} meanwhile")
     for number in _numbers(place.entries()):
         if number < snapshot.number:
             (place / _file_of(number)).remove()

@@ -16,12 +16,12 @@ from hashlib import blake2b
 
 from untold.jobs.asking.job import Job, job_from_json, job_to_json
 from untold.jobs.asking.snapshots import is_segment
-from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.object_locks import lock_folder
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import DamagedError, read_fields
-from untold.udfs.llm.units import count_unit, list_units
+from untold.udfs.llm.units import list_units
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
@@ -69,7 +69,7 @@ class SpooledJob:
 
     def count_requests(self) -> int:
         """How many requests its files hold."""
-        return sum(map(count_unit, list_units(self.requests)))
+        return sum(list_units(self.requests).values())
 
     def publish(self, job: Job) -> None:
         """Opens the job, once its requests are written. Raises SpoolError for settings that hold a secret."""
@@ -131,10 +131,7 @@ class SpooledJob:
         self, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None
     ) -> Iterator[Callable[[], bool]]:
         """Holds the job, so that one process works on it; gives whether that was lost. Raises LockedError."""
-        if self.place.local is None:
-            yield lambda: False
-            return
-        with FolderLock(self.place.local, run, wait=wait, notify=notify) as lock:
+        with lock_folder(str(self.place), run, wait=wait, notify=notify) as lock:
             yield lambda: lock.lost
 
 

@@ -16,12 +16,12 @@ from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.requests import Requests
 from untold.jobs.asking.results import result_schema
 from untold.jobs.asking.store import STATES, Reading
-from untold.jobs.run.locks import FolderLock, LockedError
+from untold.jobs.run.locks import Lock, LockedError
+from untold.jobs.run.object_locks import lock_folder
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages.arrow import UNASKED, reading_of
-from untold.udfs.storage import Place
 
 # An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
 MODELS_NAMED = 100
@@ -122,20 +122,17 @@ class StageStore:
         return self._read(read)
 
     @contextmanager
-    def locked(self) -> Iterator[FolderLock | None]:
-        """Holds the folder as its one spender; None on an object store, which has no locks, after a line that says so.
+    def locked(self) -> Iterator[Lock | None]:
+        """Holds the folder as its one spender; None where this start locks nothing, after a line that says so.
 
-        Raises LockedError where another run holds it and this one is not to wait.
+        Raises LockedError where another run holds it and this one is not to wait, UnlockableError where it cannot be.
         """
-        place = Place(self.folder).local
-        if place is None:
-            self._note(
-                "the store is not on a local disk, where runs cannot see each other: start one run at a time on it"
-            )
+        if not self._engines.lock:
+            self._note("the store is not locked: start one run at a time on it")
             yield None
             return
         with ExitStack() as stack:
-            lock = FolderLock(place, self._engines.run, wait=self._engines.wait, notify=self._note)
+            lock = lock_folder(self.folder, self._engines.run, wait=self._engines.wait, notify=self._note)
             with self._engines.interrupts.waiting():
                 stack.enter_context(lock)
             yield lock
@@ -155,9 +152,8 @@ class StageStore:
 
         Another run that holds the folder compacts it anyway, and a store that may only be read stays as it is.
         """
-        place = Place(self.folder).local
-        if place is not None and compaction.is_due(self.folder):
-            with suppress(LockedError, OSError), FolderLock(place, self._engines.run, wait=False):
+        if self._engines.lock and compaction.is_due(self.folder):
+            with suppress(LockedError, OSError), lock_folder(self.folder, self._engines.run, wait=False):
                 self.compact()
 
     def _read(self, act: Callable[[Reading], Given]) -> Given:

@@ -13,9 +13,12 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines, Held, open_engines
+from untold.jobs.asking.reach import Reach, reached_places
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.request import RunRequest
+from untold.jobs.results import path_of_table
+from untold.jobs.run import manifest
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.run.progress import Display
@@ -53,6 +56,7 @@ class Start:
     engines: Engines
     # Where steps are kept until the run ends
     workspace: Workspace
+    reach: Reach
 
     @property
     def spark(self) -> SparkSession:
@@ -72,6 +76,7 @@ class Start:
             "store": self.request.store,
             "answered_before": self.output.has_answered,
             "earlier": self.output.spooled_runs,
+            "reach": self.reach,
         }
         return StageRunner(engines=self.engines, stages=stages, endpoint=endpoint, **{**own, **other})
 
@@ -81,7 +86,7 @@ class Start:
             return None
         earlier = self.output.earlier or {}
         code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error)
-        message = self._explain(Ending(), earlier["starts"][-1]["usage"])
+        message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"])
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
 
     def write_failures(self, rows: DataFrame) -> dict[str, int]:
@@ -115,15 +120,19 @@ class Start:
         code = ending.exit_code(counts["statuses"], settings.fail_on_error)
         every = output.manifest["counts"] | counts
         output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
-        return Outcome(exit_code=code, manifest=output.manifest, message=self._explain(ending, rows))
+        return Outcome(exit_code=code, manifest=output.manifest, message=self._explain(ending, output.manifest, rows))
 
-    def _explain(self, ending: Ending, usage: Iterable[Mapping[str, Any]]) -> str | None:
-        """The lines that say which stages got no answer at all, and why the run ended early; None without any."""
+    def _explain(self, ending: Ending, written: Mapping[str, Any], usage: Iterable[Mapping[str, Any]]) -> str | None:
+        """The lines that say which stages got no answer at all, and why the run ended early; None without any.
+
+        written: the manifest of the start that they are about.
+        """
         # What became of a system is shown beside the others
         dead = [row for row in dead_stages(usage) if "system" not in row]
         errors: list[dict[str, Any]] = []
         if dead:
-            failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(f"{self.output.place}/failures")
+            path = f"{self.output.place}/{path_of_table(written, 'failures')}"
+            failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(path)
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
         lines = [*explain_dead_stages(dead, errors), ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None
@@ -131,20 +140,36 @@ class Start:
 
 @contextmanager
 def open_start(
-    request: RunRequest, output: Output, display: Display, *, asks: bool = False, held: Held | None = None
+    request: RunRequest,
+    output: Output,
+    display: Display,
+    *,
+    asks: bool = False,
+    held: Held | None = None,
+    index: str | None = None,
 ) -> Iterator[Start]:
-    """A start in an output that was entered, with its engines; `asks` and `held` as of `open_engines`."""
+    """A start in an output that was entered, with its engines; `asks` and `held` as of `open_engines`.
+
+    `index`: that which executors are to read. Raises ReachError where they do not reach it, the output or the store.
+    """
     with open_engines(
         request.settings,
         display,
         output.run,
         wait=request.wait,
+        lock=request.lock,
         retry_failed=request.retry_failed,
         small=request.small,
         asks=asks,
         held=held,
     ) as engines:
-        yield Start(request, output, engines, output.workspace(engines.spark))
+        output.notify = display.note
+        workspace = output.workspace(engines.spark)
+        places = reached_places(output.place, workspace.folder, request.store)
+        reach = Reach(engines.spark, places, [f"{index}/{manifest.NAME}"] if index else [], display.note)
+        if asks or not output.seems_complete(retry_failed=request.retry_failed):
+            reach.check_executors()
+        yield Start(request, output, engines, workspace, reach)
 
 
 def open_endpoint(

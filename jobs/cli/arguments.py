@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,12 @@ from untold.jobs.cli.values import (
     known_metrics,
     metric_names,
     one_of,
+    path,
     with_hint,
 )
 from untold.udfs.errors import require
 from untold.udfs.redaction import redact
+from untold.udfs.schemes import STORES, scheme_of
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.drawing import Draw
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 DEBUG = "untold.debug"
 Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line` itself
 Names = Callable[[], Iterable[str]]
+# What the help calls values that are paths
+PATHS = frozenset({"PATH", "DIR", "FILE", "F", "RUN", "RUN...", "STUDY...", "SPOOL"})
 
 
 class Reader(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 has no such argument
@@ -75,7 +80,8 @@ class Option(click.Option):
         to: str | None = None,
         **more: Any,
     ) -> None:
-        super().__init__([flag, to] if to else [flag], metavar=metavar, help=help, type=Reader(read), **more)
+        kind = Reader(path if metavar in PATHS and read is str else read)
+        super().__init__([flag, to] if to else [flag], metavar=metavar, help=help, type=kind, **more)
         self._names = names
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -95,7 +101,8 @@ class Argument(click.Argument):
     """A positional argument, listed with the options in the help; of `many` there is at least one."""
 
     def __init__(self, name: str, metavar: str, help: str, *, many: bool = False) -> None:
-        super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1)
+        kind = Reader(path if metavar in PATHS else str)
+        super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1, type=kind)
         self._help = help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -194,6 +201,7 @@ def run_fields(options: Options, settings: Settings, read: ReadOptions) -> dict[
         "overwrite": options.overwrite,
         "retry_failed": given.get("retry_failed", False),
         "wait": not given.get("no_wait", False),
+        "lock": not given.get("no_lock", False),
         "command": options.command_line,
     }
 
@@ -282,11 +290,12 @@ def check_samples(options: Options, required: Sequence[str], adapter: Adapter | 
     return read
 
 
-RUN_FLAGS = [
-    flag("--overwrite", "replace the tables of another run in --output"),
+ASKING_FLAGS = [
     flag("--retry-failed", "retry permanently failed requests"),
     flag("--no-wait", "refuse instead of waiting for another run"),
+    flag("--no-lock", "lock nothing: for stores that know no locks, one run at a time"),
 ]
+RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
@@ -308,12 +317,19 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
         asks=asks,
         local_installed=local_model.installed,
     )
-    if resolved.settings.storage.options:
-        from untold.udfs.storage import environment_of
+    # A command looks at its paths before all else, and starts processes that do
+    os.environ.update(resolved.settings.storage.environment)
+    if remote := [text for text in _texts(options) if scheme_of(text) in STORES]:
+        from untold.jobs.run.connectors import with_packages
 
-        # A command looks at its paths before all else, and starts processes that do
-        os.environ.update(environment_of(resolved.settings.storage.options))
+        return replace(resolved, settings=with_packages(resolved.settings, remote))
     return resolved
+
+
+def _texts(options: Options) -> list[str]:
+    """The values of a command line that are texts: paths are among them."""
+    values = vars(options).values()
+    return [text for value in values for text in (value if isinstance(value, tuple) else [value]) if type(text) is str]
 
 
 def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:

@@ -7,6 +7,7 @@ from functools import partial
 import click
 
 from untold.jobs.cli.arguments import (
+    ASKING_FLAGS,
     READ_OPTIONS,
     Command,
     Option,
@@ -78,8 +79,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             Option("--limit", "N", "only the first N documents by document_id", read=count),
             flag("--overwrite", "make the index anew, or another in its place"),
-            flag("--retry-failed", "retry permanently failed requests"),
-            flag("--no-wait", "refuse instead of waiting for another run"),
+            *ASKING_FLAGS,
         ],
     ),
     "search": Command(
@@ -103,8 +103,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             flag("--json", "print JSON"),
             flag("--overwrite", "replace the hits of another search in --output"),
-            flag("--retry-failed", "retry permanently failed requests"),
-            flag("--no-wait", "refuse instead of waiting for another run"),
+            *ASKING_FLAGS,
         ],
     ),
 }

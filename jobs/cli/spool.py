@@ -14,10 +14,9 @@ def _answer(options: Options) -> int:
     from untold.jobs.answer import AnswerRequest, answer, show_answered
     from untold.jobs.run.progress import Display
     from untold.jobs.settings.loading import load_given
-    from untold.udfs.storage import environment_of
 
     given = load_given(options.config, options.overrides, os.environ)
-    os.environ.update(environment_of(given.storage.options))
+    os.environ.update(given.storage.environment)
     request = AnswerRequest(
         spool=options.spool,
         given=given,

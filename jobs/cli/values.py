@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.schemes import complaint_of
 
 # Questions whose contexts lie in a second file
 CONTEXTS_APART = "eli5_category"
@@ -187,3 +188,10 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"must be an integer, got {text or 'nothing'}") from None
+
+
+def path(text: str) -> str:
+    """A local path or a URI of a scheme that is known."""
+    if complaint := complaint_of(text):
+        raise ValueError(complaint)
+    return text

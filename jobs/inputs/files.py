@@ -6,8 +6,10 @@ import fnmatch
 import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -38,6 +40,8 @@ from untold.udfs.samples.files import (
 from untold.udfs.samples.shapes import Shape, merge_columns
 from untold.udfs.storage import Place, local_path
 
+# A footer is one or two small reads, which wait on the network where the files are on no local disk
+FILES_AT_ONCE = 8
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
@@ -218,19 +222,24 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def inspect_files(found: Sequence[InputFile], options: ReadOptions = AS_THEY_ARE) -> list[InputFile]:
-    """The files with their kind, and what headers and footers say. Raises SampleError with a line a useless file."""
-    files, problems = [], []
-    for file in found:
-        try:
-            files.append(_inspect(file, options))
-        except UnreadableFileError as problem:
-            problems.append(f"{file.path}: {problem}")
-        except READ_ERRORS as error:
-            problems.append(
-                f"{file.path}: cannot be read ({type(error).__name__}); replace the file or check its rights"
-            )
-    raise_problems(problems)
-    return files
+    """The files with their kind, and what headers and footers say, several read at a time.
+
+    Raises SampleError with a line a useless file.
+    """
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        inspected = list(pool.map(partial(_try_inspect, options=options), found))
+    raise_problems([one for one in inspected if isinstance(one, str)])
+    return [one for one in inspected if isinstance(one, InputFile)]
+
+
+def _try_inspect(file: InputFile, options: ReadOptions) -> InputFile | str:
+    """As `_inspect`, or the line that says what is wrong with the file."""
+    try:
+        return _inspect(file, options)
+    except UnreadableFileError as problem:
+        return f"{file.path}: {problem}"
+    except READ_ERRORS as error:
+        return f"{file.path}: cannot be read ({type(error).__name__}); replace the file or check its rights"
 
 
 def _inspect(file: InputFile, options: ReadOptions) -> InputFile:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from untold.jobs.inputs.files import SampleError
+from untold.jobs.run.workspace import LostRowsError, write_parquet
 
 # pandas hands its index on as columns of these names
 _INDEX = re.compile(r"__index_level_\d+__")
@@ -20,12 +21,13 @@ def write_frame(samples: Any, folder: str) -> str:
     """Writes a frame as Parquet below `folder`, batch by batch, and gives the path. Raises SampleError for no frame."""
     path = f"{folder}/samples"
     if isinstance(samples, DataFrame):
-        samples.write.mode("overwrite").parquet(path)
-        if not os.path.isdir(path):
+        try:
+            write_parquet(samples, path)
+        except LostRowsError as error:
             raise SampleError(
                 f"Spark wrote the samples to {path} of another machine; write them to a path that all machines share, "
                 "and give that path"
-            )
+            ) from error
         return path
     if not hasattr(samples, "__arrow_c_stream__"):
         raise SampleError(

@@ -7,8 +7,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
+from untold.jobs.inputs.samples import Samples, read_samples
 from untold.jobs.run.output import Output, store_of
 from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.settings.model import Settings
@@ -32,6 +35,8 @@ class RunRequest:
     retry_failed: bool = False
     # Whether it waits for another run on the same store, instead of refusing
     wait: bool = True
+    # Whether output and store are locked: not where the user sees to it that one run at a time uses them
+    lock: bool = True
     # How to start it again, as messages say it
     command: str = ""
 
@@ -40,7 +45,7 @@ class RunRequest:
         """Where completions are kept; empty where neither a store nor an output is named."""
         return store_of(self.settings, self.output) if self.settings.store or self.output else ""
 
-    @property
+    @cached_property
     def small(self) -> bool:
         """Whether there is so little to read that the start is what takes time (`open_session`).
 
@@ -57,6 +62,27 @@ class RunRequest:
             kept=kept,
             inputs=[path for path in (self.input, *more) if path],
             store=self.store,
+            lock=self.lock,
+            work=self.settings.work,
+            alone=self.settings.ray.address is None,
+        )
+
+    @property
+    def layout(self) -> str | None:
+        """The name of the adapter that reads the input."""
+        return self.format
+
+    def read_columns(self, spark: SparkSession, required: Sequence[str], optional: Sequence[str] = ()) -> Samples:
+        """The samples of the input with these columns besides those that every sample has (`read_samples`)."""
+        return read_samples(
+            spark,
+            self.input,
+            format=self.layout,
+            limit=self.limit,
+            draw=self.draw,
+            required=required,
+            optional=optional,
+            options=self.read,
         )
 
     def shared(self) -> dict[str, Any]:
@@ -67,7 +93,7 @@ class RunRequest:
         """The input as the manifest shows it."""
         return {
             "path": self.input,
-            "format": self.format,
+            "format": self.layout,
             "limit": self.limit,
             "draw": shown_draw(self.draw),
             "fingerprint": fingerprint,

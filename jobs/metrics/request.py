@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from untold.jobs.inputs.checking import adapter_of, check_input, check_names
 from untold.jobs.inputs.request import RunRequest
-from untold.jobs.inputs.samples import Samples, read_samples
+from untold.jobs.inputs.samples import Samples
 from untold.jobs.metrics import needs_of, optional_of
 
 
@@ -30,13 +30,4 @@ class ScoreRequest(RunRequest):
     def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
         """The samples with the columns that the metrics read: these, or all of the request."""
         names = self.metrics if metrics is None else metrics
-        return read_samples(
-            spark,
-            self.input,
-            format=self.format,
-            limit=self.limit,
-            draw=self.draw,
-            required=needs_of(names, self.settings),
-            optional=optional_of(names),
-            options=self.read,
-        )
+        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names))

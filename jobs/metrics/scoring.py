@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.jobs.asking.requests import Requests
+from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser
@@ -111,15 +112,10 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings
     null = F.lit(None).cast("double")
     nothing = [null.alias(name) for name in ("covered", "uncovered", "unjudged", "low", "high")]
     failed = unusable.select("sample_id", "system", *nothing, F.lit("failed").alias("status"))
-    refused = unusable.select(
-        "sample_id",
-        F.lit(metric.name).alias("metric"),
-        F.lit("input").alias("stage"),
-        F.lit(None).cast("string").alias("request_id"),
-        F.lit("invalid_input").alias("error_type"),
-        "error",
-    )
-    added = {"scores": failed.select(*score_columns(metric.name)), "failures": refused}
+    added = {
+        "scores": failed.select(*score_columns(metric.name)),
+        "failures": invalid_rows(unusable, metric.name),
+    }
     if unknown := metric.bounds_of_unknown(settings):
         added["measures"] = unknown_measures(unusable, metric.name, unknown)
     return {**tables, **{name: tables[name].unionByName(rows) for name, rows in added.items()}}

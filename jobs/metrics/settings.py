@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from untold.jobs.settings.fields import Count, Probability, Section, Text
+from untold.jobs.settings.fields import Count, PathText, Probability, Section
 
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
@@ -62,7 +62,7 @@ class IcatSettings(Section):
         description="Whose aspects: m, given, covered by the documents that icat.qrels annotates; s, given; a, "
         "generated; auto, s where a sample gives some and else a",
     )
-    qrels: Text | None = Field(
+    qrels: PathText | None = Field(
         default=None, description="File of annotated documents, for icat.variant m: topic subtopic document relevance"
     )
     aspects: Count = Field(default=10, description="Maximum number of generated aspects of a query")

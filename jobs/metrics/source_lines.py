@@ -14,7 +14,8 @@ from untold.udfs.recall.segmentation import sentences
 # A line's text, what stands before it, and what stands before the lines that it is wrapped to
 Line = tuple[str, str, str]
 LONGEST_SENTENCE = 500
-_INDENT = "       "
+# Below the number of a statement
+INDENT = "       "
 
 
 def stating_lines(
@@ -27,13 +28,13 @@ def stating_lines(
     for what, known in (("context", True), ("chunk", False)):
         names = [one_line(name) for name in sources or () if (name in contexts or not contexts) == known]
         if names:
-            yield ", ".join(names), f"{_INDENT}stated in {what}{'' if len(names) == 1 else 's'} ", f"{_INDENT}  "
+            yield ", ".join(names), f"{INDENT}stated in {what}{'' if len(names) == 1 else 's'} ", f"{INDENT}  "
     for name in sources or () if quoted else ():
         found = stating_sentence(statement, contexts.get(name, ""))
         if found is not None:
             sentence, verbatim = found
             how = "" if verbatim else " (found by shared words)"
-            yield one_line(shorten(sentence, LONGEST_SENTENCE)), f"{_INDENT}  {one_line(name)}{how}: ", f"{_INDENT}    "
+            yield one_line(shorten(sentence, LONGEST_SENTENCE)), f"{INDENT}  {one_line(name)}{how}: ", f"{INDENT}    "
 
 
 def stating_sentence(statement: str, context: str) -> tuple[str, bool] | None:

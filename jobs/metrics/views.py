@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from untold.graph.views import one_line
+from untold.jobs.metrics.source_lines import INDENT as INDENT
 from untold.jobs.metrics.source_lines import Line, stating_lines
 
 Row = Mapping[str, Any]
-INDENT = "       "
 BLANK: Line = ("", "", "")
 
 

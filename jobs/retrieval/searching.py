@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from untold.jobs.retrieval.sources import query_key
 from untold.jobs.retrieval.vectors import OUTCOME, Ask, embed
 from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.run.workspace import Counted, Workspace, write_parquet
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval import searching
 from untold.udfs.retrieval.catalog import Catalog
@@ -107,7 +107,7 @@ class Searcher:
     def _kept(self, frame: DataFrame, name: str) -> str:
         """Where the rows of a frame are written, for tasks to read as they need."""
         path = self.steps.path(name)
-        frame.write.parquet(path)
+        write_parquet(frame, path)
         return path
 
 

@@ -2,7 +2,8 @@
 
 On one machine the operating system decides: a lock of its own is held for the holder's life, across containers, and
 goes with the process however that ends. Between machines, whose locks may not see each other on a shared disk, the
-file `_lock` decides: its holder writes it anew every 30 seconds, and is taken to be gone after five minutes.
+file `_lock` decides: its holder writes it anew every 30 seconds, and is taken to be gone after five minutes. Object
+stores have a lock of their own (`untold.jobs.run.object_locks`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import errno
 import json
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
 from untold.jobs.run.processes import Process, this_process
 from untold.udfs.errors import UserError
-from untold.udfs.storage import naming
+from untold.udfs.storage import Place, naming
 
 # Ten beats may be missed, to a paused machine or a disk that hangs, before another takes over what costs money
 HEARTBEAT_SECONDS = 30.0
@@ -58,47 +61,103 @@ class Holder:
         return f"host {self.process.host}, pid {self.process.pid}{where}"
 
 
-class FolderLock:
+class Lock(ABC):
     """An exclusive lock on a folder for as long as the process lives. Use it as a context manager.
 
     `wait`: whether it waits for another run, which it says once to `notify`, or raises LockedError. `waited` says
     whether another run held it first. A run that stood still for five minutes may lose it to another machine: `check`
-    before every write. The folder is made where it is not there, and must be on a disk; object stores have no such
-    lock.
+    before every write. The folder is made where it is not there.
     """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
-        self._path = Path(folder) / "_lock"
+        self._folder = folder
         self._run, self._wait, self._notify = run, wait, notify
         self._process, self._helpers = this_process(), tuple[Process, ...]()
-        # Opened with close-on-exec: no helper process inherits it. It stays when released, for all to lock one file
-        held = self._path.with_name("_lock-held")
-        self._system_lock = FileLock(held, thread_local=False, fallback_to_soft=False)
         self._changing = threading.Lock()
         self._ended = threading.Event()
         self._lost = False
         self.waited = False
 
-    def __enter__(self) -> FolderLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+    def __enter__(self) -> Self:
+        Place(self._folder).make_folder()
         while (holder := self._take()) is not None:
-            text = f"{self._path.parent} is in use by a run on {holder}"
+            text = f"{self._folder} is in use by a run on {holder}"
             if not self._wait:
                 raise LockedError(text)
             if not self.waited:
                 self._notify(f"{text}; waiting for it")
             self.waited = True
-            sleep(LOOK_SECONDS)
+            sleep(self._look_seconds)
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        with self._changing, ExitStack() as stack:
-            # Last, so that whoever waits finds no file of a holder that has gone
-            stack.callback(self._system_lock.release)
-            if not self.lost:
-                self._path.unlink(missing_ok=True)
+        with self._changing:
+            self._release()
+
+    def check(self) -> None:
+        """Raises LostLockError where another run took the folder over. It is quick: call it before writes."""
+        if self.lost:
+            raise LostLockError(
+                f"another run took over {self._folder} while this one stood still; "
+                "what was answered is kept: start again once it has ended"
+            )
+
+    def add_process(self, pid: int) -> None:
+        """Names a helper process. It holds nothing, but who follows a killed run gives it time to write what it has."""
+        self._helpers = (*self._helpers, this_process(pid))
+        self._renew()
+
+    @property
+    @abstractmethod
+    def lost(self) -> bool:
+        """Whether another run took the folder over. Once lost is lost for good."""
+
+    @abstractmethod
+    def _take(self) -> Holder | None:
+        """Takes the lock where it is free or its holder is gone; else who holds it."""
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Writes who holds the lock."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Gives the lock back, unless it was lost."""
+
+    _look_seconds = LOOK_SECONDS
+
+    def _beat(self) -> None:
+        """Writes the file anew until the lock is given back, in a thread of its own."""
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            self._renew()
+
+    def _renew(self) -> None:
+        """Writes the file, unless the lock was given back or lost: the file is another's then."""
+        # A beat that fails is one of ten: the next may succeed. The lock keeps one from following the end
+        with suppress(OSError), self._changing:
+            if not self._ended.is_set() and not self._is_lost():
+                self._write()
+
+    def _is_lost(self) -> bool:
+        """Whether the lock is lost, for who is about to write it."""
+        return self.lost
+
+    def _described(self) -> dict[str, Any]:
+        """What the file says of the holder."""
+        return asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
+
+
+class FolderLock(Lock):
+    """A lock on a folder of a disk."""
+
+    def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(folder, run, wait=wait, notify=notify)
+        self._path = Path(folder) / "_lock"
+        # Opened with close-on-exec: no helper process inherits it. It stays when released, for all to lock one file
+        held = self._path.with_name("_lock-held")
+        self._system_lock = FileLock(held, thread_local=False, fallback_to_soft=False)
 
     @property
     def lost(self) -> bool:
@@ -109,18 +168,12 @@ class FolderLock:
             self._lost = self._lost or holder is None or holder.run != self._run
         return self._lost
 
-    def check(self) -> None:
-        """Raises LostLockError where another run took the folder over. It reads a small file: call it before writes."""
-        if self.lost:
-            raise LostLockError(
-                f"another run took over {self._path.parent} while this one stood still; "
-                "what was answered is kept: start again once it has ended"
-            )
-
-    def add_process(self, pid: int) -> None:
-        """Names a helper process. It holds nothing, but who follows a killed run gives it time to write what it has."""
-        self._helpers = (*self._helpers, this_process(pid))
-        self._renew()
+    def _release(self) -> None:
+        with ExitStack() as stack:
+            # Last, so that whoever waits finds no file of a holder that has gone
+            stack.callback(self._system_lock.release)
+            if not self.lost:
+                self._path.unlink(missing_ok=True)
 
     def _take(self) -> Holder | None:
         """Takes the lock where it is free or its holder is gone; else who holds it."""
@@ -139,7 +192,7 @@ class FolderLock:
                 return holder
             # What the killed run's helpers have answered is paid for: they write it before anybody asks again
             if holder is not None:
-                _wait_for(holder.helpers)
+                wait_for(holder.helpers)
             self._write()
             stack.pop_all()
         return None
@@ -170,40 +223,33 @@ class FolderLock:
         probe.unlink()
         return now - self._path.stat().st_mtime
 
-    def _beat(self) -> None:
-        """Writes the file anew until the lock is given back, in a thread of its own."""
-        while not self._ended.wait(HEARTBEAT_SECONDS):
-            self._renew()
-
-    def _renew(self) -> None:
-        """Writes the file, unless the lock was given back or lost: the file is another's then."""
-        # A beat that fails is one of ten: the next may succeed. The lock keeps one from following the end
-        with suppress(OSError), self._changing:
-            if not self._ended.is_set() and not self.lost:
-                self._write()
-
     def _write(self) -> None:
         """Writes the file aside and renames it: readers see all of it, the one before or the one after."""
         aside = self._path.with_name(f"_lock-{self._run}")
-        plain = asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
         with naming(str(self._path.parent)):
-            aside.write_text(json.dumps(plain), encoding="utf-8")
+            aside.write_text(json.dumps(self._described()), encoding="utf-8")
             os.replace(aside, self._path)
 
 
 def read_holder(path: Path) -> Holder | None:
     """The holder that a lock file names; None where there is no such file. A damaged file is held by nobody known."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        helpers = tuple(Process(**helper) for helper in plain["helpers"])
-        return Holder(plain["run"], Process(**plain["process"]), helpers)
+        return holder_of(path.read_bytes())
     except FileNotFoundError:
         return None
+
+
+def holder_of(content: bytes) -> Holder:
+    """The holder that the content of a lock names; one that is not known where it is damaged."""
+    try:
+        plain = json.loads(content)
+        helpers = tuple(Process(**helper) for helper in plain["helpers"])
+        return Holder(plain["run"], Process(**plain["process"]), helpers)
     except (ValueError, KeyError, TypeError):
         return Holder("unknown", _NOBODY)
 
 
-def _wait_for(helpers: tuple[Process, ...]) -> None:
+def wait_for(helpers: tuple[Process, ...]) -> None:
     """Waits until the helpers of a killed run have ended, or for as long as they get."""
     until = monotonic() + HELPER_SECONDS
     while any(helper.is_alive for helper in helpers) and monotonic() < until:

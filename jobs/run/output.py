@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 from uuid import uuid4
@@ -17,13 +21,14 @@ from pyspark.sql import functions as F
 
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
-from untold.jobs.run.locks import FolderLock
+from untold.jobs.run.locks import Lock
 from untold.jobs.run.manifest import Added, Identity, OutputError
+from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
 from untold.jobs.run.outcome import Ending
-from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Counted, Workspace
+from untold.jobs.run.session import is_local, spark_schema
+from untold.jobs.run.workspace import Counted, Workspace, write_parquet
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import ADDED, TABLES
+from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
 
@@ -47,10 +52,19 @@ def store_of(settings: Settings, output: str) -> str:
     return absolute(settings.store) if settings.store else f"{output}/completions"
 
 
+def steps_folder(output: str, work: str) -> str:
+    """The folder of a run's steps in one for many runs: the same each time, so that what a killed run left goes."""
+    return f"{work}/untold-{blake2b(output.encode(), digest_size=8).hexdigest()}"
+
+
 def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
     """The settings as a manifest shows them: no secrets; `fields` as `model_dump` takes them."""
     safe: dict[str, Any] = without_secrets(settings.model_dump(mode="json", **fields))
     return safe
+
+
+def _say(line: str) -> None:
+    print(f"untold: {line}", file=sys.stderr)
 
 
 @dataclass
@@ -61,7 +75,13 @@ class Output:
     `end` the manifest as it ended. What raises between `begin` and `end` takes half a run's tables with it, those of
     `kept` aside, and the manifest says `interrupted` or `failed`. `run` is the id of this start. A folder that is not
     ours, and one that lies in one of `inputs` or holds it, raises OutputError before all else; `store`, where
-    completions are kept, may lie anywhere. One that another run took over is left to it: LostLockError.
+    completions are kept, may lie anywhere. One that another run took over is left to it: LostLockError. Without `lock`
+    nobody else may use the folder. Steps are kept in `work`; without it on this machine where output and store lie in
+    an object store and the run is `alone`, with no Ray of other machines.
+
+    On a local disk a table is the folder `<name>`. Elsewhere no folder is renamed at once: a start writes its tables
+    into `<name>/<run>`, and those of the start before stay until its manifest, written last, names others. `notify`
+    hears of what could not be removed once the tables are written, which is no error.
     """
 
     place: str
@@ -70,21 +90,29 @@ class Output:
     kept: Sequence[str] = ()
     inputs: Sequence[str | None] = ()
     store: str | None = None
+    lock: bool = True
+    work: str | None = None
+    alone: bool = True
     run: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     earlier: Mapping[str, Any] | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
-    _aside: bool = False
+    notify: Callable[[str], None] = _say
+    # Whether tables and manifest of the earlier start stay until those of this one are whole
+    _keeps: bool = False
+    _tables: dict[str, str] = field(default_factory=dict)
     _workspace: Workspace | None = None
-    _lock: FolderLock | None = None
+    _lock: Lock | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Output:
         check_folders(self.inputs, self.place, self.store)
-        place = Place(self.place).local
-        if place is not None:
+        if self.lock and self.store:
+            check_lockable(self.store)
+        if self.lock and (self.store or is_lockable(self.place)):
             # Never waits: what another run writes here is what this one would write over
-            self._lock = self._stack.enter_context(FolderLock(place, self.run, wait=False))
+            self._lock = lock_folder(self.place, self.run, wait=False).__enter__()
+            self._stack.callback(self.tidy, f"the lock of {self.place}", self._lock.__exit__)
         return self
 
     def check_lock(self) -> None:
@@ -95,12 +123,30 @@ class Output:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with self._stack:
             self.check_lock()
-            if error is not None and self.manifest.get("status") == "running" and not self._aside:
-                self.remove([name for name in self.tables if name not in self.kept])
-                ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                manifest.write_manifest(self.place, {**self.manifest, "status": ended})
-            if self._workspace is not None:
-                self._workspace.remove()
+            if error is not None and self.manifest.get("status") == "running":
+                self._break_off("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            self._remove_steps()
+
+    def _break_off(self, status: str) -> None:
+        """Removes half a run's tables, and says in the manifest how it ended, where that is this start's already."""
+        lost = [name for name in self.tables if self._keeps or name not in self.kept]
+        self.remove(lost)
+        if not self._keeps:
+            named = {name: path for name, path in self._tables.items() if name not in lost}
+            manifest.write_manifest(self.place, {**self.manifest, "status": status, "tables": named})
+
+    def _remove_steps(self) -> None:
+        if self._workspace is not None:
+            self.tidy(self._workspace.folder, self._workspace.remove)
+        self._workspace = None
+
+    def tidy(self, what: str, remove: Callable[[], object]) -> None:
+        """Removes what nobody reads any more. Where that fails it stays, and a line says so."""
+        try:
+            remove()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            self.notify(f"{what} could not be removed ({reason}); nothing reads it, so remove it when you can")
 
     def claim(self, identity: Identity, added: Added | None = None) -> None:
         """Makes the folder that of this identity. Raises OutputError where it belongs to another, unless `overwrite`.
@@ -116,13 +162,22 @@ class Output:
                 "give another --output, or --overwrite to replace its tables (completions stay)"
             )
         self.manifest = {"format": manifest.FORMAT, "identity": dict(identity), "versions": manifest.versions()}
-        # Only on a local disk is a folder renamed at once
-        self._aside = added is not None and Place(self.place).local is not None and self._has_whole_tables(self.earlier)
+        self._keeps = added is not None and self._has_whole_tables(self.earlier)
 
     @property
-    def folder(self) -> str:
-        """Where tables are written: the output, or aside until they take the place of those of an earlier start."""
-        return f"{self.place}/{WORK}/{ASIDE}" if self._aside else self.place
+    def _is_local(self) -> bool:
+        return Place(self.place).local is not None
+
+    @property
+    def _folder(self) -> str:
+        """What tables lie in: the output, or aside until they take the place of those of an earlier start."""
+        return f"{self.place}/{WORK}/{ASIDE}" if self._keeps and self._is_local else self.place
+
+    def table(self, name: str) -> str:
+        """Where this start writes a table, which its manifest then names."""
+        # A table that is added to an output after its run is in no manifest
+        self._tables[name] = name if self._is_local or not self.manifest else f"{name}/{self.run}"
+        return f"{self._folder}/{self._tables[name]}"
 
     def metrics(self) -> tuple[str, ...]:
         """The metrics that an earlier start gave the output; none where it is to be replaced."""
@@ -148,7 +203,7 @@ class Output:
 
     def _has_whole_tables(self, earlier: Mapping[str, Any] | None) -> bool:
         """Whether an earlier start wrote all of its tables, and they are there."""
-        return earlier is not None and earlier["status"] != "running" and all(map(self.has, self.tables))
+        return earlier is not None and earlier["status"] != "running" and set(self.tables) <= self._folders()
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did.
@@ -160,7 +215,7 @@ class Output:
         earlier = self.earlier or {}
         past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
         self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}
-        if not self._aside:
+        if not self._keeps:
             manifest.write_manifest(self.place, self.manifest)
 
     def end(
@@ -168,20 +223,28 @@ class Output:
     ) -> None:
         """Writes the manifest as it ended, with one more entry where this start had something to ask."""
         self.check_lock()
-        if self._aside:
+        if self._keeps and self._is_local:
             self._replace_tables()
-        self.manifest |= {"status": ending.status, **fields}
+        self.manifest |= {"status": ending.status, "tables": dict(sorted(self._tables.items())), **fields}
         if usage is not None:
             self._add_start(usage, code)
         # Before the manifest: killed between the two, a start that finds nothing to ask would leave the steps for ever
-        if self._workspace is not None:
-            self._workspace.remove()
+        self._remove_steps()
         manifest.write_manifest(self.place, self.manifest)
+        if not self._is_local and (self.earlier or self.overwrite):
+            self.tidy(f"tables of an earlier start in {self.place}", self._remove_earlier)
+
+    def _remove_earlier(self) -> None:
+        """Removes the tables of other starts, killed ones too, where each start has a folder of its own."""
+        for name, path in self._tables.items():
+            for entry in (Place(self.place) / name).entries():
+                if path != f"{name}/{entry.name}":
+                    entry.place.remove()
 
     def _replace_tables(self) -> None:
         """Puts the tables that were written aside in the place of the earlier ones."""
-        aside = Place(self.folder)
-        self._aside = False
+        aside = Place(self._folder)
+        self._keeps = False
         # Killed from here on, it is as after any kill: the next start writes all tables anew, and asks nothing for it
         manifest.write_manifest(self.place, self.manifest)
         self.remove(self.tables)
@@ -218,9 +281,19 @@ class Output:
     def workspace(self, spark: SparkSession) -> Workspace:
         """Where steps are kept until the run ends; what a killed run left there goes."""
         if self._workspace is None:
-            self._workspace = Workspace(spark, f"{self.place}/{WORK}")
+            self._workspace = Workspace(spark, self._steps(spark))
             self._workspace.remove()
         return self._workspace
+
+    def _steps(self, spark: SparkSession) -> str:
+        """The folder of steps. It takes most requests of a small run: an object store is the last choice."""
+        if self.work:
+            return steps_folder(self.place, absolute(self.work))
+        if Place(self.place).local is None and self.alone and is_local(spark):
+            own = f"{tempfile.gettempdir()}/untold-{os.getuid()}"
+            os.makedirs(own, mode=0o700, exist_ok=True)
+            return steps_folder(self.place, own)
+        return f"{self.place}/{WORK}"
 
     def write(
         self,
@@ -234,38 +307,48 @@ class Output:
     ) -> DataFrame:
         """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written.
 
-        `few`: one task sorts and writes them all. `counted`: what is counted of the rows on the way.
+        `few`: one task sorts and writes them all. `counted`: what is counted of the rows on the way. Raises
+        LostRowsError where fewer rows can be read back than were written.
         """
         self.check_lock()
         columns = frame.columns if schema is None else schema.names
         rows = frame if schema is None else with_added(name, frame).select(*columns)
-        ordered = rows.coalesce(1).sortWithinPartitions(*order) if few else rows.orderBy(*order)
+        ordered = _sorted(rows, order, few=few, by_file=name in SORTED_BY_FILE)
         # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
         watched = ordered if counted is None else counted.on(ordered)
-        watched.write.mode("overwrite").parquet(f"{self.folder}/{name}")
+        path = self.table(name)
+        write_parquet(watched, path)
         written = rows.schema if schema is None else spark_schema(schema)
-        return frame.sparkSession.read.schema(written).parquet(f"{self.folder}/{name}")
+        return frame.sparkSession.read.schema(written).parquet(path)
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
         """Writes a small table as one file of one name, so that the same rows are the same bytes."""
-        # Spark's files would stay beside it, whose names are new each time
-        self.remove([name])
+        self.check_lock()
+        if self._is_local:
+            # Spark's files would stay beside it, whose names are new each time
+            self.remove([name])
         values = [{column: row.get(column) for column in schema.names} for row in rows]
-        place = Place(self.folder) / name
+        place = Place(self.table(name))
         place.make_folder()
         table = pa.Table.from_pylist(values, schema=schema)
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
 
-    def has(self, name: str) -> bool:
-        """Whether there is a folder of that name in the output."""
-        return (Place(self.folder) / name).entry().kind == "folder"
+    def _folders(self) -> set[str]:
+        """The names of the folders of the output, by one listing."""
+        return {entry.name for entry in Place(self.place).entries() if entry.kind == "folder"}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes those folders of the output that are there."""
+        """Removes those tables of this start that are there."""
         self.check_lock()
         for name in names:
-            if self.has(name):
-                (Place(self.folder) / name).remove()
+            Place(self.table(name)).remove()
+
+
+def _sorted(rows: DataFrame, order: Sequence[str], *, few: bool, by_file: bool) -> DataFrame:
+    """The rows in order: in one task, within each file, where rows of one sample stay together, or over all files."""
+    if few:
+        return rows.coalesce(1).sortWithinPartitions(*order)
+    return rows.repartition(order[0]).sortWithinPartitions(*order) if by_file else rows.orderBy(*order)
 
 
 def with_added(name: str, frame: DataFrame) -> DataFrame:

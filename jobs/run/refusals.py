@@ -35,6 +35,42 @@ _PATHS = (
 )
 _CAUSE = re.compile(r"^(?:Caused by|): ([\w.$]+)(?:: (.+))?$", re.MULTILINE)
 _WORKER = "An exception was thrown from the Python worker"
+# Maven's names of what Spark lacks for a file system, by the package of its classes
+_PACKAGES = {
+    "org.apache.hadoop.fs.s3a": "org.apache.hadoop:hadoop-aws in the version of Spark's Hadoop",
+    "software.amazon.awssdk": "software.amazon.awssdk:s3 and what hadoop-aws needs beside it",
+    "org.apache.hadoop.fs.gs": "com.google.cloud.bigdataoss:gcs-connector",
+    "com.google.cloud.hadoop": "com.google.cloud.bigdataoss:gcs-connector",
+    "org.apache.hadoop.fs.azurebfs": "org.apache.hadoop:hadoop-azure in the version of Spark's Hadoop",
+}
+_MISSING_CLASS = re.compile(
+    r"(?:ClassNotFoundException: (?:Class )?|NoClassDefFoundError: )([\w$]+(?:[./][\w$]+)+)(?: not found)?"
+)
+_INSTALL = "install untold on the workers as it is here, or use `untold package`"
+# What Spark and its workers say of a machine that is not set up, and what to do there
+_UNPREPARED = (
+    (
+        re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'"),
+        f"a worker of Spark has no Python module {{0}}: {_INSTALL}",
+    ),
+    (
+        re.compile(r"Python in worker has different version:? \(?'?([\w., ]+?)'?\)? than that in driver:? ([\d.]+)"),
+        "Python is {0} on a worker of Spark, {1} here; set spark.conf.spark.pyspark.python to one of this version, or "
+        "use `untold package`",
+    ),
+    (
+        re.compile(r'Cannot run program "(.+?)"[^:]*: error=\d+, (.+)'),
+        "a worker of Spark cannot start {0}: {1}; install Python there, or name it by spark.conf.spark.pyspark.python",
+    ),
+    (
+        re.compile(
+            r"(?:FILE_NOT_EXIST\] Encountered error while reading file (\S+?)\.? File does not exist"
+            r"|FileNotFoundError: .*'(.+?)')"
+        ),
+        "{0}: not there where a worker of Spark reads it; give a place that all machines share, and leave the file "
+        "there while the command runs",
+    ),
+)
 
 
 class UnwritableError(UserError):
@@ -55,8 +91,11 @@ def check_address(ray_address: str) -> None:
 
 
 def explain(error: BaseException) -> str | None:
-    """The line for what a disk or a locale refused; None for an error of another kind."""
+    """The line for what a disk, a locale or a machine without its parts refused; None for an error of another kind."""
     text = text_of(error)
+    unprepared = _unprepared(text)
+    if unprepared is not None:
+        return unprepared
     name = _unencodable(error, text)
     if name is not None:
         return f"{name} cannot be encoded in this locale; set LC_ALL=C.UTF-8, or rename it, then start again"
@@ -75,13 +114,26 @@ def explain(error: BaseException) -> str | None:
 def root_cause(error: BaseException) -> str:
     """What an error says in one line: the innermost cause of Spark's that has words, the worker's own exception."""
     text = text_of(error)
-    if text.startswith(_WORKER):
-        return _worker_line(text)
+    if _WORKER in text:
+        return _worker_line(text[text.index(_WORKER) :])
     causes: list[str] = [words for _, words in _CAUSE.findall(text) if words]
     if causes:
         return causes[-1]
     first = next((line for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"
+
+
+def _unprepared(text: str) -> str | None:
+    """The line for a class that Spark's JVM lacks, or for what a worker lacks; None for anything else."""
+    missing = _MISSING_CLASS.search(text)
+    if missing is not None:
+        name = missing[1].replace("/", ".")
+        package = next((package for prefix, package in _PACKAGES.items() if name.startswith(prefix)), None)
+        return f"Spark has no class {name}: add {package or 'the package that brings it'} by storage.packages"
+    if _WORKER not in text and "SparkException" not in text:
+        return None
+    found = ((pattern.search(text), line) for pattern, line in _UNPREPARED)
+    return next((line.format(*filter(None, match.groups())) for match, line in found if match is not None), None)
 
 
 def text_of(error: BaseException) -> str:

@@ -24,11 +24,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings, spark_defaults
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
-from untold.udfs.storage import environment_of
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
@@ -49,12 +49,20 @@ SMALL = {
 MOST_SLOTS = 2**20
 # The JVM that only puts the command line of the other together
 LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+_UNRESOLVED = (
+    "Spark did not start with the packages {}: check that this machine reaches Maven Central, or bring the jars along "
+    "(`untold package --jars`); --debug shows what Spark says"
+)
 _BEGINNING = Lock()
 _begun: _Jvm | None = None
 
 
 class JavaError(UserError):
     """Java is missing or too old. The message says what to install."""
+
+
+class PackagesError(UserError):
+    """Spark did not start with the packages that it needs. The message names them and says what to do."""
 
 
 class _Jvm(Thread):
@@ -83,6 +91,8 @@ class _Jvm(Thread):
         if self._error is not None:
             # Asking Java for its version takes half a second: only who cannot start needs to know
             check_java()
+            if packages := self.options.get("spark.jars.packages"):
+                raise PackagesError(_UNRESOLVED.format(packages)) from self._error
             raise self._error
         return self._gateway
 
@@ -104,7 +114,7 @@ def begin_session(settings: Settings, *, small: bool = False) -> None:
     with _BEGINNING:
         if _begun is None and SparkContext._gateway is None:
             _check_work_folders(settings)
-            _set_environment(settings)
+            set_environment(settings)
             _begun = _Jvm(session_options(settings, small))
             _begun.start()
 
@@ -131,6 +141,11 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session is of Spark Connect: its JVM is another machine's, or at least another process's."""
     return not hasattr(spark, "sparkContext")
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether all of Spark runs on this machine."""
+    return not is_connect(spark) and (spark.sparkContext.master or "").startswith("local")
 
 
 def task_slots(spark: SparkSession) -> int:
@@ -161,13 +176,13 @@ def _take(options: dict[str, str]) -> _Jvm:
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:
     """What Spark is told: our defaults, what suits the size, then what the user says, which wins."""
-    environment = environment_of(settings.storage.options)
+    environment = settings.storage.environment
     options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
     if small:
         # On a cluster the driver's JVM is of this machine too, and workers have cores that this one does not know
         tasks = min(_cores(), MOST_SMALL_TASKS) if _is_local(settings) else MOST_SMALL_TASKS
         options |= {**SMALL, "spark.sql.shuffle.partitions": str(tasks)}
-    options |= {**settings.spark.conf, **_extra_jars(settings)}
+    options |= {**connector_options(settings), **settings.spark.conf, **_extra_jars(settings)}
     return {**options, "spark.master": settings.spark.master} if settings.spark.master else options
 
 
@@ -180,13 +195,16 @@ def _check_work_folders(settings: Settings) -> None:
             )
 
 
-def _set_environment(settings: Settings) -> None:
+def set_environment(settings: Settings) -> None:
     """What the JVM and its Python workers inherit."""
     # Python reads any name under it, Java only ASCII
     if os.environ.get("LC_ALL") in ("C", "POSIX"):
         os.environ["LC_ALL"] = "C.UTF-8"
+    if "spark.pyspark.python" in settings.spark.conf:
+        # PySpark itself goes by the variable alone
+        os.environ["PYSPARK_PYTHON"] = settings.spark.conf["spark.pyspark.python"]
     # Else workers take `python3` from PATH, which may be another Python without our packages
-    os.environ.setdefault("PYSPARK_PYTHON", settings.spark.conf.get("spark.pyspark.python") or sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_OPTIONS)
     os.environ.update(python_environment())

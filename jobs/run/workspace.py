@@ -10,7 +10,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from untold.udfs.errors import UserError
+from untold.udfs.llm.store_files import count_rows
 from untold.udfs.storage import Place
+
+
+class LostRowsError(UserError):
+    """Rows that were written and cannot be read back. The message names the table, both counts and the likely cause."""
 
 
 @dataclass
@@ -53,12 +59,12 @@ class Workspace:
         """The same rows, computed once and counted on the way, by `counted` too.
 
         One Spark execution. What is built on the result is planned from files, so that nothing below it runs again.
+        Raises LostRowsError where fewer rows can be read back than were written.
         """
         path = self.path(name)
-        rows = Counted({"rows": F.count(F.lit(1))})
-        rows.on(frame if counted is None else counted.on(frame)).write.parquet(path)
+        rows = write_parquet(frame if counted is None else counted.on(frame), path)
         kept = self.spark.read.schema(frame.schema).parquet(path)
-        self._kept.append((kept, rows["rows"]))
+        self._kept.append((kept, rows))
         return kept
 
     def count(self, frame: DataFrame) -> int:
@@ -78,3 +84,25 @@ class Workspace:
     def remove(self) -> None:
         """Deletes what was kept."""
         Place(self.folder).remove()
+
+
+def write_parquet(frame: DataFrame, path: str, **options: Any) -> int:
+    """Writes a frame as Parquet, over what is there, and gives its number of rows, which are counted on the way.
+
+    Raises LostRowsError where this process finds another number of rows in the files.
+    """
+    rows = Counted({"rows": F.count(F.lit(1))})
+    rows.on(frame).write.mode("overwrite").options(**options).parquet(path)
+    check_rows(path, rows["rows"])
+    return int(rows["rows"])
+
+
+def check_rows(path: str, written: int) -> None:
+    """Raises LostRowsError where the Parquet files of a folder do not have this number of rows, by their footers."""
+    files = [entry.place for entry in Place(path).entries() if entry.name.endswith(".parquet")]
+    found = sum(rows or 0 for rows in count_rows(files))
+    if found != written:
+        raise LostRowsError(
+            f"{path}: Spark wrote {written:,} rows, and {found:,} can be read back; Spark's executors probably write "
+            "to another disk than this machine reads: give --output, store and work a place that all machines share"
+        )

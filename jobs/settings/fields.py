@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from untold.udfs.redaction import is_secret_name
+from untold.udfs.schemes import SCHEMES, STORES, complaint_of
 
-# Those whose file systems take options (`untold.udfs.storage`)
-STORAGE_SCHEMES = ("s3", "gs", "abfss")
 # Sent from settings and templates: a second value in extra_body would change completions behind a request's key
 _OWN_REQUEST_FIELDS = frozenset(
     ("model", "messages", "prompt", "stream", "n", "temperature", "top_p", "max_tokens", "logprobs", "top_logprobs")
@@ -69,13 +68,20 @@ def _request_fields(value: dict[str, Any]) -> dict[str, Any]:
 
 def _storage_options(value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Options by scheme. Raises ValueError for a scheme that has none, and for a secret itself."""
-    if not value.keys() <= set(STORAGE_SCHEMES):
-        raise ValueError(f"a mapping by {', '.join(STORAGE_SCHEMES)}")
+    if not value.keys() <= set(STORES):
+        raise ValueError(f"a mapping by {', '.join(STORES)}")
     for name, given in (option for options in value.values() for option in options.items()):
         if is_secret_name(name):
             raise ValueError(f"without {name}: give {name}_env, the name of an environment variable")
         if name.endswith("_env"):
             _variable_name(str(given))
+    return value
+
+
+def _known_path(value: str) -> str:
+    """A path. Raises ValueError for the URI of a scheme that is not known."""
+    if complaint_of(value):
+        raise ValueError(f"a local path, or a URI of {', '.join(SCHEMES)}")
     return value
 
 
@@ -103,6 +109,7 @@ def _is_json(value: object) -> bool:
 
 
 Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[Text, AfterValidator(_known_path)]
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

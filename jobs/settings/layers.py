@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -16,6 +16,7 @@ from untold.jobs.settings.model import STAGE_NAMES, StageSettings, settings_mode
 from untold.jobs.settings.yaml_text import MOST_CHARACTERS, NULL, BoundError, CoreLoader, compose, scalar
 from untold.udfs.hints import near_misses
 from untold.udfs.redaction import is_secret_name
+from untold.udfs.schemes import scheme_of
 
 # A key where a value belongs: the prefixes that providers use, 20 letters and digits in a row, or a URL with a password
 _SECRET_VALUE = re.compile(
@@ -279,16 +280,26 @@ def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoad
     return None, CoreLoader("")
 
 
+def open_text(path: str) -> IO[str]:
+    """A text file of a local disk or an object store, without the byte-order mark that some editors write."""
+    if scheme_of(path) is None:
+        return open(path, encoding="utf-8-sig")
+    # Arrow takes longer to import than most commands take to answer
+    from untold.udfs.samples import files
+
+    return files.open_text(path)
+
+
 def _read_text(path: str) -> str | Layer:
     """The text of a YAML file, which a byte-order mark may begin; a layer with the problem where it cannot be read.
 
     Of a text that is too long for settings only so much is read that this shows.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with open_text(path) as file:
             return file.read(MOST_CHARACTERS + 1)
     except OSError as error:
-        return Layer(path, problems=[f"{path}: cannot be read: {error.strerror}"])
+        return Layer(path, problems=[f"{path}: cannot be read: {error.strerror or type(error).__name__}"])
     except UnicodeDecodeError:
         return Layer(path, problems=[f"{path}: cannot be read: it is not UTF-8"])
 

@@ -32,6 +32,7 @@ from untold.jobs.settings.fields import (
     Amount,
     Count,
     ExtraBody,
+    PathText,
     Positive,
     Rating,
     Section,
@@ -51,6 +52,7 @@ from untold.jobs.settings.retrieval import (
 )
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices
+from untold.udfs.schemes import environment_of
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -58,7 +60,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
-    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "fail_on_error", "prompts", "profile"}
+    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "work", "fail_on_error", "prompts", "profile"}
 )
 Api = Literal["chat", "completions"]
 Prompts = Literal["ours", "published"]
@@ -133,7 +135,7 @@ class LlmSettings(Section):
         description="What answers requests: a process beside this start, `untold answer` from a spool, or a job that "
         "this start submits to the Ray cluster whose job server ray.address names (http://HEAD:8265)",
     )
-    spool: Text | None = Field(
+    spool: PathText | None = Field(
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
     )
     actors: Count | None = Field(
@@ -233,10 +235,31 @@ class RaySettings(Section):
 class StorageSettings(Section):
     """How file systems are opened. None of it changes a result, so that it may differ from start to start."""
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"packages", "options"})
+
+    endpoint: Address | None = Field(
+        default=None,
+        description="Address of an S3-compatible store; null is AWS, or what AWS_ENDPOINT_URL says",
+        json_schema_extra=AN_ADDRESS,
+    )
+    region: Text | None = Field(default=None, description="Region of S3; null is that of AWS_REGION, or of the bucket")
+    path_style: bool | None = Field(
+        default=None, description="Whether S3 has the bucket in the path; null says yes where there is an endpoint"
+    )
+    anonymous: bool = Field(default=False, description="Whether s3 and gs are read without credentials")
+    packages: Literal["auto"] | list[Text] = Field(
+        default=AUTO,
+        description="Maven coordinates of what Spark needs for object stores; auto fits the Spark in use, [] is none",
+    )
     options: StorageOptions = Field(
         default_factory=dict,
         description="pyarrow's options of s3, gs and abfss; NAME_env names the variable that holds NAME",
     )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which other processes open file systems so."""
+        return environment_of(self.model_dump(exclude_defaults=True, exclude={"packages"}))
 
 
 class ThresholdSettings(Section):
@@ -285,9 +308,14 @@ class Settings(Section):
         default="ours",
         description="Shipped templates: ours, or with the duty of a metric's paper where they differ",
     )
-    prompts_dir: Text | None = Field(default=None, description="Folder whose templates replace the shipped ones")
-    store: Text | None = Field(
+    prompts_dir: PathText | None = Field(default=None, description="Folder whose templates replace the shipped ones")
+    store: PathText | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
+    )
+    work: PathText | None = Field(
+        default=None,
+        description="Folder for the steps of a run, shared by Spark and the driver; null is _work in the output, or a "
+        "temporary folder where Spark and Ray run on this machine and the output is remote",
     )
     summarise_contexts: bool = Field(default=True, description="Summarise each context for the query first")
     fail_on_error: Literal["any", "none"] | Tolerance = Field(

@@ -16,6 +16,7 @@ from untold.jobs.settings.fields import (
     Amount,
     Count,
     ExtraBody,
+    PathText,
     Positive,
     Probability,
     Section,
@@ -184,7 +185,7 @@ class KnowledgeSettings(Section):
         description="Where facts are looked up: an index, the web, or the sample's own contexts; null is an index "
         "where knowledge.index names one, else the contexts",
     )
-    index: Text | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
+    index: PathText | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
     retriever: Literal["dense", "bm25", "hybrid"] = Field(
         default="dense", description="By vectors, by words, or by both rankings fused"
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from pathlib import Path
 
+from untold.jobs.settings.layers import open_text
 from untold.jobs.settings.model import Prompts, Settings, SettingsError, StageSettings, api_for
+from untold.udfs.schemes import scheme_of
 from untold.udfs.stages.definitions import SUFFIXES
 
 # A value of `prompts`, and the folder of its templates
@@ -45,13 +47,12 @@ def find_template(stage: str, api: str, prompts_dir: str | None, prompts: Prompt
     """
     other = "completions" if api == "chat" else "chat"
     if prompts_dir is not None:
-        folder = Path(prompts_dir)
-        if not folder.is_dir():
+        if _kind_of(prompts_dir) != "folder":
             raise SettingsError(f"prompts_dir: {prompts_dir} is not a folder")
         for form in (api, other):
-            file = folder / f"{stage}{SUFFIXES[form]}"
-            if file.is_file():
-                return Template(_read(file), form, str(file))
+            file = f"{prompts_dir.rstrip('/')}/{stage}{SUFFIXES[form]}"
+            if _kind_of(file) == "file":
+                return Template(_read(file), form, file)
     name = f"{stage}{SUFFIXES[api]}"
     places = [f"{PUBLISHED}/{name}", name] if prompts == PUBLISHED else [name]
     place = next((place for place in places if _shipped().joinpath(*place.split("/")).is_file()), None)
@@ -68,9 +69,19 @@ def _shipped() -> Traversable:
     return files("untold.conf").joinpath("prompts")
 
 
-def _read(file: Path) -> str:
-    """The text of a template of the user's, whose byte-order mark some editors write and no model should read."""
+def _kind_of(path: str) -> str | None:
+    """Whether a path of a local disk or an object store is a file or a folder; None where there is nothing."""
+    if scheme_of(path) is None:
+        return "folder" if os.path.isdir(path) else "file" if os.path.isfile(path) else None
+    from untold.udfs.storage import Place
+
+    return Place(path).entry().kind
+
+
+def _read(path: str) -> str:
+    """The text of a template of the user's."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        with open_text(path) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"prompts_dir: {file} cannot be read as UTF-8 text ({type(error).__name__})") from error
+        raise SettingsError(f"prompts_dir: {path} cannot be read as UTF-8 text ({type(error).__name__})") from error

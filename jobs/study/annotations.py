@@ -117,7 +117,7 @@ def write_sheet(
         # Before any work: a sheet that cannot be finished costs nobody a question to the model
         for each in opened.values():
             each.dataset(name)  # says in one line which is missing: scores alone have no sheet
-    samples = _draw(spark, runs, n, seed)
+    samples = _draw(spark, opened, n, seed)
     drawn, restated = _gather(spark, opened, metrics, samples, restate)
     sheet, key = make_sheet(drawn, seed)
     meanings = [["errors", "meaning"], *([code, meaning] for code, meaning in ERROR_TYPES.items())]
@@ -138,17 +138,19 @@ def _check_metrics(metrics: Sequence[str]) -> None:
         )
 
 
-def _draw(spark: SparkSession, runs: Mapping[str, str], n: int, seed: int) -> list[Row]:
+def _draw(spark: SparkSession, runs: Mapping[str, Run], n: int, seed: int) -> list[Row]:
     """The drawn samples: rows of `find_drawable` in the order of the draw.
 
     samples are those of the first run: all runs are of one input. Raises AnnotationError where there are too few.
     """
     judged = [
-        spark.read.parquet(f"{place}/scores").where(F.col("metric") == metric).select("sample_id", "metric", "status")
-        for metric, place in runs.items()
+        spark.read.parquet(run.path_of("scores").spark)
+        .where(F.col("metric") == metric)
+        .select("sample_id", "metric", "status")
+        for metric, run in runs.items()
     ]
-    metrics, places = list(runs), list(dict.fromkeys(runs.values()))
-    samples = spark.read.parquet(f"{places[0]}/samples")
+    metrics, places = list(runs), list(dict.fromkeys(run.directory for run in runs.values()))
+    samples = spark.read.parquet(runs[metrics[0]].path_of("samples").spark)
     drawable = find_drawable(samples, reduce(DataFrame.unionByName, judged), metrics, seed)
     # Ties of the hash, which nobody expects, go by id, so that the draw has one order
     drawn: list[Row] = drawable.orderBy("draw", "sample_id").limit(n).toArrow().to_pylist()

@@ -15,6 +15,7 @@ from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.samples import Samples, read_rows
 from untold.jobs.run.terminal import amount
+from untold.jobs.run.workspace import write_parquet
 from untold.jobs.study.agreement import read_rows as rows_of
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from untold.jobs.study.study_stages import StageAsker
@@ -141,8 +142,8 @@ def verify_claims(claims: LabelledClaims, asker: StageAsker, place: str) -> Veri
     failures = lost.select(
         F.col("claim_id").alias("sample_id"), named, F.lit(STAGE).alias("stage"), "request_id", "error_type", "error"
     )
-    table.write.mode("overwrite").parquet(f"{place}/claims")
-    failures.write.mode("overwrite").parquet(f"{place}/failures")
+    write_parquet(table, f"{place}/claims")
+    write_parquet(failures, f"{place}/failures")
     failed, silent_count, all_claims = lost.count(), bare.count(), given.count()
     statuses = {"ok": all_claims - failed, "failed": failed}
     return VerifiedEndpoints(told.ending.exit_code(statuses, asker.settings.fail_on_error), None, silent_count)

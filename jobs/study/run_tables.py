@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from untold.jobs.results import find_table
 from untold.jobs.run.session import spark_schema
 from untold.jobs.tables import MEASURES_SUMMARY
-from untold.udfs.storage import Place
 
 
 def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:
@@ -19,10 +19,11 @@ def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | N
 
     schema: that of the table, None for that of its files. Whoever reads it has opened the output before.
     """
-    if (Place(place) / name).entry().kind != "folder":
+    found = find_table(place, name)
+    if found is None:
         return None
     reader = spark.read if schema is None else spark.read.schema(spark_schema(schema))
-    return reader.parquet(f"{place}/{name}")
+    return reader.parquet(found.spark)
 
 
 def read_means(spark: SparkSession, places: Mapping[str, str], metric: str) -> dict[str, dict[str, float | None]]:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.inputs.files import find_files, inspect_files
-from untold.jobs.results import open_run
+from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
@@ -219,13 +219,14 @@ def _read_shares(spark: SparkSession, place: str) -> DataFrame:
 
 def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
     """The table of a run with the columns of the contract. Raises MetaEvaluationError where the folder has none."""
-    if (Place(place) / name).entry().kind != "folder":
+    found = find_table(place, name)
+    if found is None:
         raise MetaEvaluationError(
             f"{place}: no table {name}, and the shares of each source are counted from it; give an output of untold "
             "score, or --conflictbank alone with scores of each context by itself"
         )
     schema = spark_schema({"atoms": ATOMS, "statements": STATEMENTS}[name])
-    return spark.read.schema(schema).parquet(f"{place}/{name}")
+    return spark.read.schema(schema).parquet(found.spark)
 
 
 def table_files(place: str, name: str) -> list[str]:
@@ -233,12 +234,11 @@ def table_files(place: str, name: str) -> list[str]:
 
     An output whose run has not ended is refused by `open_run`: its tables may be of an earlier start.
     """
-    table = Place(place) / name
+    table = find_table(place, name)
     # A folder of that name without a manifest is somebody's own, and has no run to ask
-    is_output = table.entry().kind == "folder"
-    if is_output and (Place(place) / NAME).entry().kind == "file":
+    if table is not None and (Place(place) / NAME).entry().kind == "file":
         open_run(place)
-    files = inspect_files(find_files(str(table) if is_output else place))
+    files = inspect_files(find_files(place if table is None else str(table)))
     found = [Place(file.path).spark for file in files if file.kind == "parquet"]
     if not found:
         raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")

@@ -13,6 +13,7 @@ from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import open_engines
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.reach import Reach, reached_places
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import store_of
@@ -64,7 +65,11 @@ class StageAsker:
             open_engines(settings, self.display, run, wait=self.wait, retry_failed=retry) as engines,
         ):
             stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
-            runner = StageRunner(engines, settings, stages, endpoint, workspace, store_of(settings, self.output))
+            store = store_of(settings, self.output)
+            places = reached_places(self.output, workspace.folder, store)
+            reach = Reach(rows.sparkSession, places, note=note)
+            reach.check_executors()
+            runner = StageRunner(engines, settings, stages, endpoint, workspace, store, reach=reach)
             try:
                 asked = runner.ask(stage, rows, carry=tuple(carry))
                 # The rows lie in the working folder, which goes before anybody reads them

@@ -45,7 +45,7 @@ def read_measured(spark: SparkSession, run: Run, metric: str) -> tuple[DataFrame
     if missing:
         raise UnmeasuredError(f"{run.directory}: no table {missing[0]}; score it with --metric {metric} first")
     measures, scores = (
-        spark.read.schema(spark_schema(schema)).parquet(f"{run.directory}/{name}").where(F.col("metric") == metric)
+        spark.read.schema(spark_schema(schema)).parquet(run.path_of(name).spark).where(F.col("metric") == metric)
         for name, schema in (("measures", MEASURES), ("scores", SCORES))
     )
     return measures, scores.select("sample_id", "system")

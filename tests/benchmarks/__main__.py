@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import (
+    cluster,
     clustering,
+    comparing,
     condensation,
     cpu,
     embedding,
@@ -30,6 +32,7 @@ from tests.benchmarks import (
     soak,
     start,
     statistics,
+    stored,
     throughput,
 )
 from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
@@ -50,6 +53,8 @@ BENCHMARKS = {
     "cpu": Benchmark("processor time a call", cpu.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
+    "comparing": Benchmark("untold compare, by number of scores", comparing.measure),
+    "cluster": Benchmark("starts over object stores, and their requests, beside a local disk", cluster.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
@@ -64,6 +69,7 @@ BENCHMARKS = {
     "retrieval": Benchmark("an index beside bare FAISS and bm25s", retrieval.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
     "start": Benchmark("how long a start takes, beside a bare one", start.measure),
+    "stored": Benchmark("e2e and nli from a full store, by number of samples", stored.measure),
     "statistics": Benchmark("statistics of ten million rows, and their distance from SciPy's", statistics.measure),
 }
 

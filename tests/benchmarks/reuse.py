@@ -86,14 +86,16 @@ def completions_of(ids: Sequence[str], texts: Sequence[str]) -> pa.Table:
     return pa.table([columns[name] for name in COMPLETIONS.names], schema=COMPLETIONS)
 
 
-def write_answers(store: Path, stage: Stage, answers: Iterable[tuple[Mapping[str, Any], str]]) -> None:
-    """Writes completions to a stage's folder, as if earlier runs had got them: by the variables of their requests."""
+def write_answers(
+    store: Path, stage: Stage, answers: Iterable[tuple[Mapping[str, Any], str]], run: str = "earlier"
+) -> None:
+    """Writes completions to a stage's folder, as if an earlier run had got them: by the variables of their requests."""
     folder = Path(stage_folder(str(store), stage))
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     left = iter(answers)
     for number, rows in enumerate(iter(lambda: list(islice(left, ROWS_OF_A_FILE)), [])):
         ids, texts = [stage.request_id(variables) for variables, _ in rows], [text for _, text in rows]
-        write_file(str(folder / f"earlier-{number:04d}.parquet"), completions_of(ids, texts))
+        write_file(str(folder / f"{run}-{number:04d}.parquet"), completions_of(ids, texts))
 
 
 def _made_up_id(number: int) -> str:

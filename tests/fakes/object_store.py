@@ -1,152 +1,136 @@
-"""An S3 of one bucket on loopback, over real HTTP: objects whole, listed, in parts, removed. It knows no rights."""
+"""An S3 of one bucket on loopback, by moto: it knows conditions and no rights, counts requests, and fails on demand."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
-from email.utils import formatdate
-from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BytesIO
-from time import time
-from typing import IO, Any
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import sleep
+from typing import Any, NamedTuple
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.s3.models import FakeBucket, s3_backends
+from werkzeug.serving import make_server
+
+from untold.udfs.schemes import environment_of
 
 BUCKET = "bucket"
-_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret of tests"}
+SLOW_DOWN = (
+    b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+_CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
+_SIGNED = re.compile(f"Credential={KEYS['AWS_ACCESS_KEY_ID']}/")
+
+
+class Request(NamedTuple):
+    """A request as the server got it, and the status of its answer; `key` is empty for one about the bucket."""
+
+    method: str
+    key: str
+    query: str
+    status: int
+
+
+class Fault(NamedTuple):
+    """What becomes of a request: it waits, is refused with 503, has its answer's body cut or its answer lost."""
+
+    seconds: float = 0.0
+    refused: bool = False
+    cut: bool = False
+    lost: bool = False
 
 
 class ObjectStore:
-    """The server as a test holds it: `objects` by key, `options` as the setting `storage.options` has them.
+    """The server as a test holds it. `settings` are those of the section `storage`.
 
-    `keys`: the variables that they name.
+    `requests` are all that came; `fault` is asked about each of them by method and key before it is answered.
+    `conditional`: whether it knows the conditions of writes, or ignores them.
     """
 
-    keys: Mapping[str, str] = {"OBJECT_STORE_ID": "someone", "OBJECT_STORE_SECRET": "a secret of tests"}
-
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.parts: dict[str, dict[int, bytes]] = {}
-        self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
-        self.options: Mapping[str, Mapping[str, Any]] = {
-            "s3": {
-                "endpoint_override": f"127.0.0.1:{self._server.server_port}",
-                "scheme": "http",
-                "region": "eu-west-1",
-                "access_key_env": "OBJECT_STORE_ID",
-                "secret_key_env": "OBJECT_STORE_SECRET",
-            }
-        }
+        self.requests: list[Request] = []
+        self.fault: Callable[[str, str], Fault | None] = lambda method, key: None
+        self.conditional = True
+        self._lock = threading.Lock()
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self.settings: Mapping[str, Any] = {"endpoint": self.endpoint, "region": "eu-west-1"}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a process that uses it."""
+        return {**environment_of(self.settings), **KEYS}
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        """The content of each object by its key."""
+        return {key: self._bucket.keys[key].value for key in sorted(self._bucket.keys)}
+
+    def entry(self, key: str) -> Any:
+        """moto's record of an object, to be changed."""
+        return self._bucket.keys[key]
+
+    def put(self, key: str, content: bytes) -> None:
+        """Makes an object."""
+        _backend().put_object(BUCKET, key, content)
 
     def __enter__(self) -> ObjectStore:
+        _backend().create_bucket(BUCKET, self.settings["region"])
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        _backend().reset()
 
-    def answer(self, method: str, key: str, query: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """Status and body of a request that is about an object or the bucket."""
-        if not key:
-            return (
-                (200, self._listing(query)) if method == "GET" and "list-type" in query else self._bucket(query, body)
-            )
-        if method == "POST" and "uploads" in query:
-            self.parts[key] = {}
-            return 200, _xml("InitiateMultipartUploadResult", f"<UploadId>{escape(key)}</UploadId>")
-        if method == "POST":
-            self.objects[key] = b"".join(part for _, part in sorted(self.parts.pop(key).items()))
-            return 200, _xml("CompleteMultipartUploadResult", f"<Key>{escape(key)}</Key><ETag>any</ETag>")
-        if method == "PUT" and "partNumber" in query:
-            self.parts[key][int(query["partNumber"])] = body
-        elif method == "PUT":
-            self.objects[key] = body
-        elif method == "DELETE":
-            self.objects.pop(key, None)
-            return 204, b""
-        elif key not in self.objects:
-            return 404, _xml("Error", "<Code>NoSuchKey</Code>")
-        return 200, self.objects.get(key, b"") if method == "GET" else b""
+    @property
+    def _bucket(self) -> FakeBucket:
+        return _backend().buckets[BUCKET]
 
-    def _bucket(self, query: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """A request about the bucket itself: several removals, or whether it is there."""
-        if "delete" in query:
-            for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
-                self.objects.pop(key, None)
-            return 200, _xml("DeleteResult", "")
-        return 200, b""
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        method, query = environ["REQUEST_METHOD"], environ["QUERY_STRING"]
+        key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").lstrip("/")
+        fault = self.fault(method, key) or Fault()
+        sleep(fault.seconds)
 
-    def _listing(self, query: Mapping[str, str]) -> bytes:
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        folders, lines = set(), []
-        for key, content in sorted(self.objects.items()):
-            head, found, _ = key.removeprefix(prefix).partition(delimiter) if delimiter else (key, "", "")
-            if key.startswith(prefix) and found:
-                folders.add(f"{prefix}{head}{delimiter}")
-            elif key.startswith(prefix):
-                stamp = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-                lines.append(f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size>{stamp}</Contents>")
-        lines += [f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(folders)]
-        return _xml(
-            "ListBucketResult", f"<KeyCount>{len(lines)}</KeyCount><IsTruncated>false</IsTruncated>{''.join(lines)}"
-        )
+        def begin(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            self.requests.append(Request(method, key, query, int(status.split()[0])))
+            return start(status, headers, *rest)
+
+        if not fault.refused and not _SIGNED.search(environ.get("HTTP_AUTHORIZATION", "")):
+            begin("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+        if fault.refused:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            begin("503 Slow Down", [("Content-Length", str(len(SLOW_DOWN)))])
+            return [SLOW_DOWN]
+        if not self.conditional:
+            environ = {name: value for name, value in environ.items() if name not in _CONDITIONS}
+        # Whether a condition holds and the write itself are one: moto would look first, and write later
+        with self._lock:
+            body = b"".join(self._moto(environ, (lambda *_: None) if fault.lost else begin))
+        if fault.lost:
+            begin("500 Internal Server Error", [("Content-Length", "0")])
+            return [b""]
+        return _half(body) if fault.cut and method == "GET" and len(body) > 1 else [body]
 
 
-def _xml(name: str, content: str) -> bytes:
-    return f'<?xml version="1.0"?><{name} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{content}</{name}>'.encode()
+class _QuietHandler(MotoRequestHandler):
+    """Says nothing of requests."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Says nothing."""
 
 
-def _read_chunks(stream: IO[bytes]) -> bytes:
-    """The content of a body in chunks, HTTP's or Amazon's: each after its size in hex. Trailers are left out."""
-    pieces = []
-    while size := int(stream.readline().partition(b";")[0], 16):
-        pieces.append(stream.read(size))
-        stream.readline()
-    while stream.readline().strip():
-        pass
-    return b"".join(pieces)
+def _half(body: bytes) -> Iterator[bytes]:
+    """The first half of a body, then an error by which the server closes the connection."""
+    yield body[: len(body) // 2]
+    raise ConnectionAbortedError
 
 
-def _handler_of(store: ObjectStore) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _answer(self) -> None:
-            parts = urlsplit(self.path)
-            bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.headers.get("Transfer-Encoding") == "chunked":
-                body = _read_chunks(self.rfile)
-            if self.headers.get("Content-Encoding") == "aws-chunked":
-                body = _read_chunks(BytesIO(body))
-            if source := self.headers.get("x-amz-copy-source"):
-                body = store.objects[unquote(source).lstrip("/").partition("/")[2]]
-            query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-            signed = "Credential=someone/" in (self.headers.get("Authorization") or "")
-            with store.lock:
-                status, content = store.answer(self.command, key, query, body) if signed else (403, b"")
-                size = len(store.objects.get(key, b"")) if self.command == "HEAD" and bucket == BUCKET else len(content)
-            wanted = _RANGE.fullmatch(self.headers.get("Range") or "")
-            if wanted and status == 200:
-                end = int(wanted[2]) + 1 if wanted[2] else size
-                status, content = 206, content[int(wanted[1]) : end]
-                size = len(content)
-            self.send_response(status)
-            self.send_header("Content-Length", str(size))
-            self.send_header("ETag", f'"{md5(body, usedforsecurity=False).hexdigest()}"')
-            self.send_header("Last-Modified", formatdate(time(), usegmt=True))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer  # noqa: N815
-
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    return Handler
+def _backend() -> Any:
+    return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from scipy.stats import false_discovery_control, permutation_test
 
 from untold.jobs.cli.main import main
-from untold.jobs.compare import CompareError, compare, comparison_lines, count_differences
+from untold.jobs.compare import CompareError, compare, comparison_lines, count_differences, with_clustered_intervals
 from untold.jobs.results import UnreadableRunError
 from untold.jobs.run.terminal import Page
 from untold.jobs.tables import SAMPLES, SCORES
@@ -222,6 +222,19 @@ def test_too_many_distinct_values_are_rounded_in_spark(spark: SparkSession, tmp_
     assert rounded["difference"] == pytest.approx(exact["difference"], abs=1e-4)
     assert rounded["difference"] != exact["difference"]
     assert rounded["p_value"] == pytest.approx(exact["p_value"], abs=0.02)
+
+
+def test_too_many_distinct_sums_of_queries_are_rounded_in_spark(spark: SparkSession) -> None:
+    values = np.random.default_rng(1).random(200)
+    rows = [("m", "a", f"q{n // 2}", f"s{n}", float(value)) for n, value in enumerate(values)]
+    scores = spark.createDataFrame(rows, "metric string, system string, query string, sample_id string, score double")
+    systems = [{"metric": "m", "system": "a"}]
+
+    exact, rounded = (with_clustered_intervals(systems, scores, 0, most)[0] for most in (1000, 50))
+
+    for name in ("ci_low", "ci_high"):
+        assert rounded[name] == pytest.approx(exact[name], abs=1e-3)
+        assert rounded[name] != exact[name]
 
 
 def test_differences_are_counted_once_a_question(spark: SparkSession) -> None:

@@ -227,6 +227,18 @@ def test_embedded_model_that_was_never_used_is_not_put_together(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("without_engines")
+def test_a_store_is_ok_only_where_all_engines_reached_it(
+    calm: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_for(calm).model_copy(update={"store": str(tmp_path)})
+    assert examine(lambda: Resolved(settings, {}, embedded=False)) == 0
+    assert f"ok    store              {tmp_path}\n" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "check_ray", lambda settings: Finding("FAIL", "Ray", "at 10.0.0.1: it is not shared"))
+    assert examine(lambda: Resolved(settings, {}, embedded=False)) == 1
+    assert f"warn  store              {tmp_path}: reached from here, not by Ray\n" in capsys.readouterr().out
+
+
 def test_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     assert check_store(str(tmp_path / "not" / "yet")).state == "ok"
     assert list(tmp_path.iterdir()) == []
@@ -267,14 +279,22 @@ def test_spark_runs_a_job() -> None:
     assert (found.state, found.about) == ("ok", "Spark")
 
 
+def test_a_python_that_workers_lack_is_told() -> None:
+    conf = {"spark.pyspark.python": "/no/such/python"}
+    found = check_spark(Settings(spark=SparkSettings(master="local[1]", conf=conf)))
+    assert found.state == "FAIL"
+    assert "a worker of Spark cannot start /no/such/python: No such file or directory; install Python" in found.text
+
+
 def test_spark_that_does_not_start_fails_with_what_to_do() -> None:
     found = check_spark(Settings(spark=SparkSettings(master="nowhere://")))
     assert found.state == "FAIL"
     assert "spark.master" in found.text
 
 
-def test_ray_starts() -> None:
-    assert check_ray(Settings()).state == "ok"
+def test_ray_starts_and_reaches_the_store(tmp_path: Path) -> None:
+    assert check_ray(Settings(store=str(tmp_path))).state == "ok"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ray_cluster_that_does_not_answer_in_time_fails() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -27,6 +28,8 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
+from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.base import Tables
 
 IN_FLIGHT = 8
 SETTINGS: dict[str, Any] = {"llm.max_concurrency": IN_FLIGHT}
@@ -181,3 +184,24 @@ def test_a_run_drops_what_repeats_the_examples_of_its_prompts_and_says_so(
     assert {row["text"] for row in read_table(output, "statements")} == {"A fixed uncovered one."}
     assert f"items dropped as repeats of the prompts' examples: evaluate_coverage {server.count()}" in ended.out
     assert "profile published: you changed summarise_contexts=false (was true); the template of" in ended.err
+
+
+def test_a_run_that_lost_scores_has_failed_and_is_not_done(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, output = places(tmp_path)
+    whole = METRICS["e2e"]
+
+    def lose(*given: Any) -> Tables:
+        tables = whole.score(*given)
+        return {**tables, "scores": tables["scores"].where("sample_id != 's0000'")}
+
+    monkeypatch.setattr("untold.jobs.score.METRICS", {"e2e": replace(whole, score=lose)})
+    ended = run_here(server, path, output, settings=SETTINGS)
+    assert (ended.code, read_manifest(output)["status"]) == (1, "failed"), ended.err
+    (line,) = [line for line in ended.err.splitlines() if "rows were lost" in line]
+    assert "the table scores has 39 rows, and 40 samples by 1 metric need 40" in line
+    monkeypatch.undo()
+    paid = server.count()
+    ended = run_here(server, path, output, settings=SETTINGS)
+    assert (ended.code, "Nothing to do" in ended.out, server.count()) == (0, False, paid), ended.err

@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import sleep
@@ -15,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.fakes.object_store import BUCKET, ObjectStore
+from tests.fakes.object_store import BUCKET
 from untold.udfs.llm.segments import read_ids, write_file
 from untold.udfs.llm.store_files import count_rows
-from untold.udfs.storage import VARIABLE, Place, PlaceError, environment_of
+from untold.udfs.storage import Place, PlaceError
+
+OPTIONS = "UNTOLD_STORAGE__OPTIONS"
 
 
 class Calls:
@@ -99,32 +100,29 @@ def test_a_relative_place_is_the_same_in_every_process(tmp_path: Path, monkeypat
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:
-    with pytest.raises(PlaceError, match=r"nope://bucket/out: cannot be opened; check the address"):
+    with pytest.raises(PlaceError, match=r"nope://bucket: unknown scheme nope:; give a local path"):
         Place("nope://bucket/out").entries()
 
 
 def test_a_key_that_is_not_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, '{"s3": {"region": "eu-west-1", "secret_key_env": "NOT_THERE"}}')
+    monkeypatch.setenv(OPTIONS, '{"s3": {"region": "eu-west-1", "secret_key_env": "NOT_THERE"}}')
     with pytest.raises(PlaceError, match=r"storage\.options: the variable NOT_THERE is not set"):
         Place("s3://bucket/out").entry()
 
 
 def test_an_option_that_arrow_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, '{"s3": {"regoin": "eu-west-1"}}')
+    monkeypatch.setenv(OPTIONS, '{"s3": {"regoin": "eu-west-1"}}')
     with pytest.raises(PlaceError, match="regoin"):
         Place("s3://bucket/out").entry()
 
 
 @pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A folder that is not there yet, on a disk and on an object store."""
     if request.param == "local":
-        yield Place(str(tmp_path / "out"))
-        return
-    with ObjectStore() as store:
-        for name, value in {**environment_of(store.options), **store.keys}.items():
-            monkeypatch.setenv(name, value)
-        yield Place(f"s3://{BUCKET}/out")
+        return Place(str(tmp_path / "out"))
+    request.getfixturevalue("object_store")
+    return Place(f"s3://{BUCKET}/out")
 
 
 def test_what_is_written_is_listed_read_and_removed(place: Place) -> None:
@@ -199,9 +197,9 @@ def test_segments_and_snapshots_of_an_object_store_are_read_as_those_of_a_disk(p
     assert count_rows([place / "run-a-000001.parquet"]) == [2]
 
 
-def test_a_file_system_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, '{"s3": {"region": "eu-west-1", "anonymous": true}}')
-    assert Place("s3://bucket/a").arrow[0] is Place("s3a://bucket/b").arrow[0]
+@pytest.mark.usefixtures("object_store")
+def test_a_file_system_is_opened_once() -> None:
+    assert Place(f"s3://{BUCKET}/a").arrow[0] is Place(f"s3a://{BUCKET}/b").arrow[0]
 
 
 _WRITER = """

@@ -98,8 +98,7 @@ def merge_files(merge: Merge) -> Described:
     """
     folder = Place(merge.folder)
     places = [folder / name for name in merge.names]
-    system = folder.arrow[0]
-    footers = [pq.read_metadata(place.arrow[1], filesystem=system) for place in places]
+    footers = [_footer(place) for place in places]
     columns = _with_further(merge.schema, [footer.schema.to_arrow_schema() for footer in footers])
     rows = sum(footer.num_rows for footer in footers)
 
@@ -110,6 +109,11 @@ def merge_files(merge: Merge) -> Described:
     target = folder / merge.target
     target.write_whole(write)
     return Described(merge.target, rows, target.entry().size, digest_of(target))
+
+
+def _footer(place: Place) -> Any:
+    with place.open() as file:
+        return pq.read_metadata(file)
 
 
 def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any) -> int:

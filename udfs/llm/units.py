@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from untold.udfs.storage import Place
 
@@ -17,25 +21,22 @@ UNIT_ROWS = 2000
 UNIT_BYTES = 16 * 2**20
 # Rows that are decoded at once where a file is cut up: of 1 MB each they are still one unit.
 BATCH_ROWS = 16
+# A footer is one or two small reads, which wait on the network where the files are on no local disk
+FILES_AT_ONCE = 8
 
 
-def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_BYTES) -> list[str]:
-    """The units under a path, in order: a file, or `<file>#<first>-<end>` for its rows from `first` to before `end`.
+def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_BYTES) -> dict[str, int]:
+    """The units under a path, in order, with their requests: a file, or `<file>#<first>-<end>` for its rows from
+    `first` to before `end`.
 
-    None is over the bounds, but for a single row that is. Files without a byte or a row have no unit.
+    None is over the bounds, but for a single row that is. Files without a byte or a row have no unit. Each file is
+    opened once, several at a time.
     """
     found = Place(requests).entries(recursive=True, missing_ok=False)
     files = sorted(str(entry.place) for entry in found if entry.name.endswith(".parquet") and entry.size)
-    return [unit for file in files for unit in _cut(file, max_rows, max_bytes)]
-
-
-def count_unit(unit: str) -> int:
-    """How many requests a unit has."""
-    uri, rows = _parse(unit)
-    if rows is not None:
-        return len(rows)
-    with Place(uri).open() as file:
-        return int(pq.read_metadata(file).num_rows)
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        cut = list(pool.map(lambda file: _cut(file, max_rows, max_bytes), files))
+    return {unit: rows for units in cut for unit, rows in units.items()}
 
 
 def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
@@ -52,22 +53,45 @@ def read_request_ids(unit: str) -> list[str]:
     return [one for batch in _batches(unit, ["request_id"]) for one in batch.column(0).to_pylist()]
 
 
-def ids_among(unit: str, known: Set[str]) -> frozenset[str]:
-    """Those of known ids that are requests of a unit: all that are known would be 35 MB a million with every unit."""
-    return frozenset(known & set(read_request_ids(unit))) if known else frozenset()
+class RequestIds:
+    """A set of request ids, sorted: 32 bytes each, where Python's takes a hundred. Ids are ASCII."""
+
+    def __init__(self, ids: NDArray[np.bytes_] | Sequence[str] = ()) -> None:
+        self._ids = np.unique(np.asarray(ids, np.bytes_))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(ids)]: where each stands in the order of the set, -1 where it is not in it."""
+        if not len(self) or not ids:
+            return np.full(len(ids), -1)
+        wanted = np.asarray(ids, np.bytes_)
+        found = np.minimum(np.searchsorted(self._ids, wanted), len(self) - 1)
+        return np.where(self._ids[found] == wanted, found, -1)
+
+    def among(self, ids: Sequence[str]) -> frozenset[str]:
+        """Those of some ids that are in the set."""
+        return frozenset(compress(ids, self.places(ids) >= 0))
+
+    def where(self, kept: NDArray[np.bool_]) -> RequestIds:
+        """The ids at the places that `kept`, bool[len(self)], marks."""
+        return RequestIds(self._ids[kept])
 
 
-def _cut(uri: str, max_rows: int, max_bytes: int) -> list[str]:
-    """The units of one file; none for a file without rows."""
+def _cut(uri: str, max_rows: int, max_bytes: int) -> dict[str, int]:
+    """The units of one file with their rows; none for a file without rows."""
     with Place(uri).open() as file:
         footer = pq.read_metadata(file)
         if not footer.num_rows:
-            return []
+            return {}
         # The footer alone tells for most files; only others have to be decoded to know how large their rows are.
         if footer.num_rows <= max_rows and _is_plain(footer) and _bytes_of(footer) <= max_bytes:
-            return [uri]
+            return {uri: footer.num_rows}
         ranges = list(_ranges(pq.ParquetFile(file), max_rows, max_bytes))
-    return [uri] if len(ranges) == 1 else [f"{uri}#{rows.start}-{rows.stop}" for rows in ranges]
+    if len(ranges) == 1:
+        return {uri: footer.num_rows}
+    return {f"{uri}#{rows.start}-{rows.stop}": len(rows) for rows in ranges}
 
 
 def _ranges(file: pq.ParquetFile, max_rows: int, max_bytes: int) -> Iterator[range]:

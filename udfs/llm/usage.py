@@ -52,8 +52,10 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         """What both used."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        sums: dict[str, Any] = dict(zip(_SUMMED, map(add, _NUMBERS(self), _NUMBERS(other)), strict=True))
-        return Usage(**sums, estimated=self.estimated or other.estimated, cost=sum(costs) if costs else None)
+        # By position, in the order of the fields: it is done several times a call
+        sums = map(add, _NUMBERS(self), _NUMBERS(other))
+        values: list[Any] = [*sums, self.estimated or other.estimated, sum(costs) if costs else None]
+        return Usage(*values)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ _ANSWERS_FORM = lines_of(
 )
 _COMPARISON_FORM = Form(
     f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
-    re.compile(rf"(?s:.*\n)?.+ - .+ \[(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
+    # Each part is matched in one way alone: a long line without its label would else take the square of its length
+    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
 )
 _AROUND_ANSWER = " \t\r*_`\"'“”‘’«»[]()<>"
 _CONFIDENCE = rating_pattern("confidence|certainty")

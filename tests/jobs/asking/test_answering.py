@@ -25,13 +25,14 @@ from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
 from untold.jobs.asking import pool
 from untold.jobs.asking.answering import Answering
 from untold.jobs.asking.job import Job, Outcome
-from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.local_ray import start_ray, visit_nodes
+from untold.jobs.asking.reach import ReachError, check_nodes
 from untold.udfs.llm import actors
 from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
 from untold.udfs.llm.journal import Journal, journal_folder
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
 from untold.udfs.llm.records import Completion
-from untold.udfs.storage import environment_of
+from untold.udfs.reach import Visit
 
 Event = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ Event = Mapping[str, Any]
 def cluster() -> Iterator[ObjectStore]:
     """A Ray whose processes know an object store."""
     # A Ray of one's own sets variables that tell drivers and clusters of later tests another story
-    with ObjectStore() as store, patch.dict(os.environ, {**environment_of(store.options), **store.keys}):
+    with ObjectStore() as store, patch.dict(os.environ, store.variables):
         start_ray(None)
         yield store
         ray.shutdown()
@@ -123,8 +124,7 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
 ) -> None:
     job = job_of(server, tmp_path, 100, disk.folder, outage=2.0, flush=1.0)
     # The actor's first file finds room; what it answers then does not
-    job = replace(job, confirm_probes=True)
-    outcome = Answering(job, lambda: None, lambda event: None, confirmed=lambda: disk.fill() is None).run()
+    outcome = Answering(job, lambda: None, lambda event: disk.fill()).run()
     assert (outcome.reason, outcome.lost) == ("broken", 100)
     assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
 
@@ -263,3 +263,16 @@ def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.Monke
     actor._limiter = _Handle(None)
     report = Report("a", "run", (0,), 0, number=1, limits=Limits())
     assert len(asyncio.run(actor._lease(report)).times) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_every_node_tries_the_places_of_a_run(tmp_path: Path) -> None:
+    places = {name: str(tmp_path / name) for name in ("out", "store")}
+    check_nodes(places, visit_nodes, lambda line: None)
+    assert list((tmp_path / "store").iterdir()) == []
+
+    def elsewhere(folders: Mapping[str, str], nonce: str) -> list[Visit]:
+        return visit_nodes({**folders, "store": str(tmp_path / "other")}, nonce)
+
+    with pytest.raises(ReachError, match=r"^store is not shared by the Ray node .*: it does not see what the driver"):
+        check_nodes(places, elsewhere, lambda line: None)

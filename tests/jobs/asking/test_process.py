@@ -24,7 +24,7 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
     job = Job(str(tmp_path), str(tmp_path), "run", STAGE, SETTINGS)
     try:
         with pytest.raises(AnsweringError, match=f"process {answering.pid} said nothing"):
-            answering.answer(job, lambda _: None, lambda _: None, lambda: False)
+            answering.answer(job, lambda _: None, lambda: False)
     finally:
         answering.close()
     assert not psutil.pid_exists(answering.pid)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.object_store import BUCKET
 from tests.jobs.asking.completions import break_pages, names_in, row, segments_of, write
 from untold.jobs.asking.snapshots import (
     LiveFile,
@@ -192,3 +193,12 @@ def test_a_disk_that_is_well_again_soon_damages_nothing(tmp_path: Path) -> None:
     finally:
         mending.join()
     assert rows == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("object_store")
+def test_of_two_who_write_one_snapshot_the_first_stays() -> None:
+    folder = f"s3://{BUCKET}/stage"
+    write_snapshot(folder, Snapshot(number=1))
+    with pytest.raises(FileExistsError, match="another run has merged files"):
+        write_snapshot(folder, Snapshot(number=1, files=(LiveFile(name="a.parquet", rows=1, size=1, digest="d"),)))
+    assert list_folder(folder).snapshot == Snapshot(number=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.cli.arguments import Command, Options
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import main
@@ -42,10 +43,10 @@ def test_no_secret_of_a_command_line_or_the_environment_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     monkeypatch.setenv("OTHER_TOKEN", "a-value-of-the-environment")
-    place = f"nowhere://user:{SECRET}@host/a-value-of-the-environment?sig={SECRET}"
+    place = f"hdfs://user:{SECRET}@host/a-value-of-the-environment?sig={SECRET}"
     assert main(["show", place, "--sample", "s", *flags]) == 1
     shown = capsys.readouterr()
-    assert "nowhere://(not shown)@host/(not shown)?sig=(not shown)" in shown.err
+    assert "hdfs://(not shown)@host/(not shown)?sig=(not shown)" in shown.err
     assert ("Traceback" in shown.err) is bool(flags)
     assert not any(secret in shown.err + shown.out for secret in (SECRET, "a-value-of-the-environment"))
 
@@ -426,3 +427,32 @@ def test_a_command_names_the_package_that_it_lacks(
         monkeypatch.setitem(sys.modules, name, None)
     assert main(words) == 1
     assert capsys.readouterr() == ("", f"untold: {told}: pip install 'untold[study]'\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["score", "--input", "dbfs:/mnt/in", "--output", "out", "--metric", "e2e"], "--input"),
+        (["score", "--input", "in", "--output", "x:/out", "--metric", "e2e"], "--output"),
+        (["score", "--input", "in", "--output", "out", "--metric", "e2e", "--config", "wasb://a/b"], "--config"),
+        (["search", "--index", "dbfs:/index", "--query", "Who?"], "--index"),
+        (["show", "dbfs:/out", "--sample", "s"], "RUN"),
+        (["compare", "a", "dbfs:/out"], "RUN..."),
+    ],
+)
+def test_a_scheme_that_is_not_known_is_refused_by_the_option(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], option: str
+) -> None:
+    error = usage_error(capsys, *arguments)
+    assert f"Invalid value for '{option}'" in error
+    assert "unknown scheme" in error
+    assert "give a local path, or a URI of s3, gs, abfss, hdfs" in error
+
+
+def test_settings_and_templates_are_read_from_an_object_store(
+    capsys: pytest.CaptureFixture[str], object_store: ObjectStore
+) -> None:
+    object_store.put("a b%20/settings.yaml", f"prompts_dir: s3a://{BUCKET}/a b%20/prompts".encode())
+    object_store.put("a b%20/prompts/evaluate_coverage.jinja", b"\xef\xbb\xbfAn own template of {{ query }}")
+    assert main(["prompts", "evaluate_coverage", "--config", f"s3://{BUCKET}/a b%20/settings.yaml"]) == 0
+    assert "An own template of" in capsys.readouterr().out

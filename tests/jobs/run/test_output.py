@@ -1,18 +1,24 @@
-"""An output that gets metrics beside those that it has keeps its tables until the new ones are whole."""
+"""An output's tables are whole or not there: while metrics are added, on object stores, and after a failed start."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
+from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.runs.harness import snapshot
 from untold.jobs.results import open_run
 from untold.jobs.run.manifest import Added
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
+from untold.jobs.run.workspace import Workspace
+from untold.udfs.storage import Place
 
 TABLES = ("samples", "scores")
 SCHEMA = pa.schema([("metric", pa.string())])
@@ -30,7 +36,7 @@ def write(output: Output, *metrics: str, added: Added | None = None) -> None:
         output.write_rows(name, [{"metric": metric} for metric in metrics], SCHEMA)
 
 
-def break_off(place: Path, *metrics: str, added: Added | None = None) -> None:
+def break_off(place: Path | str, *metrics: str, added: Added | None = None) -> None:
     with Output(str(place), TABLES, kept=("samples",)) as output:
         write(output, *metrics, added=added)
         raise ZeroDivisionError
@@ -88,3 +94,96 @@ def test_what_was_not_whole_is_no_obstacle(place: Path) -> None:
         write(output, "e2e", "qa", added=ADDED)
         output.end(Ending())
     assert metrics_of(place) == ["e2e", "qa"]
+
+
+def finish(place: str, *metrics: str, added: Added | None = None) -> Output:
+    with Output(place, TABLES, kept=("samples",)) as output:
+        write(output, *metrics, added=added)
+        output.end(Ending())
+    return output
+
+
+def keys_of(object_store: ObjectStore, name: str) -> list[str]:
+    return sorted(
+        key.removeprefix("out/") for key in object_store.objects if key.startswith(f"out/{name}/") and key[-1] != "/"
+    )
+
+
+@pytest.mark.parametrize("added", [None, ADDED])
+def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_them(
+    object_store: ObjectStore, added: Added | None
+) -> None:
+    place = f"s3://{BUCKET}/out"
+    first = finish(place, "e2e")
+    run = open_run(place)
+    assert run.manifest["tables"] == {name: f"{name}/{first.run}" for name in TABLES}
+    with Output(place, TABLES) as output:
+        write(output, *(("e2e", "qa") if added else ("e2e",)), added=added)
+        # Whoever opened the run reads on: nothing is written over, nothing removed
+        assert run.table("scores")["metric"].to_pylist() == ["e2e"]
+        output.end(Ending(), counts={"failures": 0, "passing_failures": 0})
+    again = open_run(place)
+    assert again.tables == TABLES
+    assert again.table("scores")["metric"].to_pylist() == (["e2e", "qa"] if added else ["e2e"])
+    assert keys_of(object_store, "scores") == [f"scores/{output.run}/part-0.parquet"]
+    assert Output(place, TABLES).seems_complete(retry_failed=False)
+
+
+def test_what_breaks_off_on_an_object_store_leaves_the_tables_of_before_or_none(object_store: ObjectStore) -> None:
+    place = f"s3://{BUCKET}/out"
+    finish(place, "e2e")
+    with pytest.raises(ZeroDivisionError):
+        break_off(place, "e2e", "qa", added=ADDED)
+    assert open_run(place).table("scores")["metric"].to_pylist() == ["e2e"]
+    assert len(keys_of(object_store, "scores")) == 1
+    with pytest.raises(ZeroDivisionError):
+        break_off(place, "e2e")
+    run = open_run(place)
+    assert (run.status, run.tables, list(run.manifest["tables"])) == ("failed", ("samples",), ["samples"])
+    # A table beside a run, of which no manifest tells
+    with Output(place, ("beta_sweep",)) as beside:
+        beside.write_rows("beta_sweep", [{"metric": "e2e"}], SCHEMA)
+    assert open_run(place).table("beta_sweep").num_rows == 1
+
+
+def test_on_a_local_disk_tables_have_their_names_and_a_manifest_that_names_none_is_read(place: Path) -> None:
+    run = open_run(place)
+    assert run.manifest["tables"] == {name: name for name in TABLES}
+    content = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps({**content, "tables": None}))
+    assert metrics_of(place) == ["e2e"]
+
+
+def test_what_cannot_be_removed_is_a_note_once_the_tables_are_written(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"s3://{BUCKET}/out"
+    finish(place, "e2e")
+    notes: list[str] = []
+
+    def refuse(one: Place) -> None:
+        raise OSError(13, "Permission denied", str(one))
+
+    monkeypatch.setattr(Place, "remove", refuse)
+    with Output(place, TABLES, notify=notes.append) as output:
+        write(output, "e2e")
+        output._workspace = Workspace(None, f"{place}/_work")  # type: ignore[arg-type]
+        output.end(Ending())
+    assert open_run(place).status == "finished"
+    assert [note.partition(" could not be removed (Permission denied)")[0] for note in notes] == [
+        f"{place}/_work",
+        f"tables of an earlier start in {place}",
+    ]
+
+
+def test_each_file_of_relations_is_sorted_and_has_all_rows_of_its_samples(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(f"s{n % 40:02d}", f"{n // 40:02d}") for n in range(400)]
+    frame = spark.createDataFrame(rows, "sample_id string, premise_id string").repartition(8)
+    with Output(str(tmp_path / "out"), ("relations",)) as output:
+        written = output.write("relations", frame, order=("sample_id", "premise_id"))
+        assert sorted(map(tuple, written.collect())) == sorted(rows)
+    files = [pq.read_table(path).to_pylist() for path in (tmp_path / "out" / "relations").glob("*.parquet")]
+    for file in files:
+        assert file == sorted(file, key=lambda row: (row["sample_id"], row["premise_id"]))
+    owners = [name for file in files for name in {row["sample_id"] for row in file}]
+    assert len(owners) == len(set(owners)) == 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,3 +106,61 @@ def test_folders_are_checked_before_they_are_needed(disk: SmallDisk, tmp_path: P
     disk.fill()
     with pytest.raises(UnwritableError, match=r"^the work folder .*: No space left on device; set TMPDIR, then start"):
         check_writable(f"{disk.folder}/deep/down", "the work folder", "set TMPDIR")
+
+
+def test_a_class_that_spark_lacks_is_named_with_the_package_that_brings_it(spark: SparkSession) -> None:
+    error = error_of(lambda: spark.range(1).write.parquet("abfss://files@account.dfs.core.windows.net/out"))
+    told = "Spark has no class org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem: add "
+    package = "org.apache.hadoop:hadoop-azure in the version of Spark's Hadoop"
+    assert explain(error) == f"{told}{package} by storage.packages"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class "
+            "org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+            "Spark has no class org.apache.hadoop.fs.s3a.S3AFileSystem: add org.apache.hadoop:hadoop-aws",
+        ),
+        (
+            "java.lang.NoClassDefFoundError: software/amazon/awssdk/transfer/s3/progress/TransferListener",
+            "Spark has no class software.amazon.awssdk.transfer.s3.progress.TransferListener: add software.amazon",
+        ),
+        (
+            "org.apache.spark.SparkException: Job aborted.\n[PYTHON_VERSION_MISMATCH] Python in worker has "
+            "different version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
+            "Python is 3.12 on a worker of Spark, 3.11 here; set spark.conf.spark.pyspark.python",
+        ),
+        (
+            "org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file "
+            "file:///data/out/_work/a.parquet. File does not exist. It is possible",
+            "file:///data/out/_work/a.parquet: not there where a worker of Spark reads it; give a place that all",
+        ),
+    ],
+)
+def test_what_spark_says_of_a_machine_is_told_with_what_to_do(said: str, told: str) -> None:
+    error = RuntimeError(f"An error occurred while calling o304.parquet.\n: {said}\n\tat a.b\n")
+    assert str(explain(error)).startswith(told)
+
+
+def test_a_module_that_a_worker_lacks_is_named(spark: SparkSession) -> None:
+    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        importlib.import_module("a_module.that_nobody_has")
+        return batches
+
+    error = error_of(lambda: spark.range(1).mapInArrow(ask, "id long").collect())
+    assert root_cause(error) == "ModuleNotFoundError: No module named 'a_module'"
+    assert explain(error) == (
+        "a worker of Spark has no Python module a_module: install untold on the workers as it is here, or use "
+        "`untold package`"
+    )
+    assert explain(ModuleNotFoundError("No module named 'a_module'")) is None
+
+
+def test_a_python_that_a_worker_lacks_is_named(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "./environment/bin/python")
+    error = error_of(lambda: spark.range(1).mapInArrow(fail, "id long").collect())
+    assert str(explain(error)).startswith(
+        "a worker of Spark cannot start ./environment/bin/python: No such file or directory; install Python there"
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fakes.object_store import BUCKET, ObjectStore
+from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
-from untold.jobs.run.session import SMALL, loopback_of_driver, session_options
+from untold.jobs.run.session import SMALL, loopback_of_driver, session_options, set_environment
 from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
 from untold.udfs.storage import Place
 
@@ -53,15 +55,16 @@ def test_what_the_user_says_wins() -> None:
     assert said.items() <= options.items()
 
 
-def test_workers_open_file_systems_as_the_settings_say(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ObjectStore() as store:
-        store.objects["place/one"] = b"content"
-        options = session_options(Settings(storage=StorageSettings(options=store.options)), small=False)
-        set_for_workers = {name.removeprefix(WORKERS): text for name, text in options.items() if WORKERS in name}
-        for name, text in {**set_for_workers, **store.keys}.items():
-            monkeypatch.setitem(spark.sparkContext.environment, name, text)
-        read = spark.sparkContext.parallelize([f"s3://{BUCKET}/place/one"], 1).map(lambda uri: Place(uri).read_bytes())
-        assert read.collect() == [b"content"]
+def test_workers_open_file_systems_as_the_settings_say(
+    spark: SparkSession, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    object_store.put("place/one", b"content")
+    options = session_options(Settings(storage=StorageSettings(**object_store.settings)), small=False)
+    set_for_workers = {name.removeprefix(WORKERS): text for name, text in options.items() if WORKERS in name}
+    for name, text in {**set_for_workers, **KEYS}.items():
+        monkeypatch.setitem(spark.sparkContext.environment, name, text)
+    read = spark.sparkContext.parallelize([f"s3://{BUCKET}/place/one"], 1).map(lambda uri: Place(uri).read_bytes())
+    assert read.collect() == [b"content"]
 
 
 def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
@@ -70,3 +73,11 @@ def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(packed)
 
     assert count_bytes(str(tmp_path), str(tmp_path / "absent")) == 100 + COMPRESSED * len(packed)
+
+
+def test_the_python_of_workers_is_that_of_the_settings() -> None:
+    with patch.dict(os.environ, {"PYSPARK_PYTHON": "/usr/bin/python3"}):
+        set_environment(Settings())
+        assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
+        set_environment(Settings(spark=SparkSettings(conf={"spark.pyspark.python": "./environment/bin/python"})))
+        assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"

@@ -3,12 +3,13 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from untold.udfs.llm.units import UNIT_BYTES, count_unit, ids_among, list_units, read_request_ids, read_requests
+from untold.udfs.llm.units import UNIT_BYTES, RequestIds, list_units, read_request_ids, read_requests
 
 LENGTHS = st.lists(st.sampled_from([0, 10, 100, 1000, 5000]), max_size=120)
 
@@ -36,8 +37,7 @@ def test_units_hold_every_request_once_and_no_more_than_their_bounds(
     units = list_units(str(folder), max_rows, max_bytes)
     assert [one for unit in units for one, _ in read_requests(unit)] == ids
     assert [one for unit in units for one in read_request_ids(unit)] == ids
-    for unit in units:
-        rows = count_unit(unit)
+    for unit, rows in units.items():
         assert rows == len(read_requests(unit))
         assert rows == 1 or (rows <= max_rows and size_of(unit) <= max_bytes)
 
@@ -46,8 +46,7 @@ def test_a_text_that_many_rows_share_counts_in_each(tmp_path: Path) -> None:
     table = pa.table({"request_id": [f"r{n}" for n in range(400)], "text": ["t" * 100_000] * 400})
     pq.write_table(table, tmp_path / "part-0.parquet")
     assert (tmp_path / "part-0.parquet").stat().st_size < 1_000_000
-    units = list_units(str(tmp_path))
-    counts = [count_unit(unit) for unit in units]
+    counts = list(list_units(str(tmp_path)).values())
     assert sum(counts) == 400
     assert max(counts) * 100_000 <= UNIT_BYTES
     assert min(first + second for first, second in pairwise(counts)) * 100_000 > UNIT_BYTES
@@ -56,20 +55,27 @@ def test_a_text_that_many_rows_share_counts_in_each(tmp_path: Path) -> None:
 def test_a_file_within_the_bounds_is_one_unit_named_like_it(tmp_path: Path) -> None:
     write(tmp_path / "part-0.parquet", [10] * 100, use_dictionary=False)
     write(tmp_path / "part-1.parquet", [10] * 100)
-    assert list_units(str(tmp_path)) == [f"{tmp_path}/part-0.parquet", f"{tmp_path}/part-1.parquet"]
-    assert list_units(f"file://{tmp_path}") == [f"file://{tmp_path}/part-{n}.parquet" for n in (0, 1)]
+    assert list_units(str(tmp_path)) == {f"{tmp_path}/part-{n}.parquet": 100 for n in (0, 1)}
+    assert list_units(f"file://{tmp_path}") == {f"file://{tmp_path}/part-{n}.parquet": 100 for n in (0, 1)}
 
 
-def test_of_a_million_known_ids_a_unit_is_sent_with_its_own(tmp_path: Path) -> None:
-    ids = write(tmp_path / "part-0.parquet", [10] * 5000, use_dictionary=False)
-    first, *_ = list_units(str(tmp_path))
-    known = {*ids[1000:4000], *(f"another{number}" for number in range(100_000))}
-    assert ids_among(first, known) == set(ids[1000:2000])
-    assert ids_among(first, set()) == frozenset()
+@given(
+    held=st.lists(st.text("0123456789abcdef", min_size=1, max_size=4)),
+    asked=st.lists(st.text("0123456789abcdef", min_size=1, max_size=4)),
+)
+def test_request_ids_are_a_set(held: list[str], asked: list[str]) -> None:
+    ids = RequestIds(held)
+    assert len(ids) == len(set(held))
+    assert ids.among(asked) == set(held) & set(asked)
+    places = ids.places(asked)
+    assert [sorted(set(held))[place] if place >= 0 else None for place in places] == [
+        one if one in held else None for one in asked
+    ]
+    assert ids.where(np.arange(len(ids)) % 2 == 0).among(held) == set(sorted(set(held))[::2])
 
 
 def test_nothing_to_ask_is_no_unit(tmp_path: Path) -> None:
-    assert list_units(str(tmp_path)) == []
+    assert list_units(str(tmp_path)) == {}
     (tmp_path / "part-0.parquet").write_bytes(b"")
     write(tmp_path / "part-1.parquet", [])
-    assert list_units(str(tmp_path)) == []
+    assert list_units(str(tmp_path)) == {}

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.udfs.retrieval.catalog import COARSE, SHARDS
 from untold.udfs.retrieval.shard_files import coarse_of, local_folder, place_to_write, shard_folder
 from untold.udfs.retrieval.shards import FACTS_FILE
-from untold.udfs.storage import environment_of
 
 INDEX = f"s3://{BUCKET}/index"
 
 
-def test_a_shard_goes_to_an_object_store_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ObjectStore() as store:
-        for name, value in {**environment_of(store.options), **store.keys}.items():
-            monkeypatch.setenv(name, value)
-        with place_to_write(INDEX, "s1") as folder:
-            Path(folder).mkdir()
-            for name in (FACTS_FILE, "terms.arrow"):
-                (Path(folder) / name).write_text(name)
-        written = [key for key in store.objects if not key.endswith("/")]
-        # What says that the others are whole is written last
-        assert written == [f"index/{SHARDS}/s1/terms.arrow", f"index/{SHARDS}/s1/{FACTS_FILE}"]
-        copies = {local_folder(shard_folder(INDEX, "s1"), str(tmp_path / "cache")) for _ in range(2)}
-        assert copies == {str(tmp_path / "cache" / "s1")}
-        found = {path.name: path.read_text() for path in (tmp_path / "cache" / "s1").iterdir()}
-        assert found == {name: name for name in (FACTS_FILE, "terms.arrow")}
+def test_a_shard_goes_to_an_object_store_and_comes_back(tmp_path: Path, object_store: ObjectStore) -> None:
+    with place_to_write(INDEX, "s1") as folder:
+        Path(folder).mkdir()
+        for name in (FACTS_FILE, "terms.arrow"):
+            (Path(folder) / name).write_text(name)
+    written = [request.key for request in object_store.requests if request.method == "PUT"]
+    # What says that the others are whole is written last
+    assert written == [f"index/{SHARDS}/s1/terms.arrow", f"index/{SHARDS}/s1/{FACTS_FILE}"]
+    copies = {local_folder(shard_folder(INDEX, "s1"), str(tmp_path / "cache")) for _ in range(2)}
+    assert copies == {str(tmp_path / "cache" / "s1")}
+    found = {path.name: path.read_text() for path in (tmp_path / "cache" / "s1").iterdir()}
+    assert found == {name: name for name in (FACTS_FILE, "terms.arrow")}
 
 
-def test_what_every_shard_begins_as_is_read_from_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ObjectStore() as store:
-        for name, value in {**environment_of(store.options), **store.keys}.items():
-            monkeypatch.setenv(name, value)
-        store.objects[f"index/{COARSE}"] = b"an empty index"
-        with coarse_of(INDEX) as path:
-            assert Path(path).read_bytes() == b"an empty index"
-        assert not Path(path).exists()
+def test_what_every_shard_begins_as_is_read_from_an_object_store(object_store: ObjectStore) -> None:
+    object_store.put(f"index/{COARSE}", b"an empty index")
+    with coarse_of(INDEX) as path:
+        assert Path(path).read_bytes() == b"an empty index"
+    assert not Path(path).exists()

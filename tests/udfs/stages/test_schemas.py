@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from tests.linear import assert_linear
 from tests.udfs.stages.test_completions import plain
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.ratings import Digit
@@ -248,6 +249,18 @@ def test_a_completion_in_the_published_form_is_told_from_others(stage: str) -> N
         for said in (completion, thought):
             definition.parse(said, VARIABLES)
             assert read_as(said, None, definition.form, VARIABLES) == known, said
+
+
+@pytest.mark.parametrize("stage", [name for name, definition in STAGES.items() if definition.form])
+def test_a_form_is_looked_for_in_linear_time(stage: str) -> None:
+    form = STAGES[stage].form
+    pieces = (" - ", " [", "a - b [", "* a\n", "- ", "\n", "[1, ", "] [", '{"a": ', ": ", "?")
+    for piece in (*filter(None, FORMS[stage]), *pieces):
+
+        def read(length: int, piece: str = piece) -> str:
+            return read_as((piece * length)[:length] + "!", None, form, VARIABLES)
+
+        assert_linear(read, 64_000)
 
 
 def test_json_that_is_not_of_the_schema_is_no_schema() -> None:

@@ -1,0 +1,119 @@
+"""Machines that do not reach a place of a run, or have other versions, are named before anything is paid for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from threading import Event
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.jobs.executions import counted_executions
+from untold.jobs.asking import reach
+from untold.jobs.asking.reach import Reach, ReachError, compare_versions
+from untold.udfs.reach import Visit, silent, versions, visit, within
+
+OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
+
+
+def report(machine: str, **other: str) -> Visit:
+    return {**silent(machine, ""), "versions": OWN | other}
+
+
+def visited(tmp_path: Path, folder: Path | None = None) -> str:
+    """What is said of a machine that visits the folder of the place, or another one that it takes for it."""
+    place = tmp_path / "place"
+    with reach._probing({str(place): f"{place}/_work"}) as probe:
+        (own,) = probe.folders.values()
+        if folder is not None:
+            shutil.copytree(own, folder, dirs_exist_ok=True) if folder.name == "copy" else folder.mkdir()
+        found = visit("the Ray node n", {str(place): str(folder or own)}, {}, probe.nonce)
+        probe.check([found], lambda line: None)
+        return ""
+
+
+def test_a_machine_that_shares_the_place_is_fine_and_nothing_stays(tmp_path: Path) -> None:
+    assert visited(tmp_path) == ""
+    assert list((tmp_path / "place" / "_work").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        ("empty", "{} is not shared by the Ray node n: it does not see what the driver wrote there; give --output"),
+        ("copy", "{} is not shared by the Ray node n: what it wrote there cannot be seen here; give --output"),
+    ],
+)
+def test_a_machine_with_another_disk_is_named(tmp_path: Path, other: str, problem: str) -> None:
+    with pytest.raises(ReachError) as raised:
+        visited(tmp_path, tmp_path / other)
+    assert str(raised.value).startswith(problem.format(tmp_path / "place"))
+    assert len(str(raised.value).splitlines()) == 1
+    assert list((tmp_path / "place" / "_work").iterdir()) == []
+
+
+def test_a_place_that_does_not_answer_is_given_up() -> None:
+    assert within(Event().wait, seconds=0.1) == "no answer within 0.1 s"
+
+
+def test_a_place_that_the_driver_cannot_write_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    probing = reach._probing({"out": f"{tmp_path}/file/_work"})
+    with pytest.raises(ReachError, match=r"^out cannot be written from here: File exists; see to its permissions"):
+        probing.__enter__()
+
+
+def test_a_machine_that_cannot_say_anything_is_told_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ReachError, match=r"^untold cannot run on the Ray node n: No module named 'untold'; install"):
+        with reach._probing({"out": str(tmp_path)}) as probe:
+            probe.check([silent("the Ray node n", "No module named 'untold'")], lambda line: None)
+
+
+def test_versions_that_matter_are_wrong_and_others_only_differ() -> None:
+    found = [report(f"node {number}", numpy="2.0") for number in range(5)]
+    found += [report("node 5", untold="0.2.0"), report("node 6", python="3.12.1"), report("node 7", python="3.11.9")]
+    wrong, differing = compare_versions(OWN, found)
+    assert [line.partition(";")[0] for line in wrong] == [
+        "untold is 0.2.0 on node 5, 0.1.0 here",
+        "python is 3.12.1 on node 6, 3.11.7 here",
+    ]
+    assert differing == [
+        "numpy is 2.0 on node 0, node 1, node 2 and 2 more, 2.1 here",
+        "python is 3.11.9 on node 7, 3.11.7 here",
+    ]
+
+
+def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it() -> None:
+    bare: Visit = {**silent("n", ""), "versions": {"python": "3.11.7", "untold": "0.1.0", "numpy": "2.1"}}
+    assert compare_versions(OWN, [bare], frozenset({"pyspark"})) == ([], [])
+    (line,) = compare_versions(OWN, [bare])[0]
+    assert line == "pyspark is missing on n; install untold on the workers as it is here, or use `untold package`"
+    # Untold may lie on a worker without having been installed: then nothing is known of what it needs
+    sent: Visit = {**bare, "versions": {"python": "3.11.7"}}
+    assert compare_versions(OWN, [sent]) == ([], [])
+
+
+def test_the_versions_here_have_those_that_matter() -> None:
+    assert {"python", "untold", "pyspark", "pyarrow", "ray"} <= versions().keys()
+
+
+def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "manifest.json"
+    index.write_text("{}")
+    machines = Reach(spark, {str(tmp_path): f"{tmp_path}/_work"}, [str(index), str(tmp_path / "none")])
+    with counted_executions(spark) as found:
+        machines.check_executors()
+    assert found == [0]
+    assert not (tmp_path / "_work").exists()
+    monkeypatch.setattr(reach, "is_local", lambda _: False)
+    machines = Reach(spark, machines.places, machines.files)
+    with counted_executions(spark) as found:
+        machines.check_executors()
+        machines.check_executors()
+    assert found == [1]
+    monkeypatch.setattr(reach, "digest_of", lambda _: "another")
+    with pytest.raises(ReachError, match=r"manifest.json is not shared by the executor on .*: it reads another file"):
+        Reach(spark, machines.places, machines.files).check_executors()

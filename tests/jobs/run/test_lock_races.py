@@ -1,0 +1,77 @@
+"""Eight processes at once for one lock and for one snapshot of an object store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.object_store import BUCKET, ObjectStore
+from tests.fakes.versitygw import install, serve
+
+pytestmark = pytest.mark.slow
+RACERS = 8
+ROUNDS = 10
+RACE = """
+import sys
+from untold.jobs.asking.snapshots import Snapshot, write_snapshot
+from untold.jobs.run.locks import LockedError
+from untold.jobs.run.object_locks import lock_folder
+
+name, folder = sys.argv[1:]
+for line in sys.stdin:
+    place = f"{folder}/{line.strip()}"
+    try:
+        file = {"name": f"{name}.parquet", "rows": 1, "size": 1, "digest": ""}
+        write_snapshot(place, Snapshot(number=1, files=(file,)))
+        wrote = True
+    except FileExistsError:
+        wrote = False
+    lock = lock_folder(place, name, wait=False)
+    try:
+        lock.__enter__()
+        held = True
+    except LockedError:
+        held = False
+    print(int(wrote), int(held), flush=True)
+"""
+
+
+@pytest.fixture(params=["moto", "versitygw"])
+def variables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """The environment of a process that uses the store."""
+    if request.param == "moto":
+        with ObjectStore() as store:
+            yield store.variables
+        return
+    program = install()
+    if program is None:
+        pytest.skip("no versitygw: Go is needed to build it")
+    with serve(program, tmp_path / "gateway") as gateway:
+        yield gateway.variables
+
+
+def test_of_eight_at_once_one_gets_the_lock_and_one_writes_the_snapshot(variables: Mapping[str, str]) -> None:
+    words = [sys.executable, "-c", RACE]
+    given = {**os.environ, **variables}
+    pipe = subprocess.PIPE
+    racers = [
+        subprocess.Popen([*words, f"run{n}", f"s3://{BUCKET}/race"], env=given, stdin=pipe, stdout=pipe, text=True)
+        for n in range(RACERS)
+    ]
+    try:
+        for number in range(ROUNDS):
+            for racer in racers:
+                assert racer.stdin is not None
+                racer.stdin.write(f"{number}\n")
+                racer.stdin.flush()
+            answers = [racer.stdout.readline().split() for racer in racers if racer.stdout is not None]
+            assert [sum(int(wrote) for wrote, _ in answers), sum(int(held) for _, held in answers)] == [1, 1]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.wait()

@@ -1,0 +1,50 @@
+"""Rows are counted where they are written and where they are read back; what differs is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from untold.jobs.run.output import Output
+from untold.jobs.run.workspace import LostRowsError, Workspace, check_rows, write_parquet
+
+
+@pytest.fixture
+def other_disk(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """Where Spark writes and reads what it takes for this disk: Hadoop's file system has another one mounted there."""
+    (disk := tmp_path / "other").mkdir()
+    conf = spark._jsc.hadoopConfiguration()
+    before = conf.get("fs.defaultFS")
+    table = disk.parent.name
+    conf.set(f"fs.viewfs.mounttable.{table}.link./{disk.parts[1]}", disk.as_uri())
+    conf.set("fs.defaultFS", f"viewfs://{table}/")
+    yield disk
+    conf.set("fs.defaultFS", before)
+
+
+def test_rows_are_counted_by_footers_whatever_lies_beside_them(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "rows")
+    assert write_parquet(spark.range(0, 10, 1, 3), path) == 10
+    (tmp_path / "rows" / "_SUCCESS").write_text("")
+    check_rows(path, 10)
+    check_rows(str(tmp_path / "none"), 0)
+    next((tmp_path / "rows").glob("part-00002*")).unlink()
+    with pytest.raises(LostRowsError, match=r"rows: Spark wrote 10 rows, and 6 can be read back; .*all machines share"):
+        check_rows(path, 10)
+
+
+def test_a_step_that_is_written_to_another_disk_is_an_error(spark: SparkSession, other_disk: Path) -> None:
+    folder = other_disk.parent / "work"
+    with pytest.raises(LostRowsError, match=f"{folder}/000-atoms: Spark wrote 7 rows, and 0 can be read back"):
+        Workspace(spark, str(folder)).keep(spark.range(7), "atoms")
+    assert any(other_disk.rglob("*.parquet"))
+
+
+def test_a_table_that_is_written_to_another_disk_is_an_error(spark: SparkSession, other_disk: Path) -> None:
+    place = other_disk.parent / "out"
+    with Output(str(place), ("scores",)) as output, pytest.raises(LostRowsError, match=f"{place}/scores: .* 7 rows"):
+        output.write("scores", spark.range(7), order=("id",), schema=pa.schema([("id", pa.int64())]))

@@ -1,0 +1,162 @@
+"""Whole runs whose input, output and store lie in an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.fakes.object_store import BUCKET, Fault, ObjectStore
+from tests.runs.harness import (
+    Run,
+    canonical,
+    count_distinct,
+    kill_processes,
+    make_samples,
+    read_manifest,
+    write_samples,
+)
+from tests.runs.here import RunHere
+
+# A space and a percent sign are part of a key as they stand
+OUTPUT = "runs of%20today/out"
+
+
+def start(server: ModelServer, bucket: ObjectStore, folder: Path, *flags: str, **settings: Any) -> Run:
+    """A run of the samples in the bucket, whose output and store lie there too."""
+    places = ["--input", f"s3://{BUCKET}/in/*.jsonl", "--output", f"s3a://{BUCKET}/{OUTPUT}"]
+    return Run(server, folder, folder / "run", *places, *flags, environment=bucket.variables, settings=settings)
+
+
+def fetch(store: ObjectStore, folder: Path) -> Path:
+    """The output in the bucket as a folder of this machine."""
+    for key, content in store.objects.items():
+        if key.startswith(f"{OUTPUT}/") and not key.endswith("/"):
+            path = folder / "fetched" / key.removeprefix(f"{OUTPUT}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return folder / "fetched"
+
+
+def put_samples(store: ObjectStore, folder: Path, rows: list[Mapping[str, Any]]) -> Path:
+    """Samples in the bucket, and the same on this machine."""
+    path = write_samples(folder / "samples.jsonl", rows)
+    store.put("in/samples 1.jsonl", path.read_bytes())
+    return path
+
+
+def test_a_run_over_s3a_gives_the_tables_of_a_local_one(
+    server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path
+) -> None:
+    rows = make_samples(20)
+    samples = put_samples(object_store, tmp_path, rows)
+    ended = start(server, object_store, tmp_path).wait()
+    assert (ended.code, server.count()) == (0, count_distinct(rows)), ended.err
+    again = start(server, object_store, tmp_path).wait()
+    assert (again.code, server.count()) == (0, count_distinct(rows)), again.err
+    output = fetch(object_store, tmp_path)
+    assert read_manifest(output)["status"] == "finished"
+    assert run_here(server, samples, tmp_path / "local").code == 0
+    assert canonical(output) == canonical(tmp_path / "local")
+
+
+class Kill:
+    """Kills a run, its JVM and its actors with it, when a request comes for the n-th time; that one never arrives."""
+
+    def __init__(self, method: str, is_meant: Callable[[str], bool], times: int = 1) -> None:
+        self._method, self._is_meant, self._left = method, is_meant, times
+        self.run: Run | None = None
+        self.done = False
+
+    def __call__(self, method: str, key: str) -> Fault | None:
+        if self.run is None or self.done or method != self._method or not self._is_meant(key):
+            return None
+        self._left -= 1
+        if self._left:
+            return None
+        self.done = True
+        kill_processes([process for process in self.run.tree() if process.pid != psutil.Process().pid])
+        return Fault(refused=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "is_meant", "times", "settings"),
+    [
+        # All tables are written, and the manifest still says that it runs
+        ("PUT", lambda key: key == f"{OUTPUT}/manifest.json", 2, {}),
+        # Merged files are there, and no snapshot names them
+        ("PUT", lambda key: "/_snapshot-" in key, 1, {"llm.flush_seconds": 0.1, "llm.max_concurrency": 4}),
+    ],
+    ids=["before the manifest", "in a compaction"],
+)
+def test_a_run_that_is_killed_in_its_writes_pays_for_nothing_twice(
+    server: ModelServer,
+    object_store: ObjectStore,
+    run_here: RunHere,
+    tmp_path: Path,
+    method: str,
+    is_meant: Callable[[str], bool],
+    times: int,
+    settings: Mapping[str, Any],
+) -> None:
+    rows = make_samples(40)
+    samples = put_samples(object_store, tmp_path, rows)
+    server.configure(latency=0.1)
+    kill = Kill(method, is_meant, times)
+    object_store.fault = kill
+    kill.run = start(server, object_store, tmp_path, **settings)
+    kill.run.wait()
+    assert (kill.done, server.count()) == (True, count_distinct(rows))
+    assert start(server, object_store, tmp_path, **settings).wait().code == 0
+    assert server.count() == count_distinct(rows)
+    assert run_here(server, samples, tmp_path / "local").code == 0
+    assert canonical(fetch(object_store, tmp_path)) == canonical(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_a_store_that_is_busy_slow_and_cuts_answers_changes_no_table(
+    server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path
+) -> None:
+    rows = make_samples(20)
+    samples = put_samples(object_store, tmp_path, rows)
+    numbers = count()
+
+    def trouble(method: str, key: str) -> Fault | None:
+        number = next(numbers)
+        if number % 101 == 100:
+            return Fault(seconds=5.0)
+        return Fault(refused=True) if number % 9 == 8 else Fault(cut=True) if number % 7 == 6 else None
+
+    object_store.fault = trouble
+    ended = start(server, object_store, tmp_path).wait()
+    assert ended.code == 0, ended.err
+    assert server.count() == count_distinct(rows)
+    assert run_here(server, samples, tmp_path / "local").code == 0
+    assert canonical(fetch(object_store, tmp_path)) == canonical(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_of_two_runs_on_one_store_one_waits_and_pays_nothing(
+    server: ModelServer, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    rows = make_samples(20)
+    put_samples(object_store, tmp_path, rows)
+    server.configure(latency=0.3)
+    settings = {"store": f"s3://{BUCKET}/store", "llm.max_concurrency": 2}
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        flags = ["--output", f"s3://{BUCKET}/{name}"]
+        runs.append(start(server, object_store, tmp_path / name, *flags, **settings))
+        if name == "a":
+            runs[0].wait_for(server, 4)
+    ended = [run.wait() for run in runs]
+    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
+    assert "waiting for it" in ended[1].err
+    assert server.count() == count_distinct(rows)

@@ -1,0 +1,134 @@
+"""Object stores that are there, busy, silent or gone, and the settings by which they are opened."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain, repeat
+from time import monotonic
+
+import pytest
+
+from tests.fakes.object_store import BUCKET, Fault, ObjectStore
+from untold.udfs import object_stores
+from untold.udfs.schemes import complaint_of, environment_of
+from untold.udfs.storage import Place, PlaceError
+
+PART_BYTES = 5 * 2**20
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never says a word."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("path", ["dbfs:/mnt/out", "x:/out", "hdfs:/out", "ftp://host/out", "https://host/a.jsonl"])
+def test_a_scheme_that_is_not_known_is_no_local_folder(path: str) -> None:
+    assert str(complaint_of(path)).startswith(f"{path}: unknown scheme {path.partition(':')[0]}:; give a local path")
+    with pytest.raises(PlaceError, match="unknown scheme"):
+        Place(path).entry()
+
+
+def test_a_file_that_is_named_like_a_uri_is_a_file(tmp_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("x:/out")
+    assert complaint_of("x:/out") is None
+    assert Place("x:/out").entry().kind == "folder"
+
+
+def test_a_store_that_does_not_answer_is_named_after_the_deadline(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_stores, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setenv("UNTOLD_STORAGE__ENDPOINT", silent)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
+    with pytest.raises(PlaceError, match=r"^s3://bucket: no answer within 1 seconds; check the network"):
+        Place("s3://bucket/out").entry()
+
+
+def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> None:
+    code = "from untold.udfs.storage import Place; print('begun', flush=True); Place('s3://bucket/out').entry()"
+    keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret"}
+    given = {**os.environ, **environment_of({"endpoint": silent}), **keys}
+    with subprocess.Popen([sys.executable, "-c", code], env=given, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        waiting.stdout.readline()
+        waiting.send_signal(signal.SIGTERM)
+        began = monotonic()
+        assert waiting.wait(timeout=object_stores.ANSWER_SECONDS / 2) == -signal.SIGTERM
+        assert monotonic() - began < object_stores.ANSWER_SECONDS / 2
+
+
+@pytest.mark.usefixtures("object_store")
+def test_a_bucket_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(PlaceError, match=r"^s3://other: there is no such bucket"):
+        Place("s3://other/out").entry()
+
+
+def test_nobody_at_the_address_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNTOLD_STORAGE__ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("UNTOLD_STORAGE__ANONYMOUS", "true")
+    with pytest.raises(PlaceError, match=r"^s3://bucket: cannot be opened .*; check the address, the credentials"):
+        Place("s3://bucket/out").entry()
+
+
+def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/one")
+    faults = chain.from_iterable(repeat([Fault(refused=True), Fault(refused=True), None]))
+    object_store.fault = lambda method, key: next(faults) if key == "one" else None
+    place.write_bytes(b"content")
+    assert place.read_bytes() == b"content"
+    with place.open() as file:
+        assert file.read() == b"content"
+    assert [request.status for request in object_store.requests].count(503) >= 4
+
+
+def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/one")
+    place.write_bytes(b"content" * 1000)
+    faults = iter([Fault(cut=True), None, Fault(cut=True)])
+    object_store.fault = lambda method, key: next(faults, None) if method == "GET" and key == "one" else None
+    assert place.read_bytes() == b"content" * 1000
+    with place.open() as file:
+        assert file.read() == b"content" * 1000
+
+
+def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() >= 2 * PART_BYTES:
+                raise ValueError("no more")
+            return super().read(size)
+
+    root, path = Place(f"s3://{BUCKET}/large").root
+    with pytest.raises(OSError, match="no more"):
+        object_stores.put(root, path, Broken(bytes(4 * PART_BYTES)))
+    assert object_store.objects == {}
+
+
+def test_folders_are_copied_object_by_object(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/a")
+    (place / "b c%20" / "one").write_bytes(b"one")
+    (place / "two").write_bytes(b"two")
+    place.copy(Place(f"s3://{BUCKET}/copy"))
+    assert {key: content for key, content in object_store.objects.items() if key.startswith("copy/")} == {
+        "copy/b c%20/one": b"one",
+        "copy/two": b"two",
+    }
+
+
+def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment_of(object_store.settings):
+        monkeypatch.delenv(name)
+    # What AWS's own tools read serves where no setting says anything
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_store.endpoint)
+    (Place(f"s3a://{BUCKET}/one")).write_bytes(b"one")
+    assert object_store.objects == {"one": b"one"}

@@ -1,0 +1,336 @@
+"""Object stores as a process opens them: Arrow reads, obstore writes whole or on a condition."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import lru_cache
+from threading import Thread
+from time import monotonic, sleep
+from typing import IO, Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from untold.udfs.redaction import redact
+from untold.udfs.schemes import ALIASES, PREFIX, STORES, PlaceError, complaint_of, variables
+
+# A store that gives no word in that time is taken to be out of reach
+ANSWER_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 30.0
+ATTEMPTS = 5
+_PAUSE = 0.2
+_METADATA = "http://169.254.169.254/"
+# obstore's names for Arrow's options
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "s3": {
+        "access_key": "access_key_id",
+        "secret_key": "secret_access_key",
+        "session_token": "session_token",
+        "role_arn": "role_arn",
+        "session_name": "role_session_name",
+        "region": "region",
+        "anonymous": "skip_signature",
+        "force_virtual_addressing": "virtual_hosted_style_request",
+    },
+    "gs": {"access_token": "bearer_token", "anonymous": "skip_signature"},
+    "abfss": {
+        "account_key": "account_key",
+        "sas_token": "sas_key",
+        "client_id": "client_id",
+        "client_secret": "client_secret",
+        "tenant_id": "tenant_id",
+    },
+}
+
+Given = TypeVar("Given")
+
+
+class Root(NamedTuple):
+    """What is opened once a process: a scheme, its bucket, container or host, and the variables that say how."""
+
+    scheme: str
+    authority: str
+    variables: tuple[tuple[str, str], ...]
+
+
+class Written(NamedTuple):
+    """An object's content, its time (seconds since 1970, by the store's clock), and a tag of this state."""
+
+    content: bytes
+    modified: float
+    tag: Mapping[str, Any]
+
+
+def root_of(scheme: str, authority: str) -> Root:
+    """The root of a URI. Raises PlaceError for a scheme that is not known."""
+    complaint = complaint_of(f"{scheme}://{authority}")
+    if complaint is not None:
+        raise PlaceError(redact(complaint))
+    return Root(ALIASES.get(scheme, scheme), authority, tuple(variables().items()))
+
+
+@lru_cache
+def open_arrow(root: Root) -> tuple[fs.FileSystem, str]:
+    """Arrow's file system of a root, and the root's path in it. Raises PlaceError where it does not answer."""
+    if root.scheme not in STORES:
+        system, path = fs.FileSystem.from_uri(f"{root.scheme}://{root.authority or '/'}")
+        return system, str(path)
+    # An option that Arrow does not know is wrong whoever answers
+    _make_arrow(root, _arrow_options(root))
+    _check_answers(root)
+    return _make_arrow(root, _located(root))
+
+
+@lru_cache
+def open_store(root: Root) -> Any:
+    """obstore's store of a root. Raises PlaceError where it does not answer, or is no object store."""
+    if root.scheme not in STORES:
+        raise PlaceError(f"{root.scheme}://{root.authority}: no object store")
+    _check_answers(root)
+    return _make_store(root, 2 * ATTEMPTS)
+
+
+def open_object(root: Root, path: str) -> Any:
+    """An object's bytes, to be read in any order. Raises FileNotFoundError where there is none.
+
+    Not by Arrow: it gives up where a store that is busy refuses a read in more bytes than were to be read.
+    """
+    return pa.PythonFile(_ObjectFile(open_store(root), path), mode="r")
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object as a file: each read is one request."""
+
+    def __init__(self, store: Any, path: str) -> None:
+        self._store, self._path = store, path
+        self._size = int(_asked(lambda: store.head(path))["size"])
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        if self._at >= end:
+            return b""
+        found = _asked(lambda: bytes(self._store.get_range(self._path, start=self._at, end=end)))
+        self._at += len(found)
+        return found
+
+
+def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:
+    """Writes an object whole: at once, or in parts that go where one of them fails. Raises OSError."""
+    with _os_errors():
+        open_store(root).put(path, content)
+
+
+def read(root: Root, path: str) -> Written | None:
+    """An object with what names its state; None where there is none. Raises OSError."""
+
+    def get() -> Written:
+        found = open_store(root).get(path)
+        return Written(bytes(found.bytes()), found.meta["last_modified"].timestamp(), _tag(found.meta))
+
+    try:
+        return _asked(get)
+    except FileNotFoundError:
+        return None
+
+
+def put_if(root: Root, path: str, content: bytes, tag: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Writes an object where there is none, or where it is as a tag says; its new tag, None where it is not so.
+
+    Raises OSError where the store cannot be written.
+    """
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    mode: Any = "create" if tag is None else dict(tag)
+    try:
+        with _os_errors(AlreadyExistsError, PreconditionError):
+            return _tag(open_store(root).put(path, content, mode=mode))
+    except (AlreadyExistsError, PreconditionError):
+        # The answer to a first try may be lost: what the next one then finds is its own
+        found = read(root, path)
+        return found.tag if found is not None and found.content == content else None
+
+
+def remove(root: Root, path: str) -> None:
+    """Removes an object, if it is there. Raises OSError."""
+    with suppress(FileNotFoundError), _os_errors():
+        open_store(root).delete(path)
+
+
+def _asked(act: Callable[[], Given]) -> Given:
+    """What a request gives that may be made again: obstore does not where an answer's body breaks off twice."""
+    end = monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            with _os_errors():
+                return act()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except OSError:
+            if monotonic() > end:
+                raise
+            sleep(_PAUSE)
+
+
+@contextmanager
+def _os_errors(*kept: type[BaseException]) -> Iterator[None]:
+    """Raises what obstore raises of its own as OSError, but for what is kept: files fail so everywhere."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except kept:
+        raise
+    except BaseError as error:
+        raise OSError(_first_line(error)) from error
+
+
+def _tag(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name]}
+
+
+def _make_arrow(root: Root, options: Mapping[str, Any]) -> tuple[fs.FileSystem, str]:
+    """Arrow's file system of an object store, patient for half a minute, and the root's path in it."""
+    user, _, host = root.authority.rpartition("@")
+    if root.scheme == "abfss":
+        return fs.AzureFileSystem(host.partition(".")[0], **options), user
+    if root.scheme == "gs":
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS), **options), host
+    limits = {"connect_timeout": CONNECT_SECONDS, "request_timeout": READ_SECONDS}
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
+    return fs.S3FileSystem(retry_strategy=retries, **{**limits, **options}), host
+
+
+def _located(root: Root) -> dict[str, Any]:
+    """The options of Arrow's file system, with the region of a bucket of AWS where nobody says it."""
+    options = _arrow_options(root)
+    if root.scheme == "s3" and not options.keys() & {"region", "endpoint_override"}:
+        options["region"] = _region_of(root.authority.rpartition("@")[2])
+    return options
+
+
+_region_of = lru_cache(fs.resolve_s3_region)
+
+
+def _arrow_options(root: Root) -> dict[str, Any]:
+    """The options of Arrow's file system: those of `storage.options`, over what the other settings say."""
+    # Only where a place is no local one: commands that read no file start without it
+    import yaml
+
+    given = {name.removeprefix(PREFIX).lower(): yaml.safe_load(text) for name, text in root.variables}
+    plain = (given.get("options") or {}).get(root.scheme) or {}
+    options: dict[str, Any] = {"anonymous": True} if given.get("anonymous") and root.scheme != "abfss" else {}
+    if root.scheme == "s3":
+        options |= _s3_options(root.authority, given)
+    for name, value in plain.items():
+        options[name.removesuffix("_env")] = _secret(value) if name.endswith("_env") else value
+    return options
+
+
+def _s3_options(authority: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrow's options of S3 by the settings and by the variables of the environment that AWS's own tools read."""
+    user = authority.rpartition("@")[0]
+    options: dict[str, Any] = {}
+    endpoint = given.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        options |= {"endpoint_override": urlsplit(endpoint).netloc, "scheme": urlsplit(endpoint).scheme}
+    region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region or endpoint:
+        options["region"] = region or "us-east-1"
+    if given.get("path_style") is False:
+        options["force_virtual_addressing"] = True
+    if user:
+        options["access_key"], _, options["secret_key"] = map(unquote, user.partition(":"))
+    return options
+
+
+def _make_store(root: Root, retries: int) -> Any:
+    """obstore's store of a root, by Arrow's options."""
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    options = _located(root)
+    config = {_NAMES[root.scheme][name]: value for name, value in options.items() if name in _NAMES[root.scheme]}
+    limits = {"timeout": f"{READ_SECONDS:.0f}s", "connect_timeout": f"{CONNECT_SECONDS:.0f}s", "allow_http": True}
+    patience = {"max_retries": retries, "retry_timeout": timedelta(seconds=ANSWER_SECONDS)}
+    both: dict[str, Any] = {"client_options": limits, "retry_config": patience}
+    user, _, host = root.authority.rpartition("@")
+    if root.scheme == "abfss":
+        return AzureStore(user, account_name=host.partition(".")[0], **both, **config)
+    if root.scheme == "gs":
+        return GCSStore(host, **both, **config)
+    if "endpoint_override" in options:
+        config["endpoint"] = f"{options.get('scheme', 'https')}://{options['endpoint_override']}"
+    return S3Store(host, **both, **config)
+
+
+def _check_answers(root: Root) -> None:
+    """Raises PlaceError where a store gives no answer in time, or has no such bucket. One listing of nothing.
+
+    In a thread of its own, so that signals are heard meanwhile: Arrow retries for minutes and hears none.
+    """
+    problem = _within(ANSWER_SECONDS, lambda: _make_store(root, 2).list_with_delimiter("_untold-probe"))
+    where = f"{root.scheme}://{root.authority.rpartition('@')[2]}"
+    if isinstance(problem, PlaceError):
+        raise problem
+    if isinstance(problem, TimeoutError):
+        late = (
+            f"no answer within {ANSWER_SECONDS:.0f} seconds; check the network, the credentials, and storage.endpoint"
+        )
+        raise PlaceError(redact(f"{where}: {late}"))
+    if "<Code>NoSuchBucket</Code>" in str(problem):
+        raise PlaceError(redact(f"{where}: there is no such bucket; check the address and storage.endpoint"))
+    if problem is not None and not isinstance(problem, PermissionError):
+        advice = "check the address, the credentials, and the settings storage.*"
+        raise PlaceError(redact(f"{where}: cannot be opened ({_first_line(problem)}); {advice}"))
+
+
+def _within(seconds: float, act: Callable[[], Any]) -> BaseException | None:
+    """What an act raises; TimeoutError where it has not ended by then, None where all went well."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return raised[0] if raised else TimeoutError()
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of obstore says, without what it repeats below; Arrow's words repeat the address, key and all."""
+    if isinstance(error, pa.ArrowInvalid):
+        return type(error).__name__
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    # Where clouds give credentials to their own machines; obstore asks there last
+    return "no credentials were found" if _METADATA in line else line
+
+
+def _secret(variable: str) -> str:
+    if variable not in os.environ:
+        raise PlaceError(f"storage.options: the variable {variable} is not set in the environment of this process")
+    return os.environ[variable]

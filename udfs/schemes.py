@@ -1,0 +1,56 @@
+"""Schemes of URIs, and the variables by which processes open their file systems. Imports no engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from untold.udfs.errors import UserError
+
+# Variables of the settings `storage.*`: every process of a run finds them there, on whatever machine
+PREFIX = "UNTOLD_STORAGE__"
+# Names that other engines have for a scheme
+ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+STORES = ("s3", "gs", "abfss")
+SCHEMES = (*STORES, "hdfs")
+_SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/")
+
+
+class PlaceError(UserError, ValueError):
+    """A place whose file system cannot be opened. The message says why."""
+
+
+def environment_of(storage: Mapping[str, Any]) -> dict[str, str]:
+    """The variables by which a process opens file systems as the section `storage` of the settings says."""
+    return {f"{PREFIX}{name.upper()}": json.dumps(value) for name, value in storage.items() if value not in (None, {})}
+
+
+def variables() -> dict[str, str]:
+    """The variables of this process that say how file systems are opened."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}
+
+
+def scheme_of(path: str) -> str | None:
+    """The scheme of a URI, of several names for one always the same; None for a local path.
+
+    >>> scheme_of("s3a://bucket/out"), scheme_of("/data/out"), scheme_of("file:///data/out")
+    ('s3', None, None)
+    """
+    match = _SCHEME.match(path)
+    return None if match is None or match[1] == "file" or os.path.exists(path) else ALIASES.get(match[1], match[1])
+
+
+def complaint_of(path: str) -> str | None:
+    """What is wrong with the scheme of a path; None where it is one that is known, or none.
+
+    >>> complaint_of("dbfs:/mnt/out"), complaint_of("s3a://bucket/out"), complaint_of("a:b/out")
+    ('dbfs:/mnt/out: unknown scheme dbfs:; give a local path, or a URI of s3, gs, abfss, hdfs', None, None)
+    """
+    scheme = scheme_of(path)
+    if scheme is None or (scheme in SCHEMES and "://" in path):
+        return None
+    name, known = path.partition(":")[0], ", ".join(SCHEMES)
+    return f"{path}: unknown scheme {name}:; give a local path, or a URI of {known}"
