@@ -37,7 +37,6 @@ from untold.jobs.settings.fields import (
     Rating,
     Section,
     Share,
-    StorageOptions,
     Text,
     Tolerance,
     VariableName,
@@ -50,9 +49,9 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
+from untold.jobs.settings.storage import StorageSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices
-from untold.udfs.schemes import environment_of
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -230,36 +229,6 @@ class RaySettings(Section):
     runtime_env: dict[str, Any] = Field(
         default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
     )
-
-
-class StorageSettings(Section):
-    """How file systems are opened. None of it changes a result, so that it may differ from start to start."""
-
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"packages", "options"})
-
-    endpoint: Address | None = Field(
-        default=None,
-        description="Address of an S3-compatible store; null is AWS, or what AWS_ENDPOINT_URL says",
-        json_schema_extra=AN_ADDRESS,
-    )
-    region: Text | None = Field(default=None, description="Region of S3; null is that of AWS_REGION, or of the bucket")
-    path_style: bool | None = Field(
-        default=None, description="Whether S3 has the bucket in the path; null says yes where there is an endpoint"
-    )
-    anonymous: bool = Field(default=False, description="Whether s3 and gs are read without credentials")
-    packages: Literal["auto"] | list[Text] = Field(
-        default=AUTO,
-        description="Maven coordinates of what Spark needs for object stores; auto fits the Spark in use, [] is none",
-    )
-    options: StorageOptions = Field(
-        default_factory=dict,
-        description="pyarrow's options of s3, gs and abfss; NAME_env names the variable that holds NAME",
-    )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which other processes open file systems so."""
-        return environment_of(self.model_dump(exclude_defaults=True, exclude={"packages"}))
 
 
 class ThresholdSettings(Section):

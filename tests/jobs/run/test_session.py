@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
 from untold.jobs.run.session import SMALL, loopback_of_driver, session_options, set_environment
-from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
+from untold.jobs.settings.model import Settings, SparkSettings
+from untold.jobs.settings.storage import StorageSettings
 from untold.udfs.storage import Place
 
 WORKERS = "spark.executorEnv."
