@@ -49,10 +49,11 @@ class RayJobAnswerer(SpoolAnswerer):
             return Outcome()
         command = f"python -m untold answer {shlex.quote(spool)} --ray-address auto"
         with shown(self.engines, unanswered.stage), self._submitted(command) as (client, name):
-            info = client.get_job_info(name)
+            info, stopped = client.get_job_info(name), False
             while not info.status.is_terminal():
-                if self.engines.interrupts.requested or unanswered.is_lost():
-                    client.stop_job(name)
+                if not stopped and (self.engines.interrupts.requested or unanswered.is_lost()):
+                    # Once: a worker takes a second signal for the wish to end without writing
+                    stopped = client.stop_job(name)
                 unanswered.show(self._event(unanswered, sum(map(_used, jobs), Usage())))
                 sleep(LOOK_SECONDS)
                 info = client.get_job_info(name)
@@ -60,7 +61,6 @@ class RayJobAnswerer(SpoolAnswerer):
             unanswered.show(self._event(unanswered, used))
             if info.driver_exit_code == 0:
                 return Outcome(usage=used)
-            stopped = self.engines.interrupts.requested or unanswered.is_lost()
             reason = "interrupted" if stopped else REASONS.get(info.driver_exit_code)
             if reason is None:
                 said = client.get_job_logs(name).splitlines() or [info.message or "no message"]
