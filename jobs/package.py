@@ -84,20 +84,10 @@ def pack_environment(archive: Path, wheel: Path) -> None:
         )
     packer = "conda_pack" if _is_conda() else "venv_pack"
     require("untold package", "package", packer)
-    command = [
-        sys.executable,
-        "-m",
-        packer,
-        "--prefix",
-        sys.prefix,
-        "--output",
-        str(archive),
-        "--force",
-        "--quiet",
-        "--compress-level",
-        "1",
-    ]
-    ended = subprocess.run([*command, "--compress-level", "1"], capture_output=True, text=True, check=False)
+    # -I: modules of the folder that this was started in are nobody's
+    start = [sys.executable, "-I", "-m", packer, "--prefix", sys.prefix, "--output", str(archive)]
+    options = ["--force", "--quiet", "--compress-level", "1"]
+    ended = subprocess.run([*start, *options], capture_output=True, text=True, check=False)
     if ended.returncode:
         reason = " ".join((ended.stderr or ended.stdout).split())
         raise PackageError(f"{packer.replace('_', '-')} cannot pack {sys.prefix}: {reason}")

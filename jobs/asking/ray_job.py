@@ -57,7 +57,7 @@ class RayJobAnswerer(SpoolAnswerer):
                 unanswered.show(self._event(unanswered, sum(map(_used, jobs), Usage())))
                 sleep(LOOK_SECONDS)
                 info = client.get_job_info(name)
-            used = sum((self._collect(job, unanswered.folder) for job in jobs), Usage())
+            used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
             unanswered.show(self._event(unanswered, used))
             if info.driver_exit_code == 0:
                 return Outcome(usage=used)

@@ -86,17 +86,18 @@ class SpoolAnswerer:
 
     def _collect(self, job: SpooledJob, folder: str) -> Usage:
         take_back = job.is_of(self.runs) and not self.is_used
-        wait = take_back and self.engines.wait
         try:
-            with (
-                self.engines.interrupts.waiting(),
-                job.locked(self.engines.run, wait=wait, notify=self.engines.display.note),
-            ):
-                used = job.collect(folder)
-                if take_back or not job.is_open:
-                    job.place.remove()
-                return used
+            with self.engines.interrupts.waiting():
+                return self._take(job, folder, wait=take_back and self.engines.wait, take_back=take_back)
         except LockedError:
             if take_back:
                 raise
             return Usage()
+
+    def _take(self, job: SpooledJob, folder: str, *, wait: bool = False, take_back: bool = False) -> Usage:
+        """Takes the answers of a job that no worker is at. Raises LockedError."""
+        with job.locked(self.engines.run, wait=wait, notify=self.engines.display.note):
+            used = job.collect(folder)
+            if take_back or not job.is_open:
+                job.place.remove()
+            return used

@@ -102,7 +102,7 @@ class Machines:
 
     def kill(self, word: str, host: str | None = None) -> None:
         """`kill -9` of one process with this word in its command line, on the host or on any."""
-        found = [one for one in self._below(host) if any(word in part for part in one.cmdline())]
+        found = [one for one in self._below(host) if word in _words(one)]
         if not found:
             raise LookupError(f"no process {word} on {host or 'any host'}")
         found[0].kill()
@@ -119,6 +119,13 @@ class Machines:
         for one in below:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
+
+
+def _words(process: psutil.Process) -> str:
+    """The command line of a process; nothing of one that has ended."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def forward(port: int) -> None:
@@ -164,10 +171,13 @@ def main(folder: Path) -> None:
                     environment = machines.environment if away else {}
                     output = folder / f"{metric}-{place}"
                     run = Run(url, path, output, "--metric", metric, settings=settings, environment=environment)
-                    for number, kill in enumerate(kills[metric] if away else (), start=1):
-                        run.wait_for(server, 100 * number)
-                        kill()
-                    ended = run.wait()
+                    try:
+                        for number, kill in enumerate(kills[metric] if away else (), start=1):
+                            run.wait_for(server, 100 * number)
+                            kill()
+                        ended = run.wait()
+                    finally:
+                        run.kill()
                     print(metric, place, ended.code, server.count(), flush=True)
                     if ended.code:
                         print(ended.err, flush=True)
