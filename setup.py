@@ -16,6 +16,8 @@ STUDY = [
 LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL]
 NOTEBOOK = [*DRAWING, "duckdb>=1.1,<2"]  # SQL over the tables of a run; 2.0 fetches its extensions at run time
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
+CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
+PACKAGE = ["venv-pack>=0.2,<1"]  # untold package, for workers whose Python has nothing installed
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
 FOLDERS = ["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]
@@ -77,12 +79,16 @@ setup(
         "local": LOCAL,
         "notebook": NOTEBOOK,
         "connect": CONNECT,
-        "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT],
+        "cluster": CLUSTER,
+        "package": PACKAGE,
+        "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE],
         "docs": DOCS,
         "test": [
             *STUDY,
             *NOTEBOOK,
             *CONNECT,
+            *CLUSTER,
+            *PACKAGE,
             "polars>=1.30,<2",  # frames of samples, given to the API
             EMBEDDING_MODEL,
             *DOCS,

@@ -19,6 +19,7 @@ from untold.jobs.asking.calling import with_given
 from untold.jobs.asking.endpoint import explain_refusal
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.pool import Actor
 from untold.jobs.asking.spool import Spool, SpooledJob, SpoolError, open_spool
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.locks import LockedError
@@ -63,7 +64,7 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
     if any(job.is_open for job in spool.jobs()):
         display.status("starting Ray")
         try:
-            start_ray(request.ray_address or request.given.ray.address)
+            start_ray(request.ray_address or request.given.ray.address, request.given.ray.runtime_env)
         except RuntimeError as error:
             raise SpoolError(str(error)) from error
         try:
@@ -86,7 +87,7 @@ class _Worker:
     name: str = field(default_factory=lambda: uuid4().hex[:12])
     used: dict[str, Usage] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
-    _idle: list[Any] = field(default_factory=list)
+    _idle: list[Actor] = field(default_factory=list)
 
     def work(self, spool: Spool) -> None:
         """Answers one job after the other; those that another worker is at come last."""
@@ -116,7 +117,7 @@ class _Worker:
     def _answer(self, spooled: SpooledJob, is_lost: Callable[[], bool]) -> None:
         """Answers what is left of a job; what that used is written as often as completions are."""
         job = with_given(spooled.read(), self.request.given)
-        job = replace(job, spent=sum(self.used.values(), Usage()))
+        job = replace(job, spent=sum(self.used.values(), job.spent))
         noted = monotonic()
 
         def stopped() -> str | None:

@@ -183,7 +183,7 @@ class Session:
         )
         active = None if _STARTED else SparkSession.getActiveSession()
         self._given = spark if spark is not None else active
-        self._process = KeptProcess(self.settings.ray.address, Interrupts())
+        self._process = KeptProcess(self.settings.ray, Interrupts())
         self._numbers = count(1)
         self._lock = Lock()
 

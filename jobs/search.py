@@ -67,7 +67,7 @@ def search(request: SearchRequest, display: Display) -> Outcome:
         if request.query is not None:
             _check_local(request.settings.spark.master)
             if stages and request.settings.embeddings.base_url and request.settings.llm.answering == "spool":
-                raise SearchError("--query needs llm.answering=here; with a spool use --queries and --output")
+                raise SearchError("--query needs llm.answering=process; with a spool use --queries and --output")
             # Unless the setting `store` says where, nothing of one query is kept
             request = replace(request, output=stack.enter_context(tempfile.TemporaryDirectory(prefix="untold-search-")))
         output = stack.enter_context(request.open_output(TABLES, request.index))

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
+import ray
 
 from tests.fakes.model_server import ModelServer
+from tests.runs.cluster import SHARED_RAY
 from tests.runs.harness import clean_environment, read_table, words_of, write_foreign_modules, write_samples
+from tests.runs.standalone import Standalone
 
 ROOT = Path(__file__).resolve().parent.parent
 # Names another interpreter, to test what is installed under that one
@@ -37,6 +43,16 @@ from untold.udfs.quantities import compare_quantities
 from untold.udfs.statistics.surface import surface_scores
 print(*cut_passages("Dr. Mill left. She came.", 3), sep="|")
 print(compare_quantities("14,800 km", "8,000 nmi").outcome, surface_scores("a b", "a b")["rouge1"])
+"""
+# A Ray on loopback alone, of a Python without untold (untold.jobs.asking.local_ray says how)
+A_HEAD = """
+import os, sys
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+import ray
+ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+ray.init("local", num_cpus=1, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
 """
 pytestmark = pytest.mark.slow
 
@@ -122,3 +138,47 @@ def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Pat
     environment.output("-I", "-c", IMPORT_EVERYTHING)  # by themselves, some import json
     assert environment.output("-I", "-c", USE_LIBRARIES) == "Dr. Mill left.|She came.\nequal 1.0\n"
     assert [row["status"] for row in environment.score()] == ["ok"]
+
+
+def test_a_package_runs_on_machines_that_have_python_alone(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
+    environment, node = Environment(tmp_path / "own"), Environment(tmp_path / "node")
+    versions = (f"pyspark=={pyspark.__version__}", f"ray=={ray.__version__}")
+    environment.install(f"{built['wheel'][0]}[package]", *versions)
+    node.install(f"ray=={ray.__version__}")
+    told = environment.output("-m", "untold", "package", "--output", str(tmp_path / "package"))
+    assert "spark.archives" in told
+    (wheel,) = (tmp_path / "package").glob("*.whl")
+    assert names_in(wheel) == names_in(Path(built["wheel"][0]))
+    # An executor that does not see the folder of hidden is no matter here
+    (tmp_path / "hidden").mkdir()
+    standalone = Standalone(tmp_path, tmp_path / "hidden", free_port())
+    head = subprocess.Popen(
+        [str(node.python), "-c", A_HEAD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert head.stdout is not None
+        settings = {**standalone.settings, "ray.address": head.stdout.readline().strip()}
+        samples, output = write_samples(tmp_path / "samples.jsonl", [SAMPLE]), tmp_path / "out"
+        given = ("--config", str(tmp_path / "package" / "cluster.yaml"))
+        variables = {**clean_environment(), **standalone.environment, **SHARED_RAY}
+        with ModelServer() as server:
+            words = words_of(server, samples, output, *given, settings=settings)
+            line = [str(environment.python), "-m", "untold", *words]
+            ended = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert [row["status"] for row in read_table(output, "scores")] == ["ok"]
+    finally:
+        head.communicate()
+        standalone.close()
+
+
+def names_in(wheel: Path) -> set[str]:
+    """The modules and files of the package in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if name.startswith("untold/")}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -22,9 +22,10 @@ from ray.exceptions import RayError
 
 from untold.jobs.asking.job import Job, Outcome, job_from_json
 from untold.jobs.asking.local_ray import start_ray, visit_nodes
-from untold.jobs.asking.pool import ActorPool
+from untold.jobs.asking.pool import Actor, ActorPool
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
+from untold.udfs.llm.store_files import read_fields
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
@@ -55,7 +56,7 @@ class Answering:
         job: Job,
         stopped: Callable[[], str | None],
         tell: Callable[[Mapping[str, Any]], None],
-        idle: list[Any] | None = None,
+        idle: list[Actor] | None = None,
         answered: RequestIds | None = None,
     ) -> None:
         self.pool = ActorPool(job, [] if idle is None else idle, self._wait_on)
@@ -78,6 +79,7 @@ class Answering:
         """
         try:
             self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
+            self._take_replayed()
             self._check_probes()
             reason: str | None = self._loop() or self._ask_suspects()
         finally:
@@ -127,11 +129,20 @@ class Answering:
     def _look(self) -> None:
         """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
         for dead in self.pool.check():
+            # First, as what it had in its journal is in the store by then
+            self.pool.replace(dead)
             self._stored |= read_ids(self._job.directory, dead.name)
             for unit in dead.units:
                 self._deaths[unit] = self._deaths.get(unit, 0) + 1
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-            self.pool.replace(dead)
+
+    def _take_replayed(self) -> None:
+        """Takes what actors of earlier starts had answered and came to the store by their journals."""
+        rows = [row for uri in self.pool.replayed for row in read_fields(Place(uri), "request_id", "error_type")]
+        self._stored |= {row["request_id"] for row in rows if not row.get("error_type")}
+        if self._stored:
+            wanted = (one for unit in self._waiting for one in read_request_ids(unit))
+            self.pool.count_replayed(sum(one in self._stored for one in wanted))
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""
@@ -299,7 +310,7 @@ class Control:
             self._news.release()
 
 
-def answer(job: Job, control: Control, idle: list[Any]) -> None:
+def answer(job: Job, control: Control, idle: list[Actor]) -> None:
     """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
     try:
         Place(job.directory).make_folder()
@@ -324,16 +335,16 @@ def tell(event: Mapping[str, Any]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def main(ray_address: str | None) -> None:
-    """Answers one job after the other, as they come on standard input."""
+def main(ray: Mapping[str, Any]) -> None:
+    """Answers one job after the other, as they come on standard input. `ray`: the settings `ray.*`."""
     control = Control()
-    start_ray(ray_address)
+    start_ray(ray["address"], ray["runtime_env"])
     control.take_signals()
     tell({"event": "ready"})
-    idle: list[Any] = []
+    idle: list[Actor] = []
     for job in control.jobs():
         answer(job, control, idle)
 
 
 if __name__ == "__main__":
-    main(next(iter(sys.argv[1:]), None))
+    main(json.loads(sys.argv[1]))

@@ -47,8 +47,11 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
     attempts and writing are those of `llm.*` for every endpoint.
     """
     llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
-    # A killed run asks again what came within one interval; on object stores each write is paid for and takes longer
-    flush = llm.flush_seconds or (10.0 if Place(store_path).local is None else 1.0)
+    journal = journal_of(llm.journal, store_path)
+    # A killed run asks again what came within one interval, but for what is in a journal; on object stores each write
+    # is paid for and takes longer
+    remote_flush = 10.0 if journal is None else 30.0
+    flush = llm.flush_seconds or (1.0 if Place(store_path).local is not None else remote_flush)
     return CallSettings(
         base_url=base_url,
         api_key_env=getattr(settings, section).api_key_env,
@@ -57,12 +60,24 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         outage=llm.outage_minutes * 60,
         max_attempts=llm.max_attempts,
         flush=flush,
+        journal=journal,
         prices=prices_for(settings, stage.name),
         limits=limits_of(settings, stage.api),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
         batch=settings.embeddings.batch if section == "embeddings" else 1,
         section=section,
     )
+
+
+def journal_of(folder: str | None, store_path: str) -> str | None:
+    """The folder of `llm.journal` as actors take it: empty for the node's own, None for no journal.
+
+    >>> journal_of(None, "s3://bucket/store"), journal_of(None, "/data/store"), journal_of("off", "s3://bucket/store")
+    ('', None, None)
+    """
+    if folder is None:
+        return "" if Place(store_path).local is None else None
+    return None if folder == "off" else folder
 
 
 def with_given(job: Job, given: Settings) -> Job:
@@ -77,6 +92,8 @@ def with_given(job: Job, given: Settings) -> Job:
         "budget": _with_set(job.settings.budget, given.budget),
     }
     changed |= {own: getattr(llm, name) for own, name in _TIMES.items() if name in named}
+    if "journal" in named:
+        changed["journal"] = journal_of(llm.journal, job.directory)
     if "outage_minutes" in named:
         changed["outage"] = llm.outage_minutes * 60
     if "base_url" in section.model_fields_set and section.base_url not in (None, job.settings.base_url):

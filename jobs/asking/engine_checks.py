@@ -17,7 +17,7 @@ import pyarrow as pa
 from untold.jobs.asking.checks import FAIL, OK, Finding
 from untold.jobs.asking.reach import Reach, check_nodes
 from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import open_session
+from untold.jobs.run.session import loopback_of_driver, open_session
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
@@ -38,6 +38,11 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     """
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
+    if not master.startswith("local") and (host := loopback_of_driver(settings)):
+        own = "the address of this machine that they reach"
+        remedy = (
+            f"workers cannot reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to {own}"
+        )
     given = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
     return _check_engine("Spark", f"at {master}", given, remedy, seconds)
 
@@ -49,6 +54,7 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
         "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
     )
     given = {"address": address, "places": _places(settings), "storage": settings.storage.environment}
+    given["runtime_env"] = settings.ray.runtime_env
     return _check_engine("Ray", f"at {address}" if address else "local", given, remedy, seconds)
 
 
@@ -118,7 +124,7 @@ def _probe_ray(given: Any) -> str:
     from untold.jobs.asking.local_ray import start_ray, visit_nodes
 
     os.environ.update(given["storage"])
-    start_ray(given["address"])
+    start_ray(given["address"], given["runtime_env"])
     try:
         check_nodes(given["places"], visit_nodes, print)
         # As the actors of a run: no core is theirs, so that a busy cluster still answers

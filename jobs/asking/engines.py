@@ -67,12 +67,12 @@ def open_engines(
     asks the run to end in order. Raises JavaError where no usable Java is found.
     """
     interrupts = Interrupts(display.note)
-    process = ProcessWhenNeeded(settings.ray.address, interrupts) if held is None else held.process
+    process = ProcessWhenNeeded(settings.ray, interrupts) if held is None else held.process
     if held is not None:
         held.process.serve(interrupts)
     try:
         display.status("starting Java and Ray" if asks else "starting Java")
-        answers = settings.llm.answering == "here"
+        answers = settings.llm.answering == "process"
         if asks and answers:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark

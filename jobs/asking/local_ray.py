@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -11,6 +12,7 @@ from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from untold.jobs.run.refusals import check_address
 from untold.udfs.llm.actors import NAMESPACE
 from untold.udfs.reach import Visit, silent, visit
 from untold.udfs.schemes import variables
@@ -21,12 +23,13 @@ OBJECT_STORE_BYTES = 100 * 2**20
 VISIT_SECONDS = 60.0
 
 
-def start_ray(address: str | None) -> None:
+def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
 
+    runtime_env: of the actors on that cluster.
     All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
-    Raises RuntimeError where the cluster cannot be reached. Ray takes over SIGTERM here: who has handlers sets them
-    again.
+    Raises RuntimeError where the cluster cannot be reached, UserError where what `ray://` needs is not installed. Ray
+    takes over SIGTERM here: who has handlers sets them again.
     """
     # Ray gives its workers a niceness of 15, and beside a busy Spark they would hardly get a turn
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -35,10 +38,11 @@ def start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
+        check_address(address)
         try:
             # On other machines nothing is inherited; what our own Ray starts has this process's variables
-            own = variables()
-            ray.init(address=address, runtime_env={"env_vars": own} if own else None, **common)
+            given = {**runtime_env, "env_vars": {**runtime_env.get("env_vars", {}), **variables()}}
+            ray.init(address=address, runtime_env=given, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(
                 f"no connection to the Ray cluster at {address} ({_reason(error)}): see that it runs, that "

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.asking.job import Job
-from untold.udfs.llm.actors import AnsweringActor, Assignment, limiter_name, open_limiter
+from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiter_name, open_limiter
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import Usage
@@ -39,7 +40,7 @@ HOUR_SECONDS = 3600.0
 # Ray tells of a death over many lines, the reason last
 CAUSE_CHARACTERS = 600
 # What a call of an actor raises whose process or node is gone, or which does not answer in time
-GONE = (RayActorError, ActorUnavailableError, GetTimeoutError)
+GONE = (RayActorError, ActorUnavailableError, ActorUnschedulableError, GetTimeoutError)
 
 
 class Deaths:
@@ -64,6 +65,14 @@ class Deaths:
             self._died_at.pop()
 
 
+@dataclass(frozen=True)
+class Actor:
+    """A living answering actor, and the id of its node."""
+
+    handle: Any
+    node: str
+
+
 @dataclass
 class Worker:
     """An actor at work: what it was told, the units that it has not finished, and what it said last of itself.
@@ -72,11 +81,16 @@ class Worker:
     """
 
     assignment: Assignment
-    handle: Any
+    actor: Actor
     probe: str = ""
     units: list[str] = field(default_factory=list)
     feeds: list[Any] = field(default_factory=list)
     progress: Progress | None = None
+
+    @property
+    def handle(self) -> Any:
+        """What calls its actor."""
+        return self.actor.handle
 
     @property
     def name(self) -> str:
@@ -88,12 +102,14 @@ class ActorPool:
     """The workers of a job.
 
     `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
+    `replayed`: segments that actors wrote at their start, of the journals of dead ones.
     `wait_on` says, while one cannot write, whether to wait on.
     """
 
-    def __init__(self, job: Job, idle: list[Any], wait_on: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, idle: list[Actor], wait_on: Callable[[], bool]) -> None:
         self.workers: list[Worker] = []
         self.models: set[str] = set()
+        self.replayed: list[str] = []
         self.deaths = Deaths()
         self._job, self._idle, self._wait_on = job, idle, wait_on
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
@@ -114,14 +130,26 @@ class ActorPool:
         total = sum((state.usage for state in self.states), self._used_by_dead)
         return self._job.settings.prices.priced(total)
 
-    def start(self, count: int) -> list[Worker]:
-        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side."""
-        workers = [Worker(self._assign(), self._idle.pop() if self._idle else new_actor()) for _ in range(count)]
-        self.workers += workers
+    def start(self, count: int, node: str | None = None) -> list[Worker]:
+        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side.
+
+        node: where a new one is to be, if that lives.
+        """
+        workers = []
+        for _ in range(count):
+            workers.append(Worker(self._assign(), self._idle.pop() if self._idle else self._new_actor(node)))
+            self.workers.append(workers[-1])
         starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
         for worker, probe in zip(workers, starting, strict=True):
             self._await_start(worker, probe)
         return workers
+
+    def _new_actor(self, wanted: str | None = None, failed: Collection[str] = ()) -> Actor:
+        """An actor on the node, else where the fewest are. Nodes are looked up anew: some died, others were added."""
+        nodes = living_nodes()
+        if wanted not in nodes:
+            wanted = next_node(nodes, [worker.actor.node for worker in self.workers], failed)
+        return Actor(new_actor(wanted), wanted)
 
     def _assign(self) -> Assignment:
         """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
@@ -147,14 +175,18 @@ class ActorPool:
         Where it cannot write, it tries again for as long as an endpoint may be away.
         """
         began, wait = monotonic(), FIRST_WAIT
+        failed: list[str] = []
         while True:
             try:
-                worker.probe = ray.get(probe, timeout=START_SECONDS)
+                started: Started = ray.get(probe, timeout=START_SECONDS)
+                worker.probe = started.probe
+                self.replayed += started.replayed
                 return
             except GONE as error:
                 self.deaths.count(error)
                 ray.kill(worker.handle, no_restart=True)
-                worker.handle = new_actor()
+                failed.append(worker.actor.node)
+                worker.actor = self._new_actor(failed=failed)
             except OSError:
                 if not self._wait_on() or monotonic() - began >= self._job.settings.outage:
                     raise
@@ -208,13 +240,17 @@ class ActorPool:
                 other.handle.remember.remote(self._spent_by_dead)
 
     def replace(self, worker: Worker) -> None:
-        """Starts another in the place of a dead worker."""
+        """Starts another in the place of a dead worker, on its node while that lives: its journal is there."""
         place = self.workers.index(worker)
         self.workers.remove(worker)
-        (new,) = self.start(1)
+        (new,) = self.start(1, worker.actor.node)
         check_probe(new.probe)
         self.workers.remove(new)
         self.workers.insert(place, new)
+
+    def count_replayed(self, requests: int) -> None:
+        """Counts requests that an earlier start had answered, and whose answers came to the store in this one."""
+        self._used_by_dead += Usage(done=requests)
 
     def record_crash(self, deaths: int) -> None:
         """Takes back the deaths that one request caused; it is recorded as one that failed."""
@@ -236,12 +272,32 @@ class ActorPool:
             except (RayError, RuntimeError, OSError, GetTimeoutError):
                 ray.kill(worker.handle, no_restart=True)
             else:
-                self._idle.append(worker.handle)
+                self._idle.append(worker.actor)
 
 
-def new_actor() -> Any:
-    """An actor that takes no core from anybody. It is never restarted by Ray, which would ask its unit again unseen."""
-    options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+def living_nodes() -> list[str]:
+    """The ids of the nodes that take actors: the living ones with cores, which a head that is to run nothing lacks."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [node["NodeID"] for node in alive if node["Resources"].get("CPU")] or [node["NodeID"] for node in alive]
+
+
+def next_node(nodes: Sequence[str], taken: Sequence[str], failed: Collection[str] = ()) -> str:
+    """The node with the fewest actors. One that failed to start an actor comes last: Ray may not know that it died.
+
+    taken: the nodes of the living actors, one each.
+
+    >>> next_node(["a", "b", "c"], ["a", "b", "a"]), next_node(["a", "b"], ["a"], failed=["b"])
+    ('c', 'a')
+    """
+    counts, failures = Counter(taken), Counter(failed)
+    return min(nodes, key=lambda node: (failures[node], counts[node], node))
+
+
+def new_actor(node: str) -> Any:
+    """An actor on a node that takes no core from anybody. Ray never restarts it: it would ask its unit again unseen."""
+    # Ray 2.60 places an actor without resources anywhere by SPREAD and by a soft affinity (three of three on one node)
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "scheduling_strategy": place, "max_restarts": 0, "max_task_retries": 0}
     return ray.remote(AnsweringActor).options(**options).remote()
 
 

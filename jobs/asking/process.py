@@ -16,7 +16,8 @@ from typing import Any
 
 from untold.jobs.asking.job import Job, Outcome, job_to_json
 from untold.jobs.run.interrupts import Interrupts
-from untold.jobs.run.refusals import check_writable
+from untold.jobs.run.refusals import check_address, check_writable
+from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.usage import Usage
@@ -42,8 +43,10 @@ class AnsweringProcess:
     imported.
     """
 
-    def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
-        if not ray_address:
+    def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
+        if ray.address:
+            check_address(ray.address)
+        else:
             temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
             check_writable(temporary, "Ray's folder", "make room, or set RAY_TMPDIR to another")
         self.interrupts = interrupts
@@ -54,7 +57,7 @@ class AnsweringProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="untold-")
         self._log = open(os.path.join(self._folder.name, "answer.log"), "w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "untold.jobs.asking.answering", *filter(None, [ray_address])],
+            [sys.executable, "-m", "untold.jobs.asking.answering", ray.model_dump_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -187,14 +190,14 @@ class AnsweringProcess:
 class ProcessWhenNeeded:
     """The answering process of one start of a run, begun when it is first needed."""
 
-    def __init__(self, ray_address: str | None, interrupts: Interrupts) -> None:
-        self._ray_address, self.interrupts = ray_address, interrupts
+    def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
+        self._ray, self.interrupts = ray, interrupts
         self._process: AnsweringProcess | None = None
 
     def open(self) -> AnsweringProcess:
         """The process, the same one every time."""
         if self._process is None:
-            self._process = AnsweringProcess(self._ray_address, self.interrupts)
+            self._process = AnsweringProcess(self._ray, self.interrupts)
         return self._process
 
     def leave(self) -> None:

@@ -18,6 +18,7 @@ from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.local_model import LocalModelError
 from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.ray_job import RayJobAnswerer
 from untold.jobs.asking.reach import Reach
 from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.asking.results import without_requests
@@ -124,7 +125,8 @@ class StageRunner:
 
     @cached_property
     def _spool(self) -> SpoolAnswerer:
-        return SpoolAnswerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
+        answerer = RayJobAnswerer if self.settings.llm.answering == "ray-job" else SpoolAnswerer
+        return answerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
 
     def _store_of(self, stage: Stage) -> StageStore:
         """The stage's folder of the store, one object a run: it tells of damage once."""

@@ -77,7 +77,7 @@ class SpooledJob:
         if without_secrets(sent) != sent:
             raise SpoolError(
                 "llm.base_url or llm.extra_body holds a secret, and a spool holds none: name the variable of the key "
-                "by llm.api_key_env, or answer without a spool (llm.answering=here)"
+                "by llm.api_key_env, or answer without a spool (llm.answering=process)"
             )
         content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS))
         (self.place / JOB).write_bytes(json.dumps(content).encode())

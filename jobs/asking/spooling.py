@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 from untold.jobs.asking.answerers import Unanswered
@@ -41,7 +42,7 @@ class SpoolAnswerer:
     @property
     def is_used(self) -> bool:
         """Whether this start leaves requests in the spool."""
-        return self.settings.llm.answering == "spool"
+        return self.settings.llm.answering != "process"
 
     def prepare(self, stage: Stage) -> None:
         """There is nothing to start."""
@@ -59,10 +60,14 @@ class SpoolAnswerer:
         if job.count_requests():
             base_url = self.endpoint.base_url(stage.api)
             places = {"requests": job.requests, "directory": job.completions, "run": self.engines.run}
-            job.publish(unanswered.job(self.settings, base_url, **places))
+            job.publish(unanswered.job(self.settings, base_url, **places, **self._more(unanswered)))
         else:
             job.place.remove()
         return Outcome("spooled", spool.path)
+
+    def _more(self, unanswered: Unanswered) -> dict[str, Any]:
+        """Further fields of a job. A worker has a budget of its own, whatever this start spent."""
+        return {}
 
     def collect(self, stage: Stage, store: StageStore) -> Usage:
         """Takes what workers have answered of a stage into the store, and gives what that took.
@@ -75,23 +80,24 @@ class SpoolAnswerer:
         if jobs:
             with store.locked():
                 for job in jobs:
-                    used += self._collect(job, store)
+                    used += self._collect(job, store.folder)
                 store.compact()
         return used
 
-    def _collect(self, job: SpooledJob, store: StageStore) -> Usage:
+    def _collect(self, job: SpooledJob, folder: str) -> Usage:
         take_back = job.is_of(self.runs) and not self.is_used
-        wait = take_back and self.engines.wait
         try:
-            with (
-                self.engines.interrupts.waiting(),
-                job.locked(self.engines.run, wait=wait, notify=self.engines.display.note),
-            ):
-                used = job.collect(store.folder)
-                if take_back or not job.is_open:
-                    job.place.remove()
-                return used
+            with self.engines.interrupts.waiting():
+                return self._take(job, folder, wait=take_back and self.engines.wait, take_back=take_back)
         except LockedError:
             if take_back:
                 raise
             return Usage()
+
+    def _take(self, job: SpooledJob, folder: str, *, wait: bool = False, take_back: bool = False) -> Usage:
+        """Takes the answers of a job that no worker is at. Raises LockedError."""
+        with job.locked(self.engines.run, wait=wait, notify=self.engines.display.note):
+            used = job.collect(folder)
+            if take_back or not job.is_open:
+                job.place.remove()
+            return used

@@ -40,7 +40,7 @@ from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import bars, one_of, with_hint
+from untold.jobs.cli.values import bars, count, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
@@ -118,10 +118,13 @@ def _plan(options: Options) -> int:
     request = _request_of(options, load(options, asks=False))
     with Display() as display:
         _begin_spark(request, display)
+        from untold.jobs.asking.capacity import cluster_of
         from untold.jobs.cli.plan_table import plan_lines
         from untold.jobs.plan import plan
 
         rows = plan(request, display)
+    if options.machines:
+        rows = [row | cluster_of(options.machines, options.cores, request.settings).takes(row) for row in rows]
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -213,6 +216,15 @@ def _doctor(options: Options) -> int:
     return examine(lambda: load(options))
 
 
+def _package(options: Options) -> int:
+    """This environment as files that the machines of a cluster use, and the settings that use them."""
+    from untold.jobs.package import package, show_package
+
+    settings = settings_without_endpoint(options)
+    show_package(options.output, package(options.output, settings, jars=options.jars))
+    return 0
+
+
 def _schema(options: Options) -> int:
     """Tables and columns as Arrow writes their types: all, or the one that is named."""
     from untold.jobs.tables import TABLES
@@ -298,6 +310,8 @@ COMMANDS: dict[str, click.Command] = {
             flag("--overwrite", "as for score"),
             flag("--retry-failed", "count permanently failed requests as to be retried"),
             flag("--no-wait", "as for score"),
+            Option("--machines", "N", "also say what the requests take on so many machines", read=count),
+            Option("--cores", "C", "cores of each machine (8)", read=count, default=8),
             flag("--json", "print JSON"),
         ],
     ),
@@ -339,6 +353,15 @@ COMMANDS: dict[str, click.Command] = {
         ],
     ),
     "doctor": Command("check this machine and the endpoint", _doctor, settings_options()),
+    "package": Command(
+        "pack this environment for the machines of a cluster",
+        _package,
+        [
+            *settings_options(),
+            Option("--output", "DIR", "where the wheel, the archive and cluster.yaml go", required=True),
+            flag("--jars", "copy the packages of spark.conf.spark.jars.packages too"),
+        ],
+    ),
     "schema": Command(
         "show the tables and their columns",
         _schema,

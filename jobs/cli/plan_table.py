@@ -10,8 +10,15 @@ if TYPE_CHECKING:
 
 POSSIBLE = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
 EXPECTED = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost")
+CLUSTER = ("cluster_hours", "files", "bytes", "store_requests", "machines")
+CLUSTER_HEADS = ("hours", "files", "bytes", "store requests", "machines")
+CLUSTER_NOTE = (
+    "Cluster: the expected requests on these machines, at the limits or at the measured speed, whichever is slower; "
+    "files and bytes of completions, and the requests to an object store that write and read them. Machines: how many "
+    "are worth having, - where no limit ends what more of them gain."
+)
 HEADS = ("requests", "tokens in", "tokens out", "cost")
-AMOUNTS = ("cost", "hours", "expected_cost")
+AMOUNTS = ("cost", "hours", "expected_cost", "cluster_hours")
 NOTES = (
     "=: exact, <=: at most. Tokens, cost and hours are of the requests still to be asked (requests - reused), without "
     "retries. Tokens in are estimated, tokens out are at most. Expected: by the means of the store's completions, else "
@@ -37,8 +44,18 @@ def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
         "expected",
         *table(["metric", "stage", *HEADS], expected, page, names=2),
         "",
+        *(_on_cluster(whole, page) if CLUSTER[0] in rows[0] else []),
         *wrapped(NOTES, Page(min(page.width or WIDEST, WIDEST))),
     ]
+
+
+def _on_cluster(rows: Sequence[Row], page: Page) -> list[str]:
+    """What the stages take on the machines, and what its columns say."""
+    from untold.jobs.run.terminal import Page, table, wrapped
+
+    cells = [[row["metric"], row["stage"], *_numbers(row, CLUSTER)] for row in rows]
+    head = table(["metric", "stage", *CLUSTER_HEADS], cells, page, names=2)
+    return ["cluster", *head, "", *wrapped(CLUSTER_NOTE, Page(min(page.width or WIDEST, WIDEST))), ""]
 
 
 def _possible(row: Row) -> list[str]:
@@ -54,6 +71,9 @@ def _numbers(row: Row, names: Sequence[str]) -> list[str]:
 
 def _total(rows: Sequence[Row]) -> dict[str, Any]:
     """The sums of all rows; stages are asked one after the other, so hours add up too."""
-    known = {name: [row[name] for row in rows if row[name] is not None] for name in (*POSSIBLE, *EXPECTED)}
+    names = (*POSSIBLE, *EXPECTED, *(CLUSTER if CLUSTER[0] in rows[0] else ()))
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
     sums = {name: sum(values) if values else None for name, values in known.items()}
-    return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums}
+    # One stage after the other has all machines
+    most = {"machines": max(known["machines"], default=None)} if "machines" in known else {}
+    return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums, **most}

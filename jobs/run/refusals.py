@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, require
 
 # What a new folder and its first file take, and more than what a full disk may keep back
 PROBE_BYTES = 2**16
@@ -86,6 +86,12 @@ def check_writable(folder: str, use: str, remedy: str) -> None:
     number = _probe(folder)
     if number is not None:
         raise UnwritableError(f"{use} {folder} cannot be written: {os.strerror(number)}; {remedy}, then start again")
+
+
+def check_address(ray_address: str) -> None:
+    """Raises UserError where an address is for Ray's client and that is not installed."""
+    if ray_address.startswith("ray://"):
+        require("a ray:// address", "cluster", "grpc")
 
 
 def explain(error: BaseException) -> str | None:

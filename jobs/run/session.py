@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
@@ -175,11 +178,13 @@ def _take(options: dict[str, str]) -> _Jvm:
 
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:
-    """What Spark is told: our defaults, what suits the size on one machine, then what the user says, which wins."""
+    """What Spark is told: our defaults, what suits the size, then what the user says, which wins."""
     environment = settings.storage.environment
     options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
-    if small and _is_local(settings):
-        options |= {**SMALL, "spark.sql.shuffle.partitions": str(min(_cores(), MOST_SMALL_TASKS))}
+    if small:
+        # On a cluster the driver's JVM is of this machine too, and workers have cores that this one does not know
+        tasks = min(_cores(), MOST_SMALL_TASKS) if _is_local(settings) else MOST_SMALL_TASKS
+        options |= {**SMALL, "spark.sql.shuffle.partitions": str(tasks)}
     options |= {**connector_options(settings), **settings.spark.conf, **_extra_jars(settings)}
     return {**options, "spark.master": settings.spark.master} if settings.spark.master else options
 
@@ -243,6 +248,14 @@ def check_java() -> str:
         found = version.group(0) if version else "an unknown version"
         raise JavaError(f"Java of {where} is {found}; Spark needs Java {OLDEST_JAVA} or newer: set JAVA_HOME to one")
     return version.group(0).removeprefix("version ").strip('"')
+
+
+def loopback_of_driver(settings: Settings) -> str | None:
+    """The address at which workers look for the driver, where that is of this machine alone."""
+    host = settings.spark.conf.get("spark.driver.host") or os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
+    with suppress(OSError):
+        return host if ip_address(socket.gethostbyname(host)).is_loopback else None
+    return None
 
 
 def _is_local(settings: Settings) -> bool:

@@ -391,9 +391,15 @@ def load_settings(
     settings = _validated(merged, problems)
     # What follows from the choice of an endpoint would only repeat a problem found before it
     problems = problems or choice.layer.problems
-    if settings is not None and not problems and choice.embedded and settings.llm.answering == "spool":
-        need = "needs llm.base_url: a spool is answered elsewhere, and the embedded model runs beside the start"
-        problems = [problem_line("llm.answering", "spool", merged.origins["llm.answering"].where, need)]
+    if settings is not None and not problems and settings.llm.answering != "process":
+        need = None
+        if choice.embedded:
+            need = "needs llm.base_url: it is answered elsewhere, and the embedded model runs beside the start"
+        elif settings.llm.answering == "ray-job" and not (settings.ray.address or "").startswith("http"):
+            need = "needs ray.address of the cluster's job server, such as http://ray-head:8265"
+        if need is not None:
+            where = merged.origins["llm.answering"].where
+            problems = [problem_line("llm.answering", settings.llm.answering, where, need)]
     if settings is not None and not problems and not choice.embedded:
         # The address of a shipped preset that names a variable answers nobody without its key
         needs_key = asks and any(one.key == "llm.api_key_env" for layer in presets for one in layer.assignments)

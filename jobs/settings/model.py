@@ -37,7 +37,6 @@ from untold.jobs.settings.fields import (
     Rating,
     Section,
     Share,
-    StorageOptions,
     Text,
     Tolerance,
     VariableName,
@@ -50,9 +49,9 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
+from untold.jobs.settings.storage import StorageSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices
-from untold.udfs.schemes import environment_of
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -84,7 +83,9 @@ class LlmSettings(Section):
     and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
     """
 
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"deadline_seconds", "outage_minutes", "actors", "flush_seconds"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
+    )
 
     endpoint: Text | None = Field(
         default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
@@ -128,8 +129,10 @@ class LlmSettings(Section):
     )
     tokens_per_minute: Positive | None = Field(default=None, description="Maximum tokens a minute; null is no limit")
     max_concurrency: Count = Field(default=64, description="Maximum concurrent requests over all actors")
-    answering: Literal["here", "spool"] = Field(
-        default="here", description="Who answers requests: this start, or `untold answer` from a spool"
+    answering: Literal["process", "spool", "ray-job"] = Field(
+        default="process",
+        description="What answers requests: a process beside this start, `untold answer` from a spool, or a job that "
+        "this start submits to the Ray cluster whose job server ray.address names (http://HEAD:8265)",
     )
     spool: PathText | None = Field(
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
@@ -138,7 +141,12 @@ class LlmSettings(Section):
         default=None, description="Number of Ray actors that make calls; null derives it from the request limit"
     )
     flush_seconds: Positive | None = Field(
-        default=None, description="Seconds between writes of completions; null is 1 on local disks, 10 on object stores"
+        default=None, description="Seconds between writes of completions; null is 1 on local disks, 30 on object stores"
+    )
+    journal: Text | None = Field(
+        default=None,
+        description="Folder on each node's disk for answers that are not in the store yet; off keeps none; null is "
+        "the node's temporary folder for object stores, and off for local disks",
     )
     price_per_million_prompt_tokens: Amount | None = Field(
         default=None, description="Price of a million prompt tokens, in the currency of budget.max_cost"
@@ -218,36 +226,9 @@ class RaySettings(Section):
     """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
 
     address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
-
-
-class StorageSettings(Section):
-    """How file systems are opened. None of it changes a result, so that it may differ from start to start."""
-
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"packages", "options"})
-
-    endpoint: Address | None = Field(
-        default=None,
-        description="Address of an S3-compatible store; null is AWS, or what AWS_ENDPOINT_URL says",
-        json_schema_extra=AN_ADDRESS,
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
     )
-    region: Text | None = Field(default=None, description="Region of S3; null is that of AWS_REGION, or of the bucket")
-    path_style: bool | None = Field(
-        default=None, description="Whether S3 has the bucket in the path; null says yes where there is an endpoint"
-    )
-    anonymous: bool = Field(default=False, description="Whether s3 and gs are read without credentials")
-    packages: Literal["auto"] | list[Text] = Field(
-        default=AUTO,
-        description="Maven coordinates of what Spark needs for object stores; auto fits the Spark in use, [] is none",
-    )
-    options: StorageOptions = Field(
-        default_factory=dict,
-        description="pyarrow's options of s3, gs and abfss; NAME_env names the variable that holds NAME",
-    )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which other processes open file systems so."""
-        return environment_of(self.model_dump(exclude_defaults=True, exclude={"packages"}))
 
 
 class ThresholdSettings(Section):

@@ -19,11 +19,11 @@ SHARED_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabl
 
 
 class SharedCluster:
-    """Holds the process behind a cluster; `address` is what `ray.address` names."""
+    """Holds the process behind a cluster; `address` is what `ray.address` names, of its job server where it has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, jobs: bool = False) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.runs.cluster"],
+            [sys.executable, "-m", "tests.runs.cluster", *(["jobs"] if jobs else [])],
             cwd=_ROOT,
             env={**os.environ, "RAY_AUTH_MODE": SHARED_RAY["RAY_AUTH_MODE"]},
             stdin=subprocess.PIPE,
@@ -65,12 +65,22 @@ def main() -> None:
     """Starts a cluster, prints its address, and ends all named actors for each line of standard input."""
     # Here, so that tests which ask nothing do not wait for Ray to be imported
     import ray
+    from ray.cluster_utils import Cluster
 
-    from untold.jobs.asking.local_ray import start_ray
+    from untold.jobs.asking.local_ray import OBJECT_STORE_BYTES, _keep_to_loopback, start_ray
     from untold.udfs.llm.actors import NAMESPACE
 
-    start_ray(None)
-    print(ray.get_runtime_context().gcs_address, flush=True)
+    if sys.argv[1:]:
+        _keep_to_loopback()
+        # By default all agents of a machine have one port, and the first of them gets it
+        dashboard = {"include_dashboard": True, "dashboard_port": 0, "dashboard_agent_listen_port": 0}
+        node = Cluster().add_node(
+            node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **dashboard
+        )
+        print(f"http://{node.webui_url}", flush=True)
+    else:
+        start_ray(None)
+        print(ray.get_runtime_context().gcs_address, flush=True)
     for _ in sys.stdin:
         for name in ray.util.list_named_actors():
             with suppress(ValueError):

@@ -63,7 +63,7 @@ class RunHere:
         """What asks the stages of these names under the settings; steps and store lie in the folder."""
         settings = settings.model_copy(update={"ray": RaySettings(address=self._cluster.address)})
         interrupts, display = Interrupts(), Display(StringIO())
-        answering = ProcessWhenNeeded(settings.ray.address, interrupts)
+        answering = ProcessWhenNeeded(settings.ray, interrupts)
         # An id of its own, as each start has: it is in the names of all files that it writes
         engines = Engines(self._spark, display, interrupts, answering, f"run-{uuid4().hex}")
         stages = {name: bind_stage(name, settings) for name in names}
@@ -77,7 +77,9 @@ class RunHere:
     def answering(self, count: int) -> Iterator[list[AnsweringProcess]]:
         """So many answering processes on the one cluster, as so many runs have."""
         with patch.dict(os.environ, SHARED_RAY):
-            processes = [AnsweringProcess(self._cluster.address, Interrupts()) for _ in range(count)]
+            processes = [
+                AnsweringProcess(RaySettings(address=self._cluster.address), Interrupts()) for _ in range(count)
+            ]
         try:
             yield processes
         finally:
@@ -91,11 +93,11 @@ class RunHere:
             self._kept.end()
         self._kept = None
 
-    def _process(self, ray_address: str | None, interrupts: Interrupts) -> AnsweringProcess:
+    def _process(self, ray: RaySettings, interrupts: Interrupts) -> AnsweringProcess:
         """The process of the run before, where that ended well; it begins each job with settings of its own."""
         if self._kept is None or not self._kept.usable:
             self.close()
-            self._kept = _KeptProcess(ray_address, interrupts)
+            self._kept = _KeptProcess(ray, interrupts)
         self._kept.serve(interrupts)
         return self._kept
 

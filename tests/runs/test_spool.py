@@ -207,7 +207,7 @@ def test_a_start_adds_only_requests_that_wait_in_no_job_and_can_take_its_own_bac
         embed(runner, ["b", "c"])
         second = runner.engines.run
     assert sorted(job.count_requests() for job in spool.jobs()) == [1, 2]
-    with run_here.runner(tmp_path, spooling(server, "here"), "embed_text") as runner:
+    with run_here.runner(tmp_path, spooling(server, "process"), "embed_text") as runner:
         runner.earlier = {first, second}
         assert set(embed(runner, ["a", "b", "c"]).values()) == {None}
     assert (spool.jobs(), server.count("embed_text")) == ([], 1)

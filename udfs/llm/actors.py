@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.journal import Journal, journal_folder, replay
 from untold.udfs.llm.limiter import Lease, Limiter, Report
 from untold.udfs.llm.records import COMPLETIONS
 from untold.udfs.llm.script import key_header_of
@@ -34,6 +35,9 @@ PROTOCOL = 4
 IDLE_SECONDS = 600.0
 IDLE_CHECK_SECONDS = 30.0
 LIMITER_RETRY_SECONDS = 0.2
+# Ray itself took 15 s to find a raylet that was killed (2.60), and lets its actors live on.
+RAYLET_LOOK_SECONDS = 0.5
+RAYLET_GRACE_SECONDS = 3.0
 # A lease takes milliseconds; one that does not come was lost with the limiter's node, or waits in a queue without end.
 LEASE_SECONDS = 30.0
 
@@ -98,6 +102,14 @@ class Assignment:
     directory: str
 
 
+@dataclass(frozen=True)
+class Started:
+    """What an actor wrote at its start: a probe, and segments of what dead actors of its node had in their journals."""
+
+    probe: str
+    replayed: tuple[str, ...] = ()
+
+
 class AnsweringActor:
     """Answers units of work with one `Asker` a stage. Every method is short; the asking goes on between them."""
 
@@ -106,9 +118,11 @@ class AnsweringActor:
         self._limiter_name = ""
         self._client = ""
         self._asker: Asker | None = None
+        self._raylet = os.getppid()
+        self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, assignment: Assignment) -> str:
-        """Writes the probe (the first write is slow), starts the workers and gives the probe's URI.
+    async def start(self, assignment: Assignment) -> Started:
+        """Writes the probe (the first write is slow) and what dead actors of the node left, and starts the workers.
 
         Raises OSError where the folder of completions cannot be written: nothing has been paid for by then.
         """
@@ -119,6 +133,11 @@ class AnsweringActor:
         # The first write of Parquet in a process imports pandas: 2.4 s that would else come in the middle of the
         # stream.
         await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
+        journal, replayed = None, list[str]()
+        if settings.journal is not None:
+            folder = journal_folder(settings.journal)
+            replayed = await asyncio.to_thread(replay, folder, assignment.directory, write_file)
+            journal = Journal(folder, assignment.directory, work.name)
         key = os.environ.get(settings.api_key_env or "")
         endpoint = Endpoint(
             settings.base_url,
@@ -127,15 +146,16 @@ class AnsweringActor:
             timeout=settings.timeout,
             key_header=key_header_of(work.stage),
         )
-        writer = SegmentWriter(assignment.directory, work.name, settings.flush)
+        writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
         definition = definition_of(work.stage.name)
         self._asker = Asker(work, definition.parse, endpoint, self._lease, writer, definition.form)
         self._asker.start()
+        self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
         # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead
         # of a task a request, CPU a call fell from 0.50 to 0.39 ms.
         gc.collect()
         gc.freeze()
-        return probe
+        return Started(probe, tuple(replayed))
 
     async def feed(self, unit: str, skip: frozenset[str]) -> None:
         """Takes a unit, less the requests that are answered already."""
@@ -162,6 +182,15 @@ class AnsweringActor:
             async with asyncio.timeout(LEASE_SECONDS):
                 await self._limiter.leave.remote(self._client)
         return progress
+
+    async def _end_with_raylet(self) -> None:
+        """Writes what is answered and ends the process once its raylet has died: another actor asks the rest."""
+        while os.getppid() == self._raylet:
+            await asyncio.sleep(RAYLET_LOOK_SECONDS)
+        try:
+            await self._running().stop(RAYLET_GRACE_SECONDS)
+        finally:
+            os._exit(1)
 
     def _running(self) -> Asker:
         """The asker. Raises RuntimeError before `start`."""

@@ -10,12 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from untold.udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
-from untold.udfs.llm.calls import Answer, Progress, Request, Work
+from untold.udfs.llm.calls import Answer, Progress, Request, Units, Work
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.limiter import Lease, Report
 from untold.udfs.llm.pacing import CompletionSizes, Pacing
@@ -39,33 +39,6 @@ STOP_LOOK_SECONDS = 0.05
 CLOSE_SECONDS = 5.0
 # While nothing of the run has ever succeeded, a user waits and watches: a minute is long enough to tell.
 FIRST_OUTAGE_SECONDS = 60.0
-
-
-@dataclass
-class Units:
-    """The units of work, by how many of their requests are not recorded yet.
-
-    A unit is `recorded` once all of its rows are with the writer, and `finished` once these are on the disk.
-    """
-
-    left: dict[str, int] = field(default_factory=dict)
-    recorded: list[str] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    requests_left: int = 0
-
-    def take(self, unit: str, count: int) -> None:
-        """A new unit of so many requests."""
-        self.left[unit] = count
-        self.requests_left += count
-        if not count:
-            self.recorded.append(unit)
-
-    def record(self, unit: str) -> None:
-        """One request of the unit is with the writer."""
-        self.left[unit] -= 1
-        self.requests_left -= 1
-        if not self.left[unit]:
-            self.recorded.append(unit)
 
 
 class Asker:
@@ -109,7 +82,8 @@ class Asker:
     def start(self) -> None:
         """Starts the workers; call it inside the event loop."""
         loops = [self._answer() for _ in range(self._settings.limits.max_concurrency)]
-        self._tasks = [asyncio.create_task(loop) for loop in (*loops, self._keep_leasing(), self._keep_flushing())]
+        loops += [self._keep_leasing(), self._keep_flushing(), self._writer.keep_synced()]
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Takes the requests of a unit of work: (request id, variables) each."""
@@ -125,7 +99,7 @@ class Asker:
     def progress(self) -> Progress:
         """How far it is. Raises what broke one of its loops."""
         for task in self._tasks:
-            # No loop ends by itself but by an error, and none is to end in silence.
+            # No loop that is needed ends by itself but by an error, and none is to end in silence.
             if task.done() and not task.cancelled():
                 task.result()
         return Progress(
@@ -162,6 +136,7 @@ class Asker:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         while not await self._flush() and monotonic() < end:
             await asyncio.sleep(STOP_LOOK_SECONDS)
+        self._writer.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._endpoint.close()

@@ -22,7 +22,8 @@ class CallSettings:
     """How the endpoint is called: everything that does not change a completion. Times in seconds.
 
     `timeout` is of one call, `deadline` of a request over all its calls and waits, `outage` how long an endpoint may be
-    away before the run ends. `flush`: between two writes of completions. `prices` are those of the stage that is asked.
+    away before the run ends. `flush`: between two writes of completions. `journal`: the folder in which an actor keeps
+    them until then, empty for the node's own, None for no journal. `prices` are those of the stage that is asked.
     `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
     """
 
@@ -36,6 +37,7 @@ class CallSettings:
     prices: Prices = field(default_factory=Prices)
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
+    journal: str | None = None
     batch: int = 1
     section: str = "llm"
 
@@ -177,3 +179,30 @@ class Request:
         """Ends the reservation of its call; the tokens that were reserved."""
         reserved, self.reserved = self.reserved, 0
         return reserved
+
+
+@dataclass
+class Units:
+    """The units of work, by how many of their requests are not recorded yet.
+
+    A unit is `recorded` once all of its rows are with the writer, and `finished` once these are on the disk.
+    """
+
+    left: dict[str, int] = field(default_factory=dict)
+    recorded: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    requests_left: int = 0
+
+    def take(self, unit: str, count: int) -> None:
+        """A new unit of so many requests."""
+        self.left[unit] = count
+        self.requests_left += count
+        if not count:
+            self.recorded.append(unit)
+
+    def record(self, unit: str) -> None:
+        """One request of the unit is with the writer."""
+        self.left[unit] -= 1
+        self.requests_left -= 1
+        if not self.left[unit]:
+            self.recorded.append(unit)

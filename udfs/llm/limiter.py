@@ -130,7 +130,8 @@ class Lease:
 @dataclass
 class _Client:
     """What is known of a client: `places` it has by its last lease, `may_hold` is the most that it may act by until its
-    next report, `number` is that of its last report. `seen` is the time of that.
+    next report, `number` is that of its last report. `seen` is the time of that. One that `left` is given no slot: it
+    may have been taken for dead with its node and live on.
     """
 
     seen: float
@@ -138,6 +139,11 @@ class _Client:
     places: int = 0
     may_hold: int = 0
     number: int = 0
+    left: bool = False
+
+    def free(self) -> None:
+        """Takes its places back."""
+        self.places, self.may_hold, self.wants = 0, 0, False
 
 
 @dataclass
@@ -211,7 +217,7 @@ class Limiter:
             self._observe_run(report, run)
         places = self._share_places(report, client, now)
         refusal, probing = self._outage(report, run, now)
-        wanted = report.estimates if refusal is None else ()
+        wanted = report.estimates if refusal is None and not client.left else ()
         if probing:
             wanted = wanted[:1] if now >= self._next_probe else ()
         affordable, spent_up = self._afford(report, run, wanted, now)
@@ -229,8 +235,8 @@ class Limiter:
     def leave(self, client: str) -> Usage:
         """Frees the places of a client that is gone; what it spent, or might have, stays spent and is given."""
         if client in self._clients:
-            gone = self._clients[client]
-            gone.places, gone.may_hold, gone.wants = 0, 0, False
+            self._clients[client].left = True
+            self._clients[client].free()
         return next((run.committed[client] for run in self._runs.values() if client in run.committed), Usage())
 
     def _find(self, report: Report, now: float) -> tuple[_Client, _Run]:
@@ -334,7 +340,7 @@ class Limiter:
         """Frees the places of clients that are silent, and forgets clients and runs that are long gone."""
         for name, other in list(self._clients.items()):
             if now - other.seen >= CLIENT_EXPIRY:
-                self.leave(name)
+                other.free()
             if now - other.seen >= FORGET_SECONDS:
                 del self._clients[name]
         for name, run in list(self._runs.items()):

@@ -6,6 +6,7 @@ import asyncio
 import os
 from contextlib import suppress
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +16,20 @@ from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import DamagedError, read_fields
 from untold.udfs.storage import Place
 
+if TYPE_CHECKING:
+    from untold.udfs.llm.journal import Journal
+
 FLUSH_BYTES = 8 * 2**20
 # Half of what may be unwritten: the other half goes on being collected while these are written.
 FLUSH_ROWS = 2500
 # What may be paid for and on no disk yet; what is in flight comes on top.
 MOST_ROWS = 5000
 MOST_BYTES = 64 * 2**20
+# With a journal a death costs none of it, and each write of an object store is paid for
+JOURNALED_BYTES = 32 * 2**20
+JOURNALED_ROWS = 25_000
+# Rows that came within it share one sync of the journal
+SYNC_SECONDS = 0.05
 # Waits after failed writes, doubled each time.
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
@@ -50,11 +59,12 @@ class SegmentWriter:
     """Collects completions and writes them to files `<directory>/<prefix>-<number>.parquet`; for one event loop.
 
     A write that fails loses nothing: its rows go back, and are written with later ones after a wait that grows.
-    `trouble` says why the last one failed, None where it did not.
+    `trouble` says why the last one failed, None where it did not. A `journal` has the rows meanwhile.
     """
 
-    def __init__(self, directory: str, prefix: str, seconds: float) -> None:
+    def __init__(self, directory: str, prefix: str, seconds: float, journal: Journal | None = None) -> None:
         self._directory, self._prefix, self._seconds = directory, prefix, seconds
+        self._journal = journal
         self._rows: list[Completion] = []
         self._bytes = 0
         self._leaving = (0, 0)
@@ -70,6 +80,8 @@ class SegmentWriter:
         """Takes a row; `size` is roughly its bytes."""
         self._rows.append(row)
         self._bytes += size
+        if self._journal is not None:
+            self._journal.append(row)
 
     @property
     def unwritten(self) -> int:
@@ -79,7 +91,8 @@ class SegmentWriter:
     @property
     def full(self) -> bool:
         """Whether so much is unwritten that nothing more should be asked."""
-        return self.unwritten >= MOST_ROWS or self._bytes + self._leaving[1] >= MOST_BYTES
+        most = 2 * JOURNALED_ROWS if self.journaled else MOST_ROWS
+        return self.unwritten >= most or self._bytes + self._leaving[1] >= MOST_BYTES
 
     @property
     def failing_for(self) -> float:
@@ -95,8 +108,26 @@ class SegmentWriter:
     def due(self) -> bool:
         """Whether what is collected should be written now."""
         late = monotonic() - self._flushed_at >= self._seconds * FLUSH_AHEAD
-        much = self._bytes >= FLUSH_BYTES or len(self._rows) >= FLUSH_ROWS
+        most = (JOURNALED_BYTES, JOURNALED_ROWS) if self.journaled else (FLUSH_BYTES, FLUSH_ROWS)
+        much = self._bytes >= most[0] or len(self._rows) >= most[1]
         return bool(self._rows) and (late or much) and self.may_write
+
+    @property
+    def journaled(self) -> bool:
+        """Whether a journal has what is not written yet."""
+        return self._journal is not None and not self._journal.broken
+
+    async def keep_synced(self) -> None:
+        """Syncs the journal, where there is one, until it is cancelled."""
+        while self._journal is not None:
+            await asyncio.sleep(SYNC_SECONDS)
+            if self._journal.dirty:
+                await asyncio.to_thread(self._journal.sync)
+
+    def close(self) -> None:
+        """Ends the journal, which stays where rows are not written."""
+        if self._journal is not None:
+            self._journal.close(keep=self.unwritten > 0)
 
     async def flush(self) -> None:
         """Writes what is collected. Rows added meanwhile wait for the next file. Raises what a failed write raised.
@@ -113,6 +144,7 @@ class SegmentWriter:
     async def _write_all(self) -> None:
         rows, size = self._rows, self._bytes
         self._rows, self._bytes, self._leaving = [], 0, (len(rows), size)
+        rotated = self._journal.rotate() if self._journal and self.journaled else 0
         # A number is used until its file is there: what a failed write may have left is replaced by more of the same.
         uri = f"{self._directory}/{self._prefix}-{self._number:06d}.parquet"
         self._flushed_at = monotonic()
@@ -127,6 +159,8 @@ class SegmentWriter:
         finally:
             self._leaving = (0, 0)
         self._number += 1
+        if self._journal is not None:
+            self._journal.forget(rotated)
         self._failing_since, self._wait, self.trouble = None, 0.0, None
 
 

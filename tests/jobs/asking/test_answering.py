@@ -29,7 +29,9 @@ from untold.jobs.asking.local_ray import start_ray, visit_nodes
 from untold.jobs.asking.reach import ReachError, check_nodes
 from untold.udfs.llm import actors
 from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
+from untold.udfs.llm.journal import Journal, journal_folder
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
+from untold.udfs.llm.records import Completion
 from untold.udfs.reach import Visit
 
 Event = Mapping[str, Any]
@@ -139,10 +141,10 @@ def test_an_actor_that_does_not_start_is_replaced(
         monkeypatch.setattr(pool, "START_SECONDS", 0.5)
         yield ray.remote(Sleeper).options(num_cpus=0).remote()
         monkeypatch.setattr(pool, "START_SECONDS", 300.0)
-        yield make()
+        yield make(*pool.living_nodes())
 
     make, found = pool.new_actor, actors_of()
-    monkeypatch.setattr(pool, "new_actor", lambda: next(found))
+    monkeypatch.setattr(pool, "new_actor", lambda node: next(found))
     assert answered(job_of(server, tmp_path, 5)).usage.done == 5
 
 
@@ -195,6 +197,36 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
     assert len(killed) == 2
     assert outcome.reason == "budget"
     assert 60 <= server.count() <= 100
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_actor_loses_what_was_in_flight_and_no_more(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(latency=0.05)
+    job = job_of(server, tmp_path, 300, flush=1000.0, journal=str(tmp_path / "journal"))
+    killed: list[int] = []
+
+    def kill(event: Event) -> None:
+        if not killed and event["usage"]["done"] >= 100:
+            killed.append(pid_of(driver.pool.workers[0].handle))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    driver = Answering(job, lambda: None, kill)
+    outcome = driver.run()
+    assert (outcome.reason, len(rows_in(tmp_path / "store")), len(killed)) == (None, 300, 1)
+    assert server.count() <= 300 + SETTINGS.limits.max_concurrency
+    assert list((tmp_path / "journal").iterdir()) == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_next_start_takes_what_a_killed_one_had_in_its_journal(server: ModelServer, tmp_path: Path) -> None:
+    job = job_of(server, tmp_path, 50, journal=str(tmp_path / "journal"))
+    journal = Journal(journal_folder(str(tmp_path / "journal")), job.directory, "killed")
+    for number in range(20):
+        journal.append(Completion(f"r{number:04d}", text="so", error_type="http_500" if number == 0 else None))
+    journal.close(keep=True)
+    outcome = answered(job)
+    # What failed is asked again, as it would be were it in the store
+    assert (outcome.reason, outcome.usage.done, server.count()) == (None, 50, 31)
 
 
 def driver_of(folder: Path) -> Answering:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -12,11 +13,13 @@ from untold.jobs.asking import process
 from untold.jobs.asking.job import Job
 from untold.jobs.asking.process import AnsweringError, AnsweringProcess
 from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.settings.model import RaySettings
+from untold.udfs.errors import UserError
 
 
 def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SILENT_SECONDS", 1.0)
-    answering = AnsweringProcess(None, Interrupts())
+    answering = AnsweringProcess(RaySettings(), Interrupts())
     os.kill(answering.pid, signal.SIGSTOP)
     job = Job(str(tmp_path), str(tmp_path), "run", STAGE, SETTINGS)
     try:
@@ -25,3 +28,9 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
     finally:
         answering.close()
     assert not psutil.pid_exists(answering.pid)
+
+
+def test_an_address_of_a_client_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UserError, match=r"^a ray:// address needs grpc: pip install 'untold\[cluster\]'$"):
+        AnsweringProcess(RaySettings(address="ray://head:10001"), Interrupts())

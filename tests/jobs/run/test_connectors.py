@@ -6,7 +6,8 @@ import pytest
 
 from untold.jobs.run.connectors import connector_options, hadoop_version, package_jars, with_packages
 from untold.jobs.run.session import session_options
-from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
+from untold.jobs.settings.model import Settings, SparkSettings
+from untold.jobs.settings.storage import StorageSettings
 
 S3A = "spark.hadoop.fs.s3a."
 AWS = "software.amazon.awssdk"

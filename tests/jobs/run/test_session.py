@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
 from untold.jobs.run import session
-from untold.jobs.run.session import SMALL, session_options, set_environment
-from untold.jobs.settings.model import Settings, SparkSettings, StorageSettings
+from untold.jobs.run.session import SMALL, loopback_of_driver, session_options, set_environment
+from untold.jobs.settings.model import Settings, SparkSettings
+from untold.jobs.settings.storage import StorageSettings
 from untold.udfs.python_path import python_environment, standard_library
 from untold.udfs.storage import Place
 
@@ -30,10 +31,23 @@ def test_little_to_read_on_one_machine_starts_quickly() -> None:
     assert 1 <= int(options[PARTITIONS]) <= 4
 
 
-def test_much_to_read_and_clusters_keep_what_spark_chooses() -> None:
-    for master, small in (("local[*]", False), ("spark://host:7077", True), (None, True)):
-        options = session_options(Settings(spark=SparkSettings(master=master)), small=small)
+def test_much_to_read_keeps_what_spark_chooses() -> None:
+    for master in ("local[*]", "spark://host:7077", None):
+        options = session_options(Settings(spark=SparkSettings(master=master)), small=False)
         assert not {*SMALL, PARTITIONS}.intersection(options)
+
+
+def test_little_to_read_on_a_cluster_starts_as_quickly() -> None:
+    options = session_options(Settings(spark=SparkSettings(master="spark://host:7077")), small=True)
+    assert SMALL.items() <= options.items()
+    assert options[PARTITIONS] == "4"
+
+
+def test_a_driver_that_workers_cannot_reach_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"spark.driver.host": "10.1.2.3"}
+    assert loopback_of_driver(Settings(spark=SparkSettings(conf=conf))) is None
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    assert loopback_of_driver(Settings()) == "127.0.0.1"
 
 
 def test_what_the_user_says_wins() -> None:

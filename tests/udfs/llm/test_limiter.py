@@ -243,6 +243,8 @@ def test_a_client_that_left_frees_its_places_at_once() -> None:
     limiter.lease(report("a", 8, limits=limits))
     limiter.leave("a")
     assert limiter.lease(report("b", 8, limits=limits)).places == 8
+    # Its node was taken for dead, and it lives on: what it would ask is another's by now
+    assert limiter.lease(report("a", 8, limits=limits)).times == ()
 
 
 def in_outage(clock: Clock) -> Limiter:

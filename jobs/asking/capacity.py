@@ -1,0 +1,66 @@
+"""What a plan takes on so many machines: hours, files, bytes and requests to the store, by rates that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.segments import JOURNALED_BYTES
+from untold.udfs.llm.units import UNIT_ROWS
+
+# A million samples of e2e took 29 minutes on two cores, model server included: 737 calls a second
+# (docs/explanation/measured.md, "A million samples")
+CALLS_PER_SECOND_AND_CORE = 737 / 2
+# MiniLM, chunks of 256 tokens (docs/explanation/measured.md, "Indexes")
+EMBEDDED_TEXTS_PER_SECOND_AND_CORE = 16.8
+# Of a completion's row beside its text: id, times, counts (`Completion.size`)
+ROW_BYTES = 264
+# Of a token of English, as `Script.tokens_of` takes it
+TOKEN_BYTES = 4
+# A row of a file is written once; a start reads its footer and its columns
+REQUESTS_OF_A_FILE = 3
+HOUR = 3600.0
+EMBEDDING = "embed_text"
+
+
+def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
+    """So many machines, under the settings of a run."""
+    return Cluster(machines, cores, settings.embeddings.base_url is None)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that all do the same work, and whether their embedding model runs within Spark's tasks."""
+
+    machines: int
+    cores: int
+    embeds: bool = False
+
+    def takes(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Further columns of a row of a plan, of the requests that are expected.
+
+        cluster_hours: by limits or by the speed of these machines, whichever is slower; files and bytes of completions
+        before compaction; store_requests: to write and read them; machines: how many are worth having, None without a
+        limit, for then each one more is.
+        """
+        requests = row["expected_requests"]
+        # Those of the limits are of as many requests as are possible
+        asked = row["requests"] - row["reused"]
+        limited = None if row["hours"] is None or not asked else row["hours"] * requests / asked
+        alone = requests / self._rate(row["stage"]) / self.cores / HOUR
+        size = requests * ROW_BYTES + row["expected_completion_tokens"] * TOKEN_BYTES
+        files = -(-requests // UNIT_ROWS) + -(-size // JOURNALED_BYTES) if requests else 0
+        return {
+            "cluster_hours": max(limited or 0.0, alone / self.machines),
+            "files": files,
+            "bytes": size,
+            "store_requests": files * REQUESTS_OF_A_FILE,
+            "machines": None if not limited else max(1, -int(-alone // limited)),
+        }
+
+    def _rate(self, stage: str) -> float:
+        """Requests a second and core, where the endpoint answers at once."""
+        in_tasks = self.embeds and stage == EMBEDDING
+        return EMBEDDED_TEXTS_PER_SECOND_AND_CORE if in_tasks else CALLS_PER_SECOND_AND_CORE

@@ -1,0 +1,122 @@
+"""A spool that this start has answered by a job of a Ray cluster: submitted, followed, and stopped with the run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from time import monotonic, sleep
+from typing import Any
+
+from untold.jobs.asking.answerers import Unanswered, shown
+from untold.jobs.asking.job import Outcome
+from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.spool import USAGE, SpooledJob
+from untold.jobs.asking.spooling import SpoolAnswerer
+from untold.jobs.run.outcome import EXIT_CODES
+from untold.udfs.errors import require
+from untold.udfs.llm.usage import Usage
+from untold.udfs.redaction import redact
+
+LOOK_SECONDS = 1.0
+START_SECONDS = 60.0
+# What a worker that is stopped needs for its last requests, its last write and the end of its actors
+STOP_SECONDS = 30
+REASONS = {EXIT_CODES[reason]: reason for reason in ("budget", "outage", "interrupted")}
+
+
+@dataclass
+class RayJobAnswerer(SpoolAnswerer):
+    """Has the requests of a spool answered by `untold answer` on the cluster of `ray.address`, where it waits for that.
+
+    The job knows the name of the key's variable alone. Ray shows and logs what a runtime_env holds, so that no key is
+    sent: the nodes have it.
+    """
+
+    def prepare(self, stage: Any) -> None:
+        """Raises UserError where Ray's client of jobs is not installed."""
+        require("llm.answering=ray-job", "cluster", "requests", "aiohttp")
+
+    def answer(self, unanswered: Unanswered) -> Outcome:
+        """Leaves the requests in the spool, has them answered, and takes the answers. Raises AnsweringError."""
+        super().answer(unanswered)
+        spool = self.spool.path
+        jobs = self.spool.jobs(self.spool.prefix(unanswered.stage, self.store))
+        # Another start may have taken the answers of the last open job meanwhile
+        if not any(job.is_open for job in jobs):
+            return Outcome()
+        command = f"python -m untold answer {shlex.quote(spool)} --ray-address auto"
+        with shown(self.engines, unanswered.stage), self._submitted(command) as (client, name):
+            info, stopped = client.get_job_info(name), False
+            while not info.status.is_terminal():
+                if not stopped and (self.engines.interrupts.requested or unanswered.is_lost()):
+                    # Once: a worker takes a second signal for the wish to end without writing
+                    stopped = client.stop_job(name)
+                unanswered.show(self._event(unanswered, sum(map(_used, jobs), Usage())))
+                sleep(LOOK_SECONDS)
+                info = client.get_job_info(name)
+            used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
+            unanswered.show(self._event(unanswered, used))
+            if info.driver_exit_code == 0:
+                return Outcome(usage=used)
+            reason = "interrupted" if stopped else REASONS.get(info.driver_exit_code)
+            if reason is None:
+                said = client.get_job_logs(name).splitlines() or [info.message or "no message"]
+                raise AnsweringError(redact(f"the Ray job {name} failed: {said[-1].removeprefix('untold: ')}"))
+            return Outcome(reason, usage=used)
+
+    def _more(self, unanswered: Unanswered) -> dict[str, Any]:
+        """One budget holds for all jobs of this start."""
+        return {"spent": unanswered.spent}
+
+    def _event(self, unanswered: Unanswered, usage: Usage) -> dict[str, Any]:
+        """What is shown of the job, as the answering process tells it."""
+        waits = {"paused": 0.0, "unwritten": 0, "trouble": None}
+        known = {"stage": unanswered.stage.name, "total": unanswered.count, "usage": asdict(usage)}
+        return {"event": "progress", **known, **waits}
+
+    @contextmanager
+    def _submitted(self, command: str) -> Iterator[tuple[Any, str]]:
+        """A submitted job: Ray's client and its name. Whatever ends the context ends the job."""
+        from ray.job_submission import JobSubmissionClient
+
+        ray = self.settings.ray
+        own = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), **self.settings.storage.environment}
+        given = {**ray.runtime_env, "env_vars": {**ray.runtime_env.get("env_vars", {}), **own}}
+        python = ray.runtime_env.get("py_executable")
+        try:
+            client = JobSubmissionClient(ray.address)
+            entrypoint = command.replace("python", str(python), 1) if python else command
+            name = _submit(client, entrypoint, given)
+        except (ConnectionError, RuntimeError) as error:
+            reason = str(error).strip().rpartition("\n")[2]
+            text = (
+                f"no job could be submitted to {ray.address} ({reason}): see that ray.address "
+                "names the job server of a running Ray cluster, with ray[default] on its head"
+            )
+            raise AnsweringError(redact(text)) from error
+        try:
+            yield client, name
+        finally:
+            if not client.get_job_status(name).is_terminal():
+                client.stop_job(name)
+
+
+def _submit(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
+    """Submits a job and gives its name; waits for a head that has just started. Raises RuntimeError."""
+    until = monotonic() + START_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env))
+        except RuntimeError as error:
+            if "try again later" not in str(error) or monotonic() > until:
+                raise
+            sleep(LOOK_SECONDS)
+
+
+def _used(job: SpooledJob) -> Usage:
+    """What workers have noted of a job so far."""
+    notes = [entry.place for entry in job.place.entries() if entry.name.startswith(USAGE)]
+    return sum((Usage(**json.loads(note.read_bytes())) for note in notes), Usage())

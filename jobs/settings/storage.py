@@ -1,0 +1,40 @@
+"""Settings of how file systems are opened."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from untold.jobs.settings.fields import AN_ADDRESS, Address, Section, StorageOptions, Text
+from untold.udfs.schemes import environment_of
+
+
+class StorageSettings(Section):
+    """How file systems are opened. None of it changes a result, so that it may differ from start to start."""
+
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"packages", "options"})
+
+    endpoint: Address | None = Field(
+        default=None,
+        description="Address of an S3-compatible store; null is AWS, or what AWS_ENDPOINT_URL says",
+        json_schema_extra=AN_ADDRESS,
+    )
+    region: Text | None = Field(default=None, description="Region of S3; null is that of AWS_REGION, or of the bucket")
+    path_style: bool | None = Field(
+        default=None, description="Whether S3 has the bucket in the path; null says yes where there is an endpoint"
+    )
+    anonymous: bool = Field(default=False, description="Whether s3 and gs are read without credentials")
+    packages: Literal["auto"] | list[Text] = Field(
+        default="auto",
+        description="Maven coordinates of what Spark needs for object stores; auto fits the Spark in use, [] is none",
+    )
+    options: StorageOptions = Field(
+        default_factory=dict,
+        description="pyarrow's options of s3, gs and abfss; NAME_env names the variable that holds NAME",
+    )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which other processes open file systems so."""
+        return environment_of(self.model_dump(exclude_defaults=True, exclude={"packages"}))

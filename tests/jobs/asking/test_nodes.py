@@ -1,0 +1,97 @@
+"""Actors over several Ray nodes, all on loopback: where they are placed, and what a node takes with it when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow.parquet as pq
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from tests.fakes.model_server import ModelServer
+from tests.jobs.asking.test_answering import Event, job_of
+from tests.runs.cluster import SHARED_RAY
+from untold.jobs.asking import local_ray
+from untold.jobs.asking.answering import Answering
+from untold.jobs.asking.pool import living_nodes, new_actor, next_node
+from untold.udfs.llm.segments import read_ids
+
+pytestmark = pytest.mark.slow
+STORE_BYTES = 80 * 2**20
+
+
+class Nodes:
+    """A cluster of a head and two more nodes. All have one address: with others they listen on every interface."""
+
+    def __init__(self) -> None:
+        self._cluster = Cluster()
+        self._nodes = [self.add(include_dashboard=False), self.add(), self.add()]
+        local_ray.start_ray(self._cluster.address)
+
+    def add(self, **options: Any) -> Any:
+        return self._cluster.add_node(
+            node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=STORE_BYTES, **options
+        )
+
+    def kill_last(self) -> str:
+        """`kill -9` of the raylet that was added last at the start; the id of its node."""
+        (raylet,) = self._nodes[-1].all_processes["raylet"]
+        os.kill(raylet.process.pid, signal.SIGKILL)
+        return str(self._nodes[-1].node_id)
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with patch.dict(os.environ, SHARED_RAY):
+        local_ray._keep_to_loopback()
+        nodes = Nodes()
+        yield nodes
+        nodes.close()
+
+
+def node_of(actor: Any) -> str:
+    found: str = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+    return found
+
+
+def test_a_node_that_dies_is_replaced_by_one_that_joined(nodes: Nodes, server: ModelServer, tmp_path: Path) -> None:
+    taken: list[str] = []
+    for _ in range(6):
+        taken.append(node_of(new_actor(next_node(living_nodes(), taken))))
+    assert Counter(taken) == dict.fromkeys(living_nodes(), 2)
+
+    server.configure(latency=0.2)
+    job = replace(job_of(server, tmp_path, 600), actors=3)
+    (unit,) = (tmp_path / "requests").iterdir()
+    rows = pq.read_table(unit)
+    unit.unlink()
+    for number in range(6):
+        pq.write_table(rows.slice(100 * number, 100), tmp_path / "requests" / f"{number}.parquet")
+    dead: list[str] = []
+    joined: list[str] = []
+
+    def kill(event: Event) -> None:
+        if not dead and event["usage"]["done"] >= 100:
+            assert len({worker.actor.node for worker in driver.pool.workers}) == 3
+            joined.append(nodes.add().node_id)
+            dead.append(nodes.kill_last())
+
+    driver = Answering(job, lambda: None, kill)
+    outcome = driver.run()
+    assert (outcome.reason, outcome.lost, len(read_ids(str(tmp_path / "store"), job.run))) == (None, 0, 600)
+    # Its actor outlived its node for long enough to write what was under way
+    assert server.count() == 600
+    held = {worker.actor.node for worker in driver.pool.workers}
+    assert (len(held), held & {*dead}, held & {*joined}) == (3, set(), {*joined})
