@@ -10,8 +10,8 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.llm.segments import JOURNALED_BYTES
 from untold.udfs.llm.units import UNIT_ROWS
 
-# A million samples of e2e took 29 minutes on two cores, model server included: 737 calls a second
-# (docs/explanation/measured.md, "A million samples")
+# Of a million samples of e2e on two cores, model server included, while it asked (docs/explanation/measured.md,
+# "Throughput")
 CALLS_PER_SECOND_AND_CORE = 737 / 2
 # MiniLM, chunks of 256 tokens (docs/explanation/measured.md, "Indexes")
 EMBEDDED_TEXTS_PER_SECOND_AND_CORE = 16.8
