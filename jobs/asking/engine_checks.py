@@ -39,9 +39,9 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
     if not master.startswith("local") and (host := loopback_of_driver(settings)):
-        own = "the address of this machine that they reach"
-        remedy = (
-            f"workers cannot reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to {own}"
+        remedy += (
+            f"; workers may not reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to the "
+            "address of this machine that they reach"
         )
     given = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
     return _check_engine("Spark", f"at {master}", given, remedy, seconds)

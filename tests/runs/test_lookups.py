@@ -210,7 +210,7 @@ def answer_together(processes: list[AnsweringProcess], jobs: list[Job]) -> list[
     """What comes of jobs that are answered at one time."""
 
     def answer(process: AnsweringProcess, job: Job) -> Outcome:
-        return process.answer(job, lambda _: None, lambda _: None, lambda: False)
+        return process.answer(job, lambda _: None, lambda: False)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(answer, processes, jobs))
