@@ -28,6 +28,8 @@ from untold.udfs.schemes import PlaceError as PlaceError
 _URI = re.compile(r"([A-Za-z][\w+.-]*)://((?:[^/@:]+:(?!\d+/)[^@]*@|[^/@]*@)?[^/]*)/?(.*)", re.DOTALL)
 _LOCAL = fs.LocalFileSystem()
 _KINDS: Any = {fs.FileType.NotFound: None, fs.FileType.File: "file", fs.FileType.Directory: "folder"}
+# Files whose footers are read side by side: each is one or two small reads, which wait on the network elsewhere
+FOOTERS_AT_ONCE = 8
 # A file that is on its way to an object store and larger waits on disk
 _SPOOLED_BYTES = 8 * 2**20
 # What file systems answer that cannot sync a folder; they keep the names of a folder in order by themselves.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 from untold.jobs.asking.answerers import Unanswered, shown
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.process import AnsweringError
-from untold.jobs.asking.spool import USAGE, SpooledJob
 from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.run.outcome import EXIT_CODES
 from untold.udfs.errors import require
@@ -54,7 +52,7 @@ class RayJobAnswerer(SpoolAnswerer):
                 if not stopped and (self.engines.interrupts.requested or unanswered.is_lost()):
                     # Once: a worker takes a second signal for the wish to end without writing
                     stopped = client.stop_job(name)
-                unanswered.show(self._event(unanswered, sum(map(_used, jobs), Usage())))
+                unanswered.show(self._event(unanswered, sum((job.noted_usage() for job in jobs), Usage())))
                 sleep(LOOK_SECONDS)
                 info = client.get_job_info(name)
             used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
@@ -114,9 +112,3 @@ def _submit(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
             if "try again later" not in str(error) or monotonic() > until:
                 raise
             sleep(LOOK_SECONDS)
-
-
-def _used(job: SpooledJob) -> Usage:
-    """What workers have noted of a job so far."""
-    notes = [entry.place for entry in job.place.entries() if entry.name.startswith(USAGE)]
-    return sum((Usage(**json.loads(note.read_bytes())) for note in notes), Usage())

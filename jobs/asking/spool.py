@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -101,6 +101,13 @@ class SpooledJob:
         """Writes what a worker has used so far, in the place of what it wrote before."""
         (self.place / f"{USAGE}{worker}.json").write_bytes(json.dumps(asdict(usage)).encode())
 
+    def noted_usage(self) -> Usage:
+        """What workers have noted and nobody has collected."""
+        return _sum_of(self._notes())
+
+    def _notes(self) -> list[Place]:
+        return [entry.place for entry in self.place.entries() if entry.name.startswith(USAGE)]
+
     def collect(self, folder: str) -> Usage:
         """Copies the completions to a stage's folder and gives what they took, each time what is new alone.
 
@@ -118,11 +125,10 @@ class SpooledJob:
                     errors += [row.get("error_type") for row in read_fields(entry.place, "error_type")]
                 known.add(entry.name)
         note.write_bytes(json.dumps(sorted(known)).encode())
-        used = Usage()
-        for entry in self.place.entries():
-            if entry.name.startswith(USAGE):
-                used += Usage(**json.loads(entry.place.read_bytes()))
-                entry.place.remove()
+        notes = self._notes()
+        used = _sum_of(notes)
+        for each in notes:
+            each.remove()
         errors = [error for error in errors if error != ASKED_AGAIN]
         return replace(used, done=len(errors), failed=sum(error is not None for error in errors))
 
@@ -167,3 +173,7 @@ def open_spool(path: str) -> Spool:
     if (Place(path) / JOBS).entry().kind != "folder":
         raise SpoolError(f"{path} is no spool: it has no folder {JOBS}; give the path that the run has printed")
     return Spool(path)
+
+
+def _sum_of(notes: Iterable[Place]) -> Usage:
+    return sum((Usage(**json.loads(note.read_bytes())) for note in notes), Usage())

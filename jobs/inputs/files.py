@@ -38,10 +38,8 @@ from untold.udfs.samples.files import (
     is_remote,
 )
 from untold.udfs.samples.shapes import Shape, merge_columns
-from untold.udfs.storage import Place, local_path
+from untold.udfs.storage import FOOTERS_AT_ONCE, Place, local_path
 
-# A footer is one or two small reads, which wait on the network where the files are on no local disk
-FILES_AT_ONCE = 8
 # A screen or two; a folder of thousands of files that are all wrong is wrong in one way
 SHOWN_PROBLEMS = 50
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
@@ -226,7 +224,7 @@ def inspect_files(found: Sequence[InputFile], options: ReadOptions = AS_THEY_ARE
 
     Raises SampleError with a line a useless file.
     """
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         inspected = list(pool.map(partial(_try_inspect, options=options), found))
     raise_problems([one for one in inspected if isinstance(one, str)])
     return [one for one in inspected if isinstance(one, InputFile)]

@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.udfs.storage import Place
+from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
 PAUSES = (0.0, 0.1, 1.0, 5.0)
-# A footer is one or two small reads, which wait on the network where the store is no local disk.
-FOOTERS_AT_ONCE = 8
 READ_BYTES = 8 * 2**20
 BATCH_ROWS = 1024
 # Large enough for zstd and for a scan by columns, small enough that a merge holds tens of megabytes.

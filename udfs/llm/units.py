@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from untold.udfs.storage import Place
+from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # One unit is lost from an actor's memory when it dies, and two wait in it: both bounds keep that small (2,000 requests
 # with contexts of 100 KB took 327 MB).
@@ -21,8 +21,6 @@ UNIT_ROWS = 2000
 UNIT_BYTES = 16 * 2**20
 # Rows that are decoded at once where a file is cut up: of 1 MB each they are still one unit.
 BATCH_ROWS = 16
-# A footer is one or two small reads, which wait on the network where the files are on no local disk
-FILES_AT_ONCE = 8
 
 
 def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_BYTES) -> dict[str, int]:
@@ -34,7 +32,7 @@ def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_B
     """
     found = Place(requests).entries(recursive=True, missing_ok=False)
     files = sorted(str(entry.place) for entry in found if entry.name.endswith(".parquet") and entry.size)
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         cut = list(pool.map(lambda file: _cut(file, max_rows, max_bytes), files))
     return {unit: rows for units in cut for unit, rows in units.items()}
 
