@@ -1,0 +1,28 @@
+// Reads the data, which is packed where it is large, and fills the page.
+async function readData() {
+  const holder = byId("data");
+  if (holder.type === "application/json") return JSON.parse(holder.textContent);
+  if (!("DecompressionStream" in window)) throw new Error("This browser cannot unpack the answers (it has no DecompressionStream). Open the file in Chrome 80, Firefox 113, Safari 16.4 or a later one. All figures are shown.");
+  const bytes = Uint8Array.from(atob(holder.textContent), (sign) => sign.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+function fill(data) {
+  DATA = data;
+  byId("answers-table").replaceChildren(answersTable(data.samples));
+  if (byId("beside-table")) byId("beside-table").replaceChildren(besideTable(data.samples));
+  for (const link of document.querySelectorAll("button[data-sample]")) {
+    const sample = data.samples.find((one) => one.id === link.dataset.sample && one.run === Number(link.dataset.run));
+    if (sample) link.addEventListener("click", () => openSample(sample, Object.keys(sample.metrics).find((metric) => sample.metrics[metric].failures) ?? Object.keys(sample.metrics)[0]));
+    else link.disabled = true;
+  }
+  const opened = byId("opened");
+  // What is folded is printed too
+  window.addEventListener("beforeprint", () => opened.querySelectorAll("details").forEach((one) => { one.open = true; }));
+  document.documentElement.dataset.ready = "true";
+}
+
+readData().then(fill).catch((error) => {
+  byId("problem").textContent = error.message;
+  byId("problem").hidden = false;
+});
