@@ -45,6 +45,7 @@ setup(
             "prompts/published/*.jinja",
             "profiles/*.yaml",
             "demo/*",
+            "report/*",
             "minilm/*",
         ],
     },

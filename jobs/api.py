@@ -37,6 +37,7 @@ from untold.jobs.metrics import check_metrics
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.notebook import notebook_bars
 from untold.jobs.plan import plan
+from untold.jobs.report.page import Report, make_report, write_report
 from untold.jobs.results import html_table
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.output import absolute
@@ -106,6 +107,15 @@ class Run(results.Run):
         outputs = [self.directory, *(run.directory for run in others)]
         found = compare(active_session(), outputs, metrics=metrics, seed=seed, undefined=undefined)
         return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
+
+    def report(self, file: str | os.PathLike[str] | None = None, *others: results.Run) -> Report:
+        """This run, beside others, as one HTML page: shown in the notebook, or written to the file.
+
+        Raises:
+            UntoldError: A run has no scores, or the file cannot be written.
+        """
+        runs = (self, *others)
+        return Report(make_report(runs)) if file is None else write_report(runs, file)
 
     def plot(self) -> Figure:
         """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.

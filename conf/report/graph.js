@@ -1,6 +1,6 @@
 // The fact graph of an answer: boxes in columns by kind, ordered so that lines cross little; zoom by wheel, keys and buttons.
-const WIDE = 190, HIGH = 34, GAP = 14, BETWEEN = 110, ROWS = 16, MOST_NODES = 150;
-const LETTERS = 23;
+const WIDE = 230, HIGH = 34, GAP = 14, BETWEEN = 100, ROWS = 16, MOST_NODES = 150, PAD = 24;
+const LETTERS = 40;
 const KINDS = ["context", "response", "missing", "unjudged", "covered"];
 const SIGNS = { covered: "✓", missing: "✗", unjudged: "?", response: "R", context: "C" };
 const MEANING = { covered: "covered statement", missing: "missing statement", unjudged: "statement not judged", response: "claim of the response", context: "context" };
@@ -10,8 +10,8 @@ const kindOf = (one) => (one.covered === true ? "covered" : one.covered === fals
 
 // Nodes {label, text, kind, basis} and edges [from, to, kind]: facts, else claims and what they cover, else contexts.
 function graphOf(sample, judged) {
-  const statements = judged.statements || [];
-  const nodes = statements.map((one, place) => ({ label: `${place + 1}`, text: textOf(one.text), kind: kindOf(one), basis: one.basis }));
+  const all = judged.statements || [], statements = all.filter((one) => one.kept !== false);
+  const nodes = statements.map((one) => ({ label: `${all.indexOf(one) + 1}`, text: textOf(one.text), words: wordsFor(one), kind: kindOf(one), basis: one.basis }));
   const edges = [];
   if (judged.graph) {
     for (const [text, origin] of judged.graph.alone) {
@@ -71,7 +71,7 @@ function pathOf(a, b) {
 }
 
 function drawGraph(graph) {
-  const { nodes, edges } = graph, size = layOut(graph), pad = 24;
+  const { nodes, edges } = graph, size = layOut(graph);
   const caption = make("p", { class: "caption", role: "status" }, "Choose a box to read its text.");
   const arrow = draw("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, draw("path", { class: "arrow", d: "M0 0L8 4L0 8z" }));
   const lines = edges.map(([from, to, kind]) => {
@@ -81,10 +81,11 @@ function drawGraph(graph) {
     return { line, from, to };
   });
   const boxes = nodes.map((node, place) => {
-    const text = node.text.length > LETTERS ? `${node.text.slice(0, LETTERS - 1)}…` : node.text;
     const inner = node.basis ? draw("rect", { class: "inner", x: node.x + 3.5, y: node.y + 3.5, width: WIDE - 7, height: HIGH - 7, rx: 4 }) : null;
     const label = draw("text", { class: "label", x: node.x + 9, y: node.y + 21 }, `${SIGNS[node.kind] === node.label[0] ? "" : SIGNS[node.kind]} ${node.label}${node.basis ? " ★" : ""}`);
-    const words = draw("text", { x: node.x + (node.basis ? 62 : 46), y: node.y + 21, direction: "ltr" }, node.basis ? text.slice(0, LETTERS - 3) : text);
+    // A picture in a picture clips what it holds
+    const from = node.basis ? 64 : 46;
+    const words = draw("svg", { x: node.x + from, y: node.y, width: WIDE - from - 8, height: HIGH }, draw("text", { y: 21 }, (node.words ?? node.text).slice(0, LETTERS)));
     const box = draw("g", { class: `node ${node.kind} ${node.basis ? "basis" : ""}`, onclick: () => select(place) }, draw("title", {}, node.text), draw("rect", { x: node.x, y: node.y, width: WIDE, height: HIGH, rx: node.kind === "response" ? 0 : 7 }), inner, label, words);
     return box;
   });
@@ -97,7 +98,10 @@ function drawGraph(graph) {
     boxes.forEach((box, other) => box.classList.toggle("near", other === place || near.some((one) => one.from === other || one.to === other)));
     caption.replaceChildren(make("b", {}, `${nodes[place].label} `), isolated(nodes[place].text), ` (${MEANING[nodes[place].kind]}${nodes[place].basis ? ", basis" : ""})`);
   }
-  const zoom = zooming(svg, [-pad, -pad, size.width + 2 * pad + 60, size.height + 2 * pad]);
+  // Small graphs are drawn no larger than their texts are read
+  const wide = Math.max(size.width + 2 * PAD, Math.min(1100, window.innerWidth - 60)), high = Math.max(size.height + 2 * PAD, 120);
+  svg.setAttribute("height", Math.min(440, high));
+  const zoom = zooming(svg, [(size.width - wide) / 2, (size.height - high) / 2, wide, high]);
   const buttons = make("div", { class: "tabs graph-buttons" }, button("+", () => zoom(0.8), { "aria-label": "Zoom in" }), button("−", () => zoom(1.25), { "aria-label": "Zoom out" }), button("Fit", () => zoom(null)));
   return make("div", {}, buttons, svg, caption, keyOf(nodes, edges), listed(graph));
 }

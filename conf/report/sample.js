@@ -26,6 +26,7 @@ function openSample(sample, metric, around = null) {
 function openDialog(where, step, [before, after], parts) {
   const dialog = byId("opened");
   const bar = make("div", { class: "bar" }, isolated(where, "where"), button("Previous", () => step(-1), { disabled: !before }), button("Next", () => step(1), { disabled: !after }), button("Close", () => dialog.close()));
+  const held = bar.childNodes[[...(dialog.firstChild?.childNodes ?? [])].indexOf(document.activeElement)];
   dialog.replaceChildren(bar, make("div", { class: "inside" }, parts));
   dialog.onkeydown = (event) => {
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.altKey || event.ctrlKey || event.metaKey) return;
@@ -34,7 +35,7 @@ function openDialog(where, step, [before, after], parts) {
   };
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
-  bar.lastChild.focus();
+  (held && !held.disabled ? held : bar.lastChild).focus();
 }
 
 function factsOf(sample, metric, judged) {

@@ -7,8 +7,25 @@ async function readData() {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
+// Statements stand in the data as columns, for they pack better so (jobs/report/texts.py).
+function unfold(columns, contexts) {
+  const sum = (steps) => { let at = 0; return steps.map((step) => (at += step)); };
+  const texts = sum(columns.text), points = columns.point ? sum(columns.point) : texts;
+  return texts.map((text, place) => {
+    const sign = columns.is[place], more = columns.more ? columns.more[place] : {};
+    const sources = (more.sources || []).map((one) => (typeof one === "number" ? contexts[one][0] : one));
+    return { ...more, sources, text, point: points[place], covered: sign === "?" ? null : sign === "1", basis: sign === "b" };
+  });
+}
+
 function fill(data) {
   DATA = data;
+  for (const sample of data.samples) {
+    sample.contexts = data.contexts[sample.contexts] || [];
+    for (const judged of Object.values(sample.metrics)) {
+      if (judged.statements) judged.statements = unfold(judged.statements, sample.contexts);
+    }
+  }
   byId("answers-table").replaceChildren(answersTable(data.samples));
   if (byId("beside-table")) byId("beside-table").replaceChildren(besideTable(data.samples));
   for (const link of document.querySelectorAll("button[data-sample]")) {

@@ -1,4 +1,4 @@
-"""The answers of a report: for each sample its texts, and for each metric its statements, claims, graph and failures."""
+"""The answers of a report: a sample's texts, and for each metric its statements, claims, graph and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from untold.graph.views import DRAWN_RELATIONS, order_statements
 from untold.jobs.report.facts import MAX_EDGES, MAX_NODES, fact_edges
 from untold.jobs.report.points import Points
 from untold.jobs.report.sources import Key, Sources
-from untold.jobs.report.texts import Texts, compact, numbers_of, rounded
+from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, Texts, columns_of, compact, rounded
 from untold.jobs.report.words import judges_words
 from untold.jobs.tables import ATOMS, CLAIMS, FAILURES, SCORES, STATEMENTS
 from untold.udfs.redaction import redact
@@ -22,41 +22,33 @@ Place = tuple[Key, str]
 """A sample under a metric."""
 
 # Of more samples, graphs, evidence and the judge's words are of the worst so many
-DETAILED = 1_000
+MOST_DETAILED = 1_000
 MAX_CONTEXTS, MAX_STATEMENTS = 10_000, 2_000
 # Of chunks that ground a claim, else of those that are nearest to it
 EVIDENCE = 3
-# Facts about a statement that are shown as they are, by their names in the page
-PLAIN = {
-    "covered": "covered",
-    "in_basis": "basis",
-    "sources": "sources",
-    "claims": "claims",
-    "anchor": "anchor",
-    "found_by": "found_by",
-    "relevance": "relevance",
-    "salience": "salience",
-    "weight": "weight",
-    "rank": "rank",
-    "kept": "kept",
-    "arecall": "arecall",
-    "erecall": "erecall",
-    "holistic": "holistic",
-}
+# What is shown of a statement as it is
+PLAIN = ("covered", "in_basis", "claims", "anchor", "found_by", "rank", "kept", "arecall", "erecall", "holistic")
+RATINGS = ("relevance", "salience", "weight")
 
 
 class Answers:
-    """The samples that a report shows, worst first. `texts` are all of theirs; `points` say what statements are alike."""
+    """The samples that a report shows, worst first; `texts` are theirs, `points` say which statements are alike."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources, self.texts, self.points = sources, Texts(), Points()
+        # The contexts of a query are those of its samples
+        self.contexts: dict[tuple[tuple[str, int | None], ...], int] = {}
+        self._questions: dict[str, int] = {}
         self._scores = self._by_metric("scores", SCORES.names)
         self._order = _worst_first(self._scores)
-        self._detailed = frozenset(self._order[:DETAILED])
-        self._samples = {key: row for key, row in sources.rows("samples", ("query", "query_id"))}
+        self._detailed = frozenset(self._order[:MOST_DETAILED])
+        self._samples = dict(sources.rows("samples", ("query", "query_id")))
 
-    def rows(self) -> list[Row]:
-        """The samples as the page has them: their texts are numbers, and what is null or empty is left out."""
+    def data(self) -> Row:
+        """What the page is filled with, but for the texts: these are numbers in it, and what is null or empty is left out.
+
+        `samples`, worst first, and `contexts`: lists of (id, text), which samples name by their places.
+        """
         found = {key: compact(self._sample(key)) for key in self._order}
         self._add_texts(found)
         self._add_statements(found)
@@ -65,15 +57,18 @@ class Answers:
         self._add_measures(found)
         for key, text in judges_words(self.sources, self._detailed).items():
             if "e2e" in found[key]["metrics"]:
-                found[key]["metrics"]["e2e"]["words"] = self.texts.add(text)
-        return [found[key] for key in self._order]
+                found[key]["metrics"]["e2e"]["words"] = self.texts.add(text, RESPONSE)
+        samples = [found[key] for key in self._order]
+        return {"runs": self.sources.names, "samples": samples, "contexts": list(self.contexts)}
 
     def _sample(self, key: Key) -> Row:
         sample = self._samples.get(key, {})
         scores = {metric: _score(row) for metric, (row,) in self._scores[key].items()}
         system = next(row["system"] for (row,) in self._scores[key].values())
         label = self.sources.labels.get((key[0], system), system or self.sources.names[key[0]])
-        query = {"query": self.texts.add(sample.get("query")), "question": self._question(key)}
+        question = self._question(key)
+        number = None if question is None else self._questions.setdefault(question, len(self._questions))
+        query = {"query": self.texts.add(sample.get("query")), "question": number}
         return {"id": key[1], "run": key[0], "system": label, **query, "metrics": scores}
 
     def _question(self, key: Key) -> str | None:
@@ -85,31 +80,46 @@ class Answers:
         """Responses and contexts, in the order of the table."""
         for key, row in self.sources.rows("samples", ("response", "contexts")):
             if key in found:
-                found[key]["response"] = self.texts.add(row["response"])
-                contexts = (row["contexts"] or ())[:MAX_CONTEXTS]
-                found[key]["contexts"] = [[one["id"], self.texts.add(one["text"])] for one in contexts]
+                times = DETAILED if key in self._detailed else 1
+                found[key]["response"] = self.texts.add(row["response"], times * RESPONSE)
+                given = (row["contexts"] or ())[:MAX_CONTEXTS]
+                contexts = tuple((one["id"], self.texts.add(one["text"], times * CONTEXT)) for one in given)
+                found[key]["contexts"] = self.contexts.setdefault(contexts, len(self.contexts))
 
     def _add_statements(self, found: Mapping[Key, Row]) -> None:
         """Statements in the order of `untold show`, and the fact graphs of those in `_detailed`."""
-        statements = self._by_metric("statements", STATEMENTS.names[2:])
         among = self._detailed
         drawn = ds.field("relation").isin(DRAWN_RELATIONS)
         atoms = self._by_metric("atoms", ATOMS.names[2:], among)
         relations = self._by_metric("relations", ("premise_id", "hypothesis_id", "relation"), among, drawn)
-        for key, metric in _places(found):
-            own = order_statements(statements[key][metric])[:MAX_STATEMENTS]
-            question = self._question(key)
+        for key, metric, rows in self._statements(found):
+            own = order_statements(rows)[:MAX_STATEMENTS]
             into = found[key]["metrics"][metric]
-            into["statements"] = [self._statement(row, metric, question) for row in own]
             if atoms[key][metric]:
                 into["graph"] = self._graph(own, atoms[key][metric], relations[key][metric])
+            into["statements"] = columns_of([{k: v for k, v in row.items() if k != "statement_id"} for row in own])
 
-    def _statement(self, row: Row, metric: str, question: str | None) -> Row:
-        plain = {name: row[column] for column, name in PLAIN.items()}
-        others = [member for member in row["members"] or () if member != row["text"]]
-        point = None if question is None else self.points.number(metric, question, row)
-        text = {"text": self.texts.add(row["text"]), "members": numbers_of(self.texts, others), "point": point}
-        return compact({**text, **plain})
+    def _statements(self, found: Mapping[Key, Row]) -> Iterator[tuple[Key, str, list[Row]]]:
+        """By sample and metric its statements, made small while they are read."""
+        places: dict[int, dict[str, int]] = {
+            number: {name: place for place, (name, _) in enumerate(own)} for own, number in self.contexts.items()
+        }
+        rows: dict[Place, list[Row]] = defaultdict(list)
+        for key, row in self.sources.rows("statements", STATEMENTS.names[1:]):
+            if key in found and row["metric"] in found[key]["metrics"]:
+                sources = [places[found[key]["contexts"]].get(name, name) for name in row["sources"] or ()]
+                rows[key, row["metric"]].append({**self._statement(row, key), "sources": sources})
+        for key, metric in _places(found):
+            if own := rows.pop((key, metric), None):
+                yield key, metric, own
+
+    def _statement(self, row: Row, key: Key) -> Row:
+        question, number = self._question(key), self.texts.add(row["text"] or "")
+        others = [self.texts.add(member) for member in row["members"] or () if member != row["text"]]
+        point = number if question is None else self.points.number(row["metric"], question, row, number)
+        plain = compact({name: row[name] for name in PLAIN} | {name: rounded(row[name], 2) for name in RATINGS})
+        named = {"statement_id": row["statement_id"], "covered": row["covered"]}
+        return {**plain, **named, "text": number, "point": point, "members": others}
 
     def _graph(self, statements: Sequence[Row], atoms: Iterable[Row], relations: Iterable[Row]) -> Row | None:
         alone, edges = fact_edges(statements, atoms, relations)
@@ -149,7 +159,7 @@ class Answers:
                 wanted = ds.field("chunk_id").isin(sorted(names))
                 for batch in run.dataset("chunks").to_batches(columns=["chunk_id", "text"], filter=wanted):
                     for row in batch.to_pylist():
-                        found[place, row["chunk_id"]] = self.texts.add(row["text"])
+                        found[place, row["chunk_id"]] = self.texts.add(row["text"], DETAILED * CONTEXT)
         return found
 
     def _add_failures(self, found: Mapping[Key, Row]) -> None:
@@ -183,14 +193,18 @@ def _worst_first(scores: Mapping[Key, Mapping[str, Sequence[Row]]]) -> list[Key]
     """The samples by their lowest score, those without one last; equal ones by run and id."""
 
     def lowest(key: Key) -> float:
-        return min((row["score"] for rows in scores[key].values() for row in rows if row["score"] is not None), default=2)
+        return min(
+            (row["score"] for rows in scores[key].values() for row in rows if row["score"] is not None), default=2
+        )
 
     return sorted(scores, key=lambda key: (lowest(key), key))
 
 
 def _score(row: Row) -> Row:
     numbers = {name: rounded(row[name]) for name in ("score", "score_low", "score_high")}
-    return compact({**numbers, **{name: row[name] for name in ("covered", "uncovered", "unjudged", "dropped", "status")}})
+    return compact(
+        {**numbers, **{name: row[name] for name in ("covered", "uncovered", "unjudged", "dropped", "status")}}
+    )
 
 
 def _atom_text(row: Row) -> str:

@@ -12,7 +12,9 @@ ENTAILS, CONTRADICTS = 0, 1
 Edge = tuple[int, int, int]
 
 
-def fact_edges(statements: Sequence[Row], atoms: Iterable[Row], relations: Iterable[Row]) -> tuple[list[Row], list[Edge]]:
+def fact_edges(
+    statements: Sequence[Row], atoms: Iterable[Row], relations: Iterable[Row]
+) -> tuple[list[Row], list[Edge]]:
     """The atoms that are in no statement, and the relations as (from, to, kind).
 
     Nodes are numbered: statements as given, then those atoms. Relations within a statement, and what is neither

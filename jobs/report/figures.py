@@ -108,4 +108,7 @@ def counts_of(sources: Sources) -> dict[str, Row]:
     rows = [row for own in sources.summaries for row in own if row["level"] == "overall"]
     names = ("n", "scored", "undefined", "failed")
     metrics = sorted({row["metric"] for row in rows})
-    return {one: {name: int(total((row for row in rows if row["metric"] == one), name)) for name in names} for one in metrics}
+    return {
+        one: {name: int(total((row for row in rows if row["metric"] == one), name)) for name in names}
+        for one in metrics
+    }

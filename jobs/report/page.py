@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
+from html import escape
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from untold.jobs.report import figures
-from untold.jobs.report.answers import Answers
+from untold.jobs.report.answers import MOST_DETAILED, Answers
 from untold.jobs.report.reliance import opening, reliance
 from untold.jobs.report.sources import PART, Sources, open_sources
-from untold.jobs.report.texts import Packed, pack
+from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, STATEMENT, Packed, pack
 from untold.jobs.results import Run
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
@@ -33,6 +37,21 @@ class ReportError(UserError):
     """A report that cannot be written. The message says what to do."""
 
 
+@dataclass(frozen=True)
+class Report:
+    """A report: a page of HTML, and the file that it was written to, if any. A notebook shows it in a frame."""
+
+    html: str = field(repr=False)
+    file: str | None = None
+
+    def _repr_html_(self) -> str:
+        """The page in a frame that can do nothing to the notebook, or where it was written."""
+        if self.file is not None:
+            return f"<p>report: {escape(self.file)}</p>"
+        frame = 'sandbox="allow-scripts allow-modals" title="Untold report" width="100%" height="900" frameborder="0"'
+        return f'<iframe srcdoc="{escape(self.html)}" {frame}></iframe>'
+
+
 def make_report(runs: Sequence[Run]) -> str:
     """The report of one or several runs, an HTML page that asks no network.
 
@@ -40,38 +59,28 @@ def make_report(runs: Sequence[Run]) -> str:
     """
     sources = open_sources(runs)
     answers = Answers(sources)
-    rows = answers.rows()
-    data = {"runs": sources.names, "samples": rows}
-    packed = pack(data, answers.texts)
-    return _fill(sources, packed)
+    return _fill(sources, pack(answers.data(), answers.texts))
 
 
-def write_report(runs: Sequence[Run], file: str | os.PathLike[str]) -> str:
-    """Writes the report of runs into a file, and gives its path. Raises ReportError where it cannot be written."""
-    page = make_report(runs).encode("utf-8", "replace")
-    place = os.fspath(file)
+def write_report(runs: Sequence[Run], file: str | os.PathLike[str]) -> Report:
+    """Writes the report of runs into a file. Raises ReportError where it cannot be written, and as `make_report`."""
+    report = Report(make_report(runs), os.fspath(file))
+    page, target = report.html.encode("utf-8", "replace"), Place(os.fspath(file))
     try:
-        target = Place(place)
-        target.write_bytes(page)
-    except OSError as error:
-        raise ReportError(f"{place}: cannot be written ({type(error).__name__}); give another --html FILE") from error
-    return place
-
-
-def inline(page: str) -> str:
-    """The page as a frame of a notebook, which runs nothing of the notebook and nothing in it."""
-    source = str(Markup.escape(page))
-    return (
-        f'<iframe srcdoc="{source}" sandbox="allow-scripts allow-modals" title="Untold report" '
-        'width="100%" height="900" style="border:0"></iframe>'
-    )
+        if target.local is None:
+            target.write_bytes(page)
+        else:
+            # It may be a pipe or a device, which no rename may replace
+            Path(target.local).write_bytes(page)
+    except (OSError, pa.ArrowException) as error:
+        raise ReportError(f"{file}: cannot be written ({type(error).__name__}); give another --html FILE") from error
+    return report
 
 
 def _fill(sources: Sources, data: Packed) -> str:
     style, script = _read("report.css"), "\n".join(map(_read, SCRIPTS))
-    policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"script-src {_digest(script)}; style-src {_digest(style)}"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     systems = figures.system_rows(sources)
     differences: Mapping[str, Sequence[Mapping[str, Any]]] = {metric: [] for metric in systems}
     costs = figures.costs_a_sample(sources)
@@ -106,11 +115,15 @@ def _shown(sources: Sources, data: Packed) -> list[str]:
     total = sum(sources.sizes)
     if sources.shown < total:
         said.append(
-            f"Of {total:,} answers {sources.shown:,} are shown: the {PART:,} of the lowest scores and {PART:,} drawn at "
-            "random. All figures are of all answers."
+            f"The table has {sources.shown:,} of {total:,} answers: those of the {PART:,} lowest scores, and {PART:,} "
+            "drawn at random by query. All figures are of all answers."
         )
     if data.limit is not None:
-        said.append(f"Texts are cut to {data.limit:,} characters, so that the file stays small; each cut text says so.")
+        said.append(
+            "Long texts are cut, so that the file stays small; each says so. Of most answers contexts are cut to "
+            f"{data.limit * CONTEXT:,} characters, responses to {data.limit * RESPONSE:,} and statements to "
+            f"{data.limit * STATEMENT:,}; of the {MOST_DETAILED:,} worst to {DETAILED} times these."
+        )
     return said
 
 

@@ -29,7 +29,7 @@ class _Query:
 
 
 class Points:
-    """Points by number, from 0. Statements are one point where their reference, or one of their texts, is the same.
+    """Points, by the number of the text of their first statement. Statements are one point where their reference, or one of their texts, is the same.
 
     Statements without other wordings (`members` null) are also one where their words are alike, they name the same
     numbers, and share a source.
@@ -37,10 +37,9 @@ class Points:
 
     def __init__(self) -> None:
         self._queries: dict[tuple[str, str], _Query] = defaultdict(_Query)
-        self._count = 0
 
-    def number(self, metric: str, query: str, statement: Mapping[str, Any]) -> int:
-        """The point of a statement of an answer to the query."""
+    def number(self, metric: str, query: str, statement: Mapping[str, Any], text: int) -> int:
+        """The point of a statement of an answer to the query, which is its own text where it is the first."""
         own = self._queries[metric, query]
         reference = statement["reference_id"]
         texts = [statement["text"] or "", *(statement["members"] or ())]
@@ -50,8 +49,7 @@ class Points:
         if found is None and reference is None and statement["members"] is None:
             found = _alike(own, forms[0], sources)
         if found is None:
-            found = self._count
-            self._count += 1
+            found = text
             own.forms.append(forms[0])
             own.sources.append(sources)
             own.numbers.append(found)
@@ -62,9 +60,7 @@ class Points:
 
 def _alike(own: _Query, form: str, sources: frozenset[str]) -> int | None:
     """The point whose words are most alike; None where none is alike enough."""
-    scored = process.extract(
-        form, own.forms[:MOST_COMPARED], scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3
-    )
+    scored = process.extract(form, own.forms[:MOST_COMPARED], scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3)
     for other, _, place in scored:
         there = own.sources[place]
         if _numbers(other) == _numbers(form) and (not sources or not there or sources & there):

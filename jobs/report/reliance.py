@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 from untold.jobs.report.figures import cost_of, counts_of, total, usage_rows
 from untold.jobs.report.sources import Sources
@@ -32,10 +31,11 @@ def opening(sources: Sources) -> list[str]:
     """What was scored by which judge, when, and what it cost."""
     counts, systems = counts_of(sources), {label for (_, name), label in sources.labels.items() if name is not None}
     of_systems = f" of {amount(len(systems), 'system')}" if systems else ""
-    scored = f"{amount(sum(sources.sizes), 'answer')}{of_systems} scored by {_list(counts)}"
+    answers, were = amount(sum(sources.sizes), "answer"), "was" if sum(sources.sizes) == 1 else "were"
+    scored = f"{answers}{of_systems} {were} scored by {_list(counts)}"
     dates = sorted(start["ended_at"][:10] for run in sources.runs for start in run.manifest.get("starts", ()))
-    when = f", on {dates[-1]}" if dates else ""
-    return [f"{scored}; the judge is {_judges(sources)}{when}.", *_outcomes(counts), _costs(sources)]
+    when = f" The last start ended on {dates[-1]}." if dates else ""
+    return [f"{scored}. The judge is {_judges(sources)}.{when}", *_outcomes(counts), _costs(sources)]
 
 
 def _outcomes(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -82,13 +82,19 @@ def _embedded(sources: Sources) -> Iterator[Sentence]:
 
 
 def _failed(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
+    if not any(row["failed"] for row in counts.values()):
+        yield GOOD, "No sample failed."
     for metric, row in counts.items():
         share = row["failed"] / max(row["n"], 1)
         if not row["failed"]:
-            yield GOOD, f"No sample failed under {metric}."
             continue
-        told = f"{row['failed']:,} of {row['n']:,} samples ({share:.1%}) have no score under {metric}, because requests "
-        yield WARNING if share > MANY else NOTE, f"{told}failed. They are not in its means; bounds say what they could change."
+        told = (
+            f"{row['failed']:,} of {row['n']:,} samples ({share:.1%}) have no score under {metric}, because requests "
+        )
+        yield (
+            WARNING if share > MANY else NOTE,
+            f"{told}failed. They are not in its means; bounds say what they could change.",
+        )
 
 
 def _small(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
@@ -129,22 +135,25 @@ def _people(sources: Sources) -> Iterator[Sentence]:
     """What studies say of how far the judge agrees with people."""
     rows = [row for study in _studies(sources) for row in study.table("meta_evaluation").to_pylist()]
     metrics = {*counts_of(sources)}
+    judges = {None, *(name for run in sources.runs for name in run.manifest.get("models", ()))}
     own = [row for row in rows if row["metric"] in metrics and row["measure"] in AGREEMENT and row["value"] is not None]
     for row in sorted(own, key=lambda row: (row["metric"], row["model"] or "", AGREEMENT.index(row["measure"])))[:8]:
         ends = "" if row["ci_low"] is None else f" (95 % interval {row['ci_low']:.2f} to {row['ci_high']:.2f})"
         under = f", {row['convention']} convention" if row["convention"] else ""
-        told = f"{row['metric']} by {row['model'] or 'this judge'} on {row['dataset']}: {row['measure']} {row['value']:.2f}"
-        yield NOTE, f"Agreement with people, {told}{ends}, n = {row['n']:,}{under}."
+        by = f"{row['metric']} by {row['model'] or 'this judge'} on {row['dataset']}"
+        other = "" if row["model"] in judges else " This judge goes by another name."
+        told = f"{by}: {row['measure']} {row['value']:.2f}{ends}, n = {row['n']:,}{under}"
+        yield NOTE, f"Agreement with people, {told}.{other}"
     if not own:
         yield (
             NOTE,
-            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its output to "
-            "untold report beside the others.",
+            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its output "
+            "to untold report beside the others.",
         )
 
 
 def _studies(sources: Sources) -> Iterable[Run]:
-    """The studies that were given, and those that lie beside a run: an output that it is a part of, or that its store is in."""
+    """The studies that were given, and those that a run is a part of, or that its store lies in."""
     yield from sources.studies
     seen = {study.place.uri for study in sources.studies}
     for run in sources.runs:

@@ -75,7 +75,11 @@ class Sources:
         return sum(size if ids is None else len(ids) for size, ids in zip(self.sizes, self.chosen, strict=True))
 
     def rows(
-        self, name: str, columns: Sequence[str], where: pc.Expression | None = None, among: Collection[Key] | None = None
+        self,
+        name: str,
+        columns: Sequence[str],
+        where: pc.Expression | None = None,
+        among: Collection[Key] | None = None,
     ) -> Iterator[tuple[Key, dict[str, Any]]]:
         """The rows of a table for the samples shown, or for those `among` them; columns a table lacks are null.
 

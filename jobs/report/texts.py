@@ -15,47 +15,57 @@ LONGEST, MOST, SHORT = 200_000, 60_000_000, 300
 BUDGET = 4_400_000
 # Up to so many bytes the data stands in the page as it is; beyond, it is packed
 PLAIN = 1_500_000
-# Characters that texts are cut to, until the data fits
-LIMITS = (LONGEST, 20_000, 8_000, 4_000, 2_000, 1_200, 800, 500, 300, 200, 120, 60)
-# JSON of texts packs to no less than a part in so many
-PACKED = 12
+# Characters that texts of weight 1 are cut to, the first that fits: each is two thirds of the one before
+LIMITS = tuple(int(LONGEST * (2 / 3) ** step) for step in range(31))
+# What a text is worth beside others: so many times the characters are left of it. A detailed answer's are left last
+CONTEXT, RESPONSE, STATEMENT, DETAILED = 1, 3, 6, 4
 
 
 @dataclass
 class Texts:
-    """Distinct texts by number, in the order in which they came: what is asked for first is what a reader needs most."""
+    """Distinct texts by number, in the order in which they came."""
 
     texts: list[str] = field(default_factory=list)
-    # Characters of those that are cut
+    weights: list[int] = field(default_factory=list)
+    # Characters of those that were cut while they were read
     lengths: dict[int, int] = field(default_factory=dict)
     _known: dict[tuple[str, int], int] = field(default_factory=dict)
     _size: int = 0
 
-    def add(self, text: str | None) -> int | None:
+    def add(self, text: str | None, weight: int = STATEMENT) -> int | None:
         """The number of a text; None for none."""
         if text is None:
             return None
         kept = text[: LONGEST if self._size < MOST else SHORT]
         # Long texts may begin alike
         key = (kept, hash(text))
-        if key not in self._known:
-            self._known[key] = len(self.texts)
-            if len(kept) < len(text):
-                self.lengths[len(self.texts)] = len(text)
+        number = self._known.setdefault(key, len(self.texts))
+        if number == len(self.texts):
             self.texts.append(kept)
+            self.weights.append(weight)
             self._size += len(kept)
-        return self._known[key]
+            if len(kept) < len(text):
+                self.lengths[number] = len(text)
+        self.weights[number] = max(weight, self.weights[number])
+        return number
 
     def cut(self, limit: int) -> dict[str, Any]:
-        """`texts`, none longer than the limit, and `lengths` of those that are cut, by number."""
-        longer = {number: len(text) for number, text in enumerate(self.texts) if len(text) > limit}
-        lengths = {**longer, **self.lengths}
-        return {"texts": [text[:limit] for text in self.texts], "lengths": lengths, "limit": limit if lengths else None}
+        """`texts`, none longer than the limit times its weight, and `lengths` of those that are cut, by number."""
+        pairs = list(zip(self.texts, self.weights, strict=True))
+        longer = {number: len(text) for number, (text, weight) in enumerate(pairs) if len(text) > limit * weight}
+        return {"texts": [text[: limit * weight] for text, weight in pairs], "lengths": {**longer, **self.lengths}}
+
+    def size(self, limit: int) -> int:
+        """The characters that are left under a limit."""
+        return sum(min(len(text), limit * weight) for text, weight in zip(self.texts, self.weights, strict=True))
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Data as it stands in the page: JSON, or where that is large `packed` by gzip and base64; what texts are cut to."""
+    """Data as it stands in the page: JSON, or where that is large `packed` by gzip and base64.
+
+    `limit`: the characters that texts of weight 1 are cut to, None where no text is cut.
+    """
 
     text: str
     packed: bool
@@ -63,20 +73,25 @@ class Packed:
 
 
 def pack(data: Mapping[str, Any], texts: Texts, budget: int = BUDGET) -> Packed:
-    """The data with its texts, cut to the first of `LIMITS` that fits the budget, or the last."""
-    size = len(_json(data))
-    for limit in LIMITS:
-        total = size + sum(min(len(text), limit) for text in texts.texts)
-        if total > PACKED * budget and limit != LIMITS[-1]:
-            continue
-        found = texts.cut(limit)
-        written = _json({**data, **found})
-        if len(written) <= PLAIN:
-            return Packed(written, False, found["limit"])
-        packed = base64.b64encode(gzip.compress(written.encode(), 9, mtime=0)).decode()
-        if len(packed) <= budget:
-            break
-    return Packed(packed, True, found["limit"])
+    """The data with its texts, cut by the first of `LIMITS` that fits the budget, or by the last."""
+    # Packing takes a second: the limit is looked for by halves, and what cuts nothing is tried once
+    whole = texts.size(LIMITS[0])
+    limits = [LIMITS[0], *(limit for limit in LIMITS if texts.size(limit) < whole)]
+    first, last = 0, len(limits) - 1
+    tried: dict[int, Packed] = {}
+    while first < last:
+        middle = 0 if not tried else (first + last) // 2
+        tried[middle] = _packed(data, texts, limits[middle])
+        first, last = (first, middle) if len(tried[middle].text) <= budget else (middle + 1, last)
+    return tried.get(first) or _packed(data, texts, limits[first])
+
+
+def _packed(data: Mapping[str, Any], texts: Texts, limit: int) -> Packed:
+    found = texts.cut(limit)
+    written, told = _json({**data, **found}), limit if found["lengths"] else None
+    if len(written) <= PLAIN:
+        return Packed(written, False, told)
+    return Packed(base64.b64encode(gzip.compress(written.encode("utf-8", "replace"), 9, mtime=0)).decode(), True, told)
 
 
 def _json(value: Any) -> str:
@@ -101,6 +116,27 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
     return None if value is None or value != value else round(value, digits)
 
 
-def numbers_of(texts: Texts, found: Sequence[str | None] | None) -> list[int | None]:
-    """The numbers of several texts."""
-    return [texts.add(text) for text in found or ()]
+def columns_of(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Statements as columns, which pack to a third: `text` and `point` by their steps, `is` a sign each, and `more`.
+
+    Signs are 1 covered, 0 missing, b missing and in the basis, ? not judged. `point` is left out where each is its own
+    text, `more` where nothing else is known of any.
+
+    >>> columns_of([{"text": 7, "point": 7, "covered": True}, {"text": 9, "point": 9, "covered": None, "rank": 2}])
+    {'text': [7, 2], 'is': '1?', 'more': [{}, {'rank': 2}]}
+    """
+    texts, points = [row["text"] for row in statements], [row["point"] for row in statements]
+    own = ("text", "point", "covered", "in_basis")
+    more = [compact({name: value for name, value in row.items() if name not in own}) for row in statements]
+    found = {"text": _steps(texts), "is": "".join(map(_sign, statements))}
+    return found | ({"point": _steps(points)} if points != texts else {}) | ({"more": more} if any(more) else {})
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    return [number - before for number, before in zip(numbers, [0, *numbers], strict=False)]
+
+
+def _sign(row: Mapping[str, Any]) -> str:
+    if row["covered"] is None:
+        return "?"
+    return "1" if row["covered"] else "b" if row.get("in_basis") else "0"

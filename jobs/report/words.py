@@ -70,20 +70,26 @@ class _Store:
         return found
 
     def _answers(self, stage: str, asked: Mapping[Any, Variables]) -> dict[Any, str]:
-        """By place the text of the completion. A judge may have been asked with and without a schema: both are looked up."""
+        """By place the text of the completion, whether the judge was asked with or without a schema."""
         found: dict[Any, str] = {}
         for folder in self._folders(stage):
-            by_id = {request_id(folder.name.rpartition("-")[2], asked[place]): place for place in asked if place not in found}
-            files = [(folder / name).arrow for name in list_folder(str(folder)).live()]
-            if not files or not by_id:
-                continue
-            rows = ds.dataset([path for _, path in files], filesystem=files[0][0], format="parquet")
-            wanted = ds.field("request_id").isin(sorted(by_id)) & ds.field("error_type").is_null()
-            for batch in rows.to_batches(columns=["request_id", "text", "model"], filter=wanted):
-                for row in batch.to_pylist():
-                    if not self._models or row["model"] in self._models:
-                        found.setdefault(by_id[row["request_id"]], row["text"])
+            digest = folder.name.rpartition("-")[2]
+            ids = {place: request_id(digest, variables) for place, variables in asked.items() if place not in found}
+            texts = self._texts(folder, set(ids.values()))
+            found |= {place: texts[name] for place, name in ids.items() if name in texts}
         return found
+
+    def _texts(self, folder: Place, ids: Collection[str]) -> dict[str, str]:
+        """By request the text of its completion, of models that judged this run."""
+        files = [(folder / name).arrow for name in list_folder(str(folder)).live()]
+        if not files or not ids:
+            return {}
+        rows = ds.dataset([path for _, path in files], filesystem=files[0][0], format="parquet")
+        wanted = ds.field("request_id").isin(sorted(ids)) & ds.field("error_type").is_null()
+        if self._models:
+            wanted &= ds.field("model").isin(self._models)
+        found = rows.to_table(columns=["request_id", "text"], filter=wanted)
+        return {row["request_id"]: row["text"] for row in found.to_pylist() if row["text"] is not None}
 
     def _folders(self, stage: str) -> list[Place]:
         """The folders of a stage, that of the run's own digest first."""
