@@ -159,7 +159,7 @@ function claimsOf(sample, judged) {
   const line = (claim, place) => {
     const head = [make("span", { class: "number" }, `R${place + 1}`), make("span", { class: "words" }, shown(claim.text), " ", judgedAny ? badge(claim.verdict ?? "not judged", claim.verdict ?? "") : null)];
     if (!(claim.evidence || []).length) return make("li", {}, make("div", { class: "flat" }, head));
-    return make("li", {}, later(head, () => make("div", { class: "below" }, claim.evidence.map(([chunk, relation]) => make("div", {}, make("b", {}, isolated(chunk)), " ", relation ? badge(relation, relation) : null, make("p", { class: "prose quoted", dir: "auto" }, marked(textOf((sample.chunks || {})[chunk]), [[null, textOf(claim.text)]], 0), cutNote((sample.chunks || {})[chunk])))))));
+    return make("li", {}, later(head, () => make("div", { class: "below" }, claim.evidence.map(([chunk, relation]) => make("div", {}, make("b", {}, isolated(chunk)), " ", relation ? badge(relation, relation) : null, make("p", { class: "prose quoted", dir: "auto" }, marked(textOf((sample.chunks || {})[chunk]), [[null, textOf(claim.text)]], 0.5), cutNote((sample.chunks || {})[chunk])))))));
   };
   return make("section", {}, make("h3", {}, `Claims of the response: ${count(claims.length)}`), longList(claims, line, "statements"));
 }

@@ -45,7 +45,7 @@ class Answers:
         self._samples = dict(sources.rows("samples", ("query", "query_id")))
 
     def data(self) -> Row:
-        """What the page is filled with, but for the texts: these are numbers in it, and what is null or empty is left out.
+        """What the page is filled with. Texts are numbers in it, and what is null or empty is left out.
 
         `samples`, worst first, and `contexts`: lists of (id, text), which samples name by their places.
         """

@@ -29,10 +29,10 @@ class _Query:
 
 
 class Points:
-    """Points, by the number of the text of their first statement. Statements are one point where their reference, or one of their texts, is the same.
+    """Points, by the number of the text of their first statement.
 
-    Statements without other wordings (`members` null) are also one where their words are alike, they name the same
-    numbers, and share a source.
+    Statements are one point where their reference, or one of their texts, is the same. Statements without other
+    wordings (`members` null) are also one where their words are alike, they name the same numbers, and share a source.
     """
 
     def __init__(self) -> None:

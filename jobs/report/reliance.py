@@ -47,7 +47,10 @@ def _outcomes(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 def _judges(sources: Sources) -> str:
     if any(run.manifest.get("embedded_model") for run in sources.runs):
         return "the embedded model"
-    return _list(sorted({name for run in sources.runs for name in run.manifest.get("models", ())})) or "unknown"
+    vectors = {((run.manifest.get("settings") or {}).get("embeddings") or {}).get("model") for run in sources.runs}
+    return (
+        _list(sorted({name for run in sources.runs for name in run.manifest.get("models", ())} - vectors)) or "unknown"
+    )
 
 
 def _costs(sources: Sources) -> str:

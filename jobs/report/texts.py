@@ -11,14 +11,14 @@ from typing import Any
 
 # Characters of one text, and of all: beyond these a text is cut while it is read, so that memory stays bounded
 LONGEST, MOST, SHORT = 200_000, 60_000_000, 300
-# Bytes of the data in the page: it has 5 MB in all, and its figures, style and script take some 0.2 MB
-BUDGET = 4_400_000
+# Bytes of the data in the page: it has 5 MB in all, and its figures, style and script take some 0.1 MB
+BUDGET = 4_750_000
 # Up to so many bytes the data stands in the page as it is; beyond, it is packed
 PLAIN = 1_500_000
 # Characters that texts of weight 1 are cut to, the first that fits: each is two thirds of the one before
 LIMITS = tuple(int(LONGEST * (2 / 3) ** step) for step in range(31))
 # What a text is worth beside others: so many times the characters are left of it. A detailed answer's are left last
-CONTEXT, RESPONSE, STATEMENT, DETAILED = 1, 3, 6, 4
+CONTEXT, RESPONSE, STATEMENT, DETAILED = 1, 8, 8, 4
 
 
 @dataclass
