@@ -150,8 +150,8 @@ def _people(sources: Sources) -> Iterator[Sentence]:
     if not own:
         yield (
             NOTE,
-            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its output "
-            "to untold report beside the others.",
+            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its "
+            "output to untold report beside the others.",
         )
 
 

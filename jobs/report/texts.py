@@ -73,25 +73,33 @@ class Packed:
 
 
 def pack(data: Mapping[str, Any], texts: Texts, budget: int = BUDGET) -> Packed:
-    """The data with its texts, cut by the first of `LIMITS` that fits the budget, or by the last."""
-    # Packing takes a second: the limit is looked for by halves, and what cuts nothing is tried once
-    whole = texts.size(LIMITS[0])
-    limits = [LIMITS[0], *(limit for limit in LIMITS if texts.size(limit) < whole)]
-    first, last = 0, len(limits) - 1
-    tried: dict[int, Packed] = {}
-    while first < last:
-        middle = 0 if not tried else (first + last) // 2
-        tried[middle] = _packed(data, texts, limits[middle])
-        first, last = (first, middle) if len(tried[middle].text) <= budget else (middle + 1, last)
-    return tried.get(first) or _packed(data, texts, limits[first])
+    """The data with its texts, cut by the least of `LIMITS` that is found to fit the budget, or by the last."""
+    found = _pack(data, texts, LIMITS[0], budget)
+    if len(found.text) <= budget:
+        return found
+    figures = len(_gzip(_json(data)))
+    # Packing takes a second: limits that leave too much, by what the last try's texts took, are passed over
+    share = (len(found.text) - figures) / texts.size(LIMITS[0])
+    for limit in LIMITS[1:]:
+        if limit != LIMITS[-1] and figures + share * texts.size(limit) > budget:
+            continue
+        found = _pack(data, texts, limit, budget)
+        if len(found.text) <= budget:
+            break
+        share = (len(found.text) - figures) / texts.size(limit)
+    return found
 
 
-def _packed(data: Mapping[str, Any], texts: Texts, limit: int) -> Packed:
+def _pack(data: Mapping[str, Any], texts: Texts, limit: int, budget: int) -> Packed:
     found = texts.cut(limit)
     written, told = _json({**data, **found}), limit if found["lengths"] else None
-    if len(written) <= PLAIN:
+    if len(written) <= min(PLAIN, budget):
         return Packed(written, False, told)
-    return Packed(base64.b64encode(gzip.compress(written.encode("utf-8", "replace"), 9, mtime=0)).decode(), True, told)
+    return Packed(_gzip(written), True, told)
+
+
+def _gzip(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 9, mtime=0)).decode()
 
 
 def _json(value: Any) -> str:
