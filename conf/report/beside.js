@@ -1,7 +1,10 @@
 // Two systems on the same queries: what both miss, what one of them does, with the texts beside each other.
 function besideTable(samples) {
   const metrics = distinct(samples.flatMap((sample) => Object.keys(sample.metrics)));
-  const systems = distinct(samples.map((sample) => sample.system));
+  // Those with most answers first: they are the likeliest to have queries in common
+  const sizes = new Map();
+  for (const { system } of samples) sizes.set(system, (sizes.get(system) || 0) + 1);
+  const systems = [...sizes.keys()].sort((a, b) => sizes.get(b) - sizes.get(a) || a.localeCompare(b));
   const metric = choice("Metric", metrics, refresh, null);
   const first = choice("First system", systems, refresh, null);
   const second = choice("Second system", systems, refresh, null);

@@ -44,7 +44,7 @@ def test_contexts_are_cut_before_statements_and_the_worst_answers_last() -> None
 
 def test_of_the_limits_that_fit_the_largest_is_taken() -> None:
     texts = Texts()
-    for number in range(60_000):
+    for number in range(30_000):
         texts.add(f"{hash((number, 1)) ** 3} is a text", CONTEXT)
     full = pack({}, texts)
     assert full.limit is None
