@@ -100,7 +100,7 @@ function drawGraph(graph) {
   }
   // Small graphs are drawn no larger than their texts are read
   const wide = Math.max(size.width + 2 * PAD, Math.min(1100, window.innerWidth - 60)), high = Math.max(size.height + 2 * PAD, 120);
-  svg.setAttribute("height", Math.min(440, high));
+  svg.setAttribute("height", Math.min(600, high));
   const zoom = zooming(svg, [(size.width - wide) / 2, (size.height - high) / 2, wide, high]);
   const buttons = make("div", { class: "tabs graph-buttons" }, button("+", () => zoom(0.8), { "aria-label": "Zoom in" }), button("−", () => zoom(1.25), { "aria-label": "Zoom out" }), button("Fit", () => zoom(null)));
   return make("div", {}, buttons, svg, caption, keyOf(nodes, edges), listed(graph));

@@ -81,7 +81,8 @@ function contextsOf(sample) {
 // Details whose content is made when they are opened.
 function later(summary, content, more = {}) {
   const details = make("details", more, make("summary", {}, summary));
-  details.addEventListener("toggle", () => details.childElementCount === 1 && details.append(content()), { once: true });
+  details.fill = () => details.childElementCount === 1 && details.append(content());
+  details.addEventListener("toggle", details.fill, { once: true });
   return details;
 }
 

@@ -33,9 +33,13 @@ function fill(data) {
     if (sample) link.addEventListener("click", () => openSample(sample, Object.keys(sample.metrics).find((metric) => sample.metrics[metric].failures) ?? Object.keys(sample.metrics)[0]));
     else link.disabled = true;
   }
-  const opened = byId("opened");
-  // What is folded is printed too
-  window.addEventListener("beforeprint", () => opened.querySelectorAll("details").forEach((one) => { one.open = true; }));
+  // Of an opened answer what is folded is printed too
+  let folded = [];
+  window.addEventListener("beforeprint", () => {
+    folded = [...byId("opened").querySelectorAll(".statements details:not([open])")];
+    folded.forEach((one) => { one.fill(); one.open = true; });
+  });
+  window.addEventListener("afterprint", () => folded.forEach((one) => { one.open = false; }));
   document.documentElement.dataset.ready = "true";
 }
 

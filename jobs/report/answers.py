@@ -93,7 +93,7 @@ class Answers:
         atoms = self._by_metric("atoms", ATOMS.names[2:], among)
         relations = self._by_metric("relations", ("premise_id", "hypothesis_id", "relation"), among, drawn)
         for key, metric, rows in self._statements(found):
-            own = order_statements(rows)[:MAX_STATEMENTS]
+            own = [dict(row) for row in order_statements(rows)[:MAX_STATEMENTS]]
             into = found[key]["metrics"][metric]
             if atoms[key][metric]:
                 into["graph"] = self._graph(own, atoms[key][metric], relations[key][metric])
@@ -114,7 +114,7 @@ class Answers:
                 yield key, metric, own
 
     def _statement(self, row: Row, key: Key) -> Row:
-        question, number = self._question(key), self.texts.add(row["text"] or "")
+        question, number = self._question(key), self.texts.number(row["text"] or "")
         others = [self.texts.add(member) for member in row["members"] or () if member != row["text"]]
         point = number if question is None else self.points.number(row["metric"], question, row, number)
         plain = compact({name: row[name] for name in PLAIN} | {name: rounded(row[name], 2) for name in RATINGS})
@@ -207,6 +207,6 @@ def _score(row: Row) -> Row:
     )
 
 
-def _atom_text(row: Row) -> str:
+def _atom_text(row: Mapping[str, Any]) -> str:
     """An answer is shown with its question, without which it says nothing."""
     return row["text"] if row["question"] is None else f"Q: {row['question']} A: {row['text']}"

@@ -84,7 +84,7 @@ def _fill(sources: Sources, data: Packed) -> str:
     systems = figures.system_rows(sources)
     differences: Mapping[str, Sequence[Mapping[str, Any]]] = {metric: [] for metric in systems}
     costs = figures.costs_a_sample(sources)
-    return _template().render(
+    page: str = _template().render(
         policy=policy,
         version=version("untold"),
         style=Markup(style),
@@ -107,6 +107,7 @@ def _fill(sources: Sources, data: Packed) -> str:
         failures=figures.failure_rows(sources),
         usage=figures.usage_rows(sources),
     )
+    return page
 
 
 def _shown(sources: Sources, data: Packed) -> list[str]:
@@ -130,7 +131,7 @@ def _shown(sources: Sources, data: Packed) -> list[str]:
 def _span(rows: Sequence[Mapping[str, Any]]) -> float:
     """The largest end of the intervals, for their axis."""
     ends = [abs(row[name]) for row in rows for name in ("difference", "ci_low", "ci_high") if row.get(name) is not None]
-    return max([*ends, 0.01])
+    return float(max([*ends, 0.01]))
 
 
 def _template() -> Any:

@@ -34,8 +34,10 @@ class Texts:
 
     def add(self, text: str | None, weight: int = STATEMENT) -> int | None:
         """The number of a text; None for none."""
-        if text is None:
-            return None
+        return None if text is None else self.number(text, weight)
+
+    def number(self, text: str, weight: int = STATEMENT) -> int:
+        """The number of a text."""
         kept = text[: LONGEST if self._size < MOST else SHORT]
         # Long texts may begin alike
         key = (kept, hash(text))
