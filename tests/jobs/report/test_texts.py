@@ -33,9 +33,9 @@ def test_contexts_are_cut_before_statements_and_the_worst_answers_last() -> None
     context, detailed, statement = ("".join(words[place::3]) for place in range(3))
     for text, weight in ((context, CONTEXT), (detailed, CONTEXT * DETAILED), (statement, STATEMENT)):
         texts.add(text, weight)
-    packed = pack({}, texts, budget=300_000)
+    packed = pack({}, texts, budget=100_000)
     assert packed.packed
-    assert len(packed.text) <= 300_000
+    assert len(packed.text) <= 100_000
     assert packed.limit is not None
     found = texts.cut(packed.limit)
     assert [len(text) for text in found["texts"]] == [packed.limit, packed.limit * DETAILED, packed.limit * STATEMENT]
