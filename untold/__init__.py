@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from untold.jobs.api import Plan as Plan
-    from untold.jobs.api import Run as Run
     from untold.jobs.api import Session as Session
-    from untold.jobs.api import open_run as open_run
+    from untold.jobs.opened import Run as Run
+    from untold.jobs.opened import open_run as open_run
     from untold.udfs.errors import UserError as UntoldError
 
 _WHERE = {
     "Plan": ("untold.jobs.api", "Plan"),
     "Session": ("untold.jobs.api", "Session"),
-    "Run": ("untold.jobs.api", "Run"),
+    "Run": ("untold.jobs.opened", "Run"),
     "UntoldError": ("untold.udfs.errors", "UserError"),
-    "open_run": ("untold.jobs.api", "open_run"),
+    "open_run": ("untold.jobs.opened", "open_run"),
 }
 __all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "open_run"]
 
