@@ -8,18 +8,31 @@ run.left_out(by="source").to_pandas()
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from untold.jobs import analysis, results
+from untold.jobs.run.terminal import amount, page_of, table
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pyspark.sql import DataFrame
+
+# What an analyst asks first
+PYTHON_LINES = (
+    "run.summary().to_pandas()",
+    "run.differences().to_pandas()",
+    "run.left_out().to_pandas()",
+    'run.sql("select system, avg(score) from scores group by system").df()',
+)
 
 
 class Run(results.Run):
@@ -112,9 +125,9 @@ class Run(results.Run):
             UntoldError: Matplotlib is not installed.
         """
         require("Run.plot", "notebook", "matplotlib", "networkx")
-        from untold.jobs.plots import plot_means
+        from untold.jobs.plots import means
 
-        return plot_means(self.summary().to_pylist())
+        return means(self)
 
 
 def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
@@ -125,6 +138,49 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
     """
     found = results.open_run(directory, allow_running=allow_running)
     return Run(found.directory, found.manifest)
+
+
+def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs whose outputs lie in a folder, by their dates: `nightly/2026-11-19`, `nightly/2026-11-20`.
+
+    Folders without a manifest, and runs that have not ended, are left out. Raises UntoldError where none is left.
+    """
+    folders = [entry.place for entry in results.Place(os.fspath(folder)).entries() if entry.kind == "folder"]
+    found = []
+    for place in folders:
+        with suppress(results.UnreadableRunError):
+            found.append(open_run(str(place)))
+    if not found:
+        raise results.UnreadableRunError(f"{folder}: no folder in it is the output of a run that has ended")
+    return sorted(found, key=lambda run: (analysis.date_of(run), run.directory))
+
+
+def demo_output(name: str = "results") -> str:
+    """Where an output lies that ships with the package: `results`, `nightly` or `meta_evaluation`.
+
+    They were made by `untold score` and `untold meta-evaluate` with a scripted judge in place of a model.
+    """
+    return str(files("untold.conf").joinpath("demo", name))
+
+
+def lines_of(run: Run) -> Iterator[str]:
+    """What a run is, its tables, and how to go on in Python, in SQL and on the command line."""
+    counts = run.manifest.get("counts", {})
+    metrics = ", ".join(run.manifest.get("metrics", ())) or "no metrics"
+    models = f", judged by {', '.join(run.manifest['models'])}" if run.manifest.get("models") else ""
+    samples = f", {amount(counts['samples'], 'sample')}" if "samples" in counts else ""
+    yield f"{run.directory}: {run.status}; {metrics}{models}{samples}"
+    if "made_by" in run.manifest:
+        yield f"made by {run.manifest['made_by']}"
+    rows = [[name, f"{run.dataset(name).count_rows():,}"] for name in run.tables]
+    yield from ("", *table(["table", "rows"], rows, page_of(sys.stdout)), "", "in Python or a notebook:")
+    yield f"  import untold; run = untold.open_run({run.directory!r})"
+    if "scores" in run.tables:
+        yield from (f"  {line}" for line in PYTHON_LINES)
+        where = shlex.quote(run.directory)
+        yield from ("", "on the command line:", f"  untold show {where} --sample ID", f"  untold compare {where}")
+    else:
+        yield '  run.pandas("NAME")'
 
 
 def _warn(text: str) -> None:

@@ -17,6 +17,7 @@ FOLDERS = ("jobs", "udfs", "graph", "conf")
 RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
+    "untold.jobs.opened": 0,
     "untold.jobs.study": 2,
     # Loaded with the settings
     "untold.jobs.metrics.settings": 4,
@@ -31,7 +32,7 @@ RANKS = {
     "untold.jobs.results": 4,
     "untold.jobs.notebook": 1,
     "untold.jobs.analysis": 3,
-    "untold.jobs.plots": 4,
+    "untold.jobs.plots": 2,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
 # The command line imports the jobs within functions, when a command needs them
