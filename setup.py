@@ -44,7 +44,7 @@ setup(
             "prompts/*.jinja",
             "prompts/published/*.jinja",
             "profiles/*.yaml",
-            "demo/*",
+            "demo/**/*",
             "minilm/*",
         ],
     },

@@ -7,7 +7,7 @@ named after their output. Only what a table asks for is read; what does not fit 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from untold.jobs.summary.ranking import (
     SYSTEM_COLUMNS,
     Rows,
     check_runs,
+    compare_pairs,
     compare_scores,
     names_of,
     wanted_metrics,
@@ -42,6 +43,27 @@ DIFFERENCES = pa.schema(
         *((name, pa.float64()) for name in ("difference", "ci_low", "ci_high", "p_value", "p_adjusted")),
     ]
 )
+# A system on the date of its run
+CHANGES = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("system", pa.string()),
+        ("date", pa.string()),
+        ("before", pa.string()),
+        *(field for field in DIFFERENCES if field.name not in ("metric", "first", "second")),
+    ]
+)
+TOPICS = pa.schema(
+    [
+        ("topic", pa.string()),
+        *((name, pa.int64()) for name in ("statements", "missed", "queries")),
+        ("more", pa.list_(pa.string())),
+    ]
+)
+MOST_STATEMENTS = 2_000  # whose distances are 16 MB
+# Between the number of a run, of six digits, and the name of a system of its own; the same system in the run behind it
+_APART = "\x1f"
+_NEXT = "a.system[8:] = b.system[8:] and a.system[:6]::int + 1 = b.system[:6]::int"
 _SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
 # The score of a sample, and 0 where it is undefined although there was something to state
 _SCORE, _LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score", "score_low", "score_high"))
@@ -202,6 +224,69 @@ _LEFT_OUT = {
 }
 
 
+def topics(
+    runs: Sequence[Run], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
+) -> pa.Table:
+    """What left out statements are about, by vectors of the embedded model: topic, statements, missed, queries, more.
+
+    The `statements` most missed ones are put into n groups (average linkage of cosines). A `topic` is the statement in
+    the middle of its group, `more` are up to three others. Needs `untold[local]`; raises UserError without it.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    from untold.udfs.retrieval.embedding import MINILM, Embedder, find_model, normalised
+
+    rows = left_out(runs, n=statements, metrics=metrics).to_pylist()
+    vectors = normalised(Embedder(find_model(MINILM)).embed([row["statement"] for row in rows])) if rows else None
+    if vectors is None or len(rows) == 1:
+        groups = [1] * len(rows)
+    else:
+        groups = fcluster(linkage(vectors, "average", "cosine"), n, "maxclust").tolist()
+    found = []
+    for group in sorted(set(groups)):
+        own = [place for place, other in enumerate(groups) if other == group]
+        middle = vectors[own].mean(axis=0)
+        nearest = sorted(own, key=lambda place: -float(vectors[place] @ middle))
+        first, *others = [rows[place]["statement"] for place in nearest]
+        queries = {rows[place]["query"] for place in own}
+        missed = sum(rows[place]["missed"] for place in own)
+        counts = {"statements": len(own), "missed": missed, "queries": len(queries)}
+        found.append({"topic": first, **counts, "more": list(dict.fromkeys(others))[:3]})
+    return pa.Table.from_pylist(sorted(found, key=lambda row: -row["missed"]), TOPICS)
+
+
+def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+    """How each system changed from one date to the next: metric, system, date, before, and as `DIFFERENCES`.
+
+    Over the questions that both dates have a score for; p is adjusted over the changes of a metric.
+    """
+    ordered = sorted(check_runs(runs), key=date_of)
+    database = _judged(ordered, wanted_metrics(ordered, metrics), apart=True)
+    systems = _rows(database, "select distinct metric, system, output from judged order by metric, system, output")
+    named = {(row["metric"], row["system"]): row for row in systems.to_pylist()}
+    rows = compare_pairs(
+        [{"metric": metric, "system": system} for metric, system in reversed(named)],
+        _DuckScores(database, _NEXT).count_differences("score", cluster=False),
+        seed,
+        wanted=lambda metric, first, second: _follows(named[metric, first], named[metric, second]),
+    )
+    dates = [date_of(run) for run in ordered]
+    found = []
+    for row in rows:
+        later, earlier = (named[row["metric"], row[name]] for name in ("first", "second"))
+        when = {"date": dates[later["output"]], "before": dates[earlier["output"]]}
+        found.append({**row, "system": _system_of(later), **when})
+    return pa.Table.from_pylist(found, CHANGES).sort_by([(name, "ascending") for name in ("metric", "system", "date")])
+
+
+def _follows(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
+    return _system_of(later) == _system_of(earlier) and later["output"] == earlier["output"] + 1
+
+
+def _system_of(row: Mapping[str, Any]) -> str:
+    return str(row["system"]).partition(_APART)[2]
+
+
 def trend(runs: Sequence[Run]) -> pa.Table:
     """The summaries of runs by their dates: date, output, and the columns of `summary` but for its level.
 
@@ -225,9 +310,10 @@ def date_of(run: Run) -> str:
 
 @dataclass(frozen=True)
 class _DuckScores:
-    """`CountedScores` of the views of `_judged`."""
+    """`CountedScores` of the views of `_judged`; `pairs`: which systems a and b are compared."""
 
     database: DuckDBPyConnection
+    pairs: str = "a.system < b.system"
 
     def count_values(self) -> Rows:
         return self._collect(
@@ -248,7 +334,7 @@ class _DuckScores:
                     where question is not null and {score} is not null group by metric, question, system),
                 differences as (
                     select metric, a.system as first, b.system as second, a.query, a.score - b.score as difference
-                    from means a join means b using (metric, question) where a.system < b.system),
+                    from means a join means b using (metric, question) where {self.pairs}),
                 pairs as (
                     select metric, first, second, {own} from differences
                     {"group by metric, first, second, query" if cluster else ""})
@@ -306,17 +392,21 @@ class _DuckScores:
         return rows
 
 
-def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DuckDBPyConnection:
+def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None, *, apart: bool = False) -> DuckDBPyConnection:
     """A database with `judged`, the scores with their systems' names, and `asked`, what each sample asks.
 
-    `question` is a hash of query and contexts, null where the sample has none.
+    `question` is a hash of query and contexts, null where the sample has none. `apart`: the systems of each run are its
+    own, behind its number and `_APART`; all nameless samples are of one.
     """
     database = _connect(runs, "samples", "scores", "statements")
     names = ", ".join(map(quoted, names_of(runs)))
+    system = f"coalesce(system, [{names}][output + 1])"
+    if apart:
+        system = f"format('{{:06d}}{_APART}{{}}', output, coalesce(system, 'all'))"
     where = "" if metrics is None else f"where metric in ({', '.join(map(quoted, metrics))})"
     database.execute(
         f"""create view judged as
-            select output, sample_id, metric, coalesce(system, [{names}][output + 1]) as system, status, covered,
+            select output, sample_id, metric, {system} as system, status, covered,
                 {_SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {_ZERO} as score_zero,
                 case when {_ZERO} is not null then ({_SCORE} is not null)::double end as answered
             from scores {where};

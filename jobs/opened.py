@@ -114,6 +114,14 @@ class Run(results.Run):
         """What answers leave out most, by `statement`, `query`, `source` or `system`: the n first rows, or all."""
         return analysis.left_out((self, *others), by, n, metrics)
 
+    def topics(self, *others: results.Run, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
+        """What left out statements are about, in n groups by the vectors of the embedded model (`untold[local]`)."""
+        return analysis.topics((self, *others), n, metrics)
+
+    def changes(self, *others: results.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+        """How each system changed from one run's date to the next, with 95 % intervals and adjusted p."""
+        return analysis.changes((self, *others), metrics, seed)
+
     def trend(self, *others: results.Run) -> pa.Table:
         """The summaries of runs by the dates in their folders' names."""
         return analysis.trend((self, *others))

@@ -249,6 +249,25 @@ def trend(*runs: Run) -> Picture:
     return figure
 
 
+@_drawn
+def match_rates(run: Run, convention: str = "mismatch") -> Picture:
+    """How often metrics match people's labels, with 95 % intervals, a panel a judge; the line needs no judge at all."""
+    rows = [row for row in run.table("meta_evaluation").to_pylist() if row["convention"] == convention]
+    by_model = _grouped([row for row in rows if row["measure"] == "lmr" and row["value"] is not None], "model")
+    names = sorted({row["metric"] for own in by_model.values() for row in own}, reverse=True)
+    figure, panels = _panels(len(by_model), len(names))
+    constant = next((row["value"] for row in rows if row["measure"] == "baseline_constant"), None)
+    for panel, (model, own) in zip(panels, by_model.items(), strict=False):
+        for row in own:
+            _interval(panel, names.index(row["metric"]), row["value"], row, BLUE, f"{row['value']:.2f}")
+        if constant is not None:
+            panel.axvline(constant, color=RED, linestyle="--", linewidth=1)
+        panel.set(title=_name(model), xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
+        panel.set_yticks(range(len(names)), names)
+    figure.supxlabel("label match rate, 95 % interval; dashed: one label for everything", fontsize=9.5)
+    return figure
+
+
 def _band(panel: Axes, line: Sequence[Mapping[str, Any]], dates: Sequence[str], colour: str) -> None:
     """A system's means over dates, its intervals about them."""
     places = [dates.index(row["date"]) for row in line]

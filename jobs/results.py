@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.jobs.tables import TABLES
+from untold.jobs.tables import RESULT_TABLES, TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place, PlaceError
@@ -137,13 +137,15 @@ class Run:
     def _repr_html_(self) -> str:
         """What a notebook shows of a run: its status and its summary."""
         shown = ["metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"]
-        rows = [{name: row[name] for name in shown} for row in self.summary().to_pylist()]
-        return f"<p>{escape(self.directory)}: {escape(self.status)}</p>{html_table(rows)}"
+        summary = self.summary().to_pylist() if "summary" in self.tables else []
+        rows = [{name: row[name] for name in shown} for row in summary]
+        # Without its folder: a notebook that is passed on need not say where it was run
+        return f"<p>{escape(self.place.name)}: {escape(self.status)}</p>{html_table(rows)}"
 
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
-        """A database in memory whose views are the tables."""
-        return connect_tables([self], self.tables)
+        """A database in memory whose views are the tables, those that a run can have and this one has not too."""
+        return connect_tables([self], {*self.tables, *RESULT_TABLES})
 
     def select_from(self, database: duckdb.DuckDBPyConnection, name: str) -> str:
         """SQL of all rows of a table, with the columns of the contract first; without rows where the run has none.

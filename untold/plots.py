@@ -11,9 +11,21 @@ from untold.jobs.plots import (  # noqa: E402
     differences,
     distribution,
     left_out,
+    match_rates,
     means,
     statuses,
     trend,
 )
 
-__all__ = ["Picture", "agreement", "costs", "differences", "distribution", "left_out", "means", "statuses", "trend"]
+__all__ = [
+    "Picture",
+    "agreement",
+    "costs",
+    "differences",
+    "distribution",
+    "left_out",
+    "match_rates",
+    "means",
+    "statuses",
+    "trend",
+]

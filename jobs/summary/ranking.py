@@ -230,10 +230,15 @@ def _limits(rows: Sequence[Row], sums: str, seed: int) -> dict[str, float | None
     return {"ci_low": interval.low, "ci_high": interval.high}
 
 
-def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
+def compare_pairs(
+    systems: Rows,
+    differences: Iterable[Row],
+    seed: int,
+    wanted: Callable[[str, str, str], bool] = lambda metric, first, second: True,
+) -> Rows:
     """The rows of `comparisons` of ranked systems: every two of a metric, the better one first (methods, section 7).
 
-    differences: as `CountedScores.count_differences` gives them.
+    differences: as `CountedScores.count_differences` gives them; wanted: whether a pair is one of the family.
     """
     counts: dict[tuple[str, str, str], Rows] = defaultdict(list)
     for row in differences:
@@ -246,7 +251,7 @@ def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
         ranked[system["metric"]].append(system["system"])
     rows: Rows = []
     for metric, names in ranked.items():
-        pairs = combinations(names, 2)
+        pairs = [pair for pair in combinations(names, 2) if wanted(metric, *pair)]
         found = [_compare_pair(metric, *pair, counts.get((metric, *pair), []), seed) for pair in pairs]
         adjusted = adjust_p_values([row["p_value"] for row in found])
         rows += [{**row, "p_adjusted": value} for row, value in zip(found, adjusted, strict=True)]
