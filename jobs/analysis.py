@@ -304,7 +304,8 @@ def trend(runs: Sequence[Run]) -> pa.Table:
 
 def date_of(run: Run) -> str:
     """The date of a run, as `2026-11-20`; empty where neither its folder nor its manifest has one."""
-    found = _DATE.findall(run.place.name) or _DATE.findall(str(run.manifest.get("started_at", "")))
+    starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
+    found = _DATE.findall(run.place.name) or _DATE.findall(" ".join(starts[:1]))
     return str(found[-1]) if found else ""
 
 

@@ -87,42 +87,51 @@ def _labelled(topic: Topic) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Makes all outputs anew."""
-    with TemporaryDirectory(prefix="untold-shipped-") as name:
-        folder = Path(name)
+def make_results(folder: Path) -> None:
+    """All metrics over all topics; one answer cannot be judged."""
+    with ModelServer(answer="scripted", rules=FAILS) as server:
+        ask(server, write(folder / "samples.jsonl", samples()), folder / "results", "--metric", METRICS)
+    ship(folder / "results", DEMO / "results", keep_store=True)
+
+
+def make_nightly(folder: Path) -> None:
+    """The answers of each night, over one store."""
+    for night in NIGHTS:
+        path = write(folder / f"{night}.jsonl", samples(night))
         with ModelServer(answer="scripted", rules=FAILS) as server:
-            ask(server, "score", write(folder / "samples.jsonl", samples()), folder / "results", "--metric", METRICS)
-            for night in NIGHTS:
-                path = write(folder / f"{night}.jsonl", samples(night))
-                ask(server, "score", path, folder / "nightly" / night, "--metric", "e2e", store=folder / "store")
-        study = write(folder / "labelled.jsonl", labelled())
-        for judge, answer in (("scripted-judge", "scripted"), ("hasty-judge", "hasty")):
-            how = ("--metric", METRICS, "--format", "wikicontradict")
-            with ModelServer(answer=answer) as server:
-                ask(server, "score", study, folder / judge, *how)
-        scores = [f"--scores={judge}={folder / judge}" for judge in ("scripted-judge", "hasty-judge")]
-        words = [
-            "meta-evaluate",
-            "--dataset",
-            "wikicontradict",
-            "--input",
-            study,
-            "--output",
-            folder / "meta_evaluation",
-        ]
-        run([*words, *scores, "--cluster"])
-        for made in ("results", *(f"nightly/{night}" for night in NIGHTS), "meta_evaluation"):
-            ship(folder / made, DEMO / made, keep_store=made == "results")
+            ask(server, path, folder / night, "--metric", "e2e", store=folder / "store")
+        ship(folder / night, DEMO / "nightly" / night)
 
 
-def ask(server: ModelServer, command: str, path: Path, output: Path, *how: str, store: Path | None = None) -> None:
-    """Runs a command on the scripted judge."""
+def make_meta_evaluation(folder: Path) -> None:
+    """Two judges against the labels, by question."""
+    study, scores = write(folder / "labelled.jsonl", labelled()), []
+    for judge, answer in (("scripted-judge", "scripted"), ("hasty-judge", "hasty")):
+        with ModelServer(answer=answer) as server:
+            ask(server, study, folder / judge, "--metric", METRICS, "--format", "wikicontradict")
+        scores.append(f"--scores={judge}={folder / judge}")
+    words = ["meta-evaluate", "--dataset", "wikicontradict", "--input", study, *scores, "--cluster"]
+    run([*words, "--output", folder / "meta_evaluation"])
+    ship(folder / "meta_evaluation", DEMO / "meta_evaluation")
+
+
+PARTS = {"results": make_results, "nightly": make_nightly, "meta_evaluation": make_meta_evaluation}
+
+
+def main() -> None:
+    """Makes the outputs that are named, or all, anew."""
+    for name in sys.argv[1:] or PARTS:
+        with TemporaryDirectory(prefix="untold-shipped-") as folder:
+            PARTS[name](Path(folder))
+
+
+def ask(server: ModelServer, path: Path, output: Path, *how: str, store: Path | None = None) -> None:
+    """Scores samples by the scripted judge."""
     settings = {"llm.base_url": server.base_url, "llm.model": "scripted-judge", "prompts_dir": PROMPTS}
     settings |= {f"llm.price_per_million_{kind}_tokens": price for kind, price in PRICES.items()}
     settings |= {"summarise_contexts": "false", "fail_on_error": "none"} | ({} if store is None else {"store": store})
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    run([command, "--input", path, "--output", output, *how, *sets])
+    run(["score", "--input", path, "--output", output, *how, *sets])
 
 
 def run(words: Iterable[str | Path]) -> None:
@@ -137,7 +146,7 @@ def write(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def ship(made: Path, kept: Path, *, keep_store: bool) -> None:
+def ship(made: Path, kept: Path, *, keep_store: bool = False) -> None:
     """Copies an output: a file a table, and a manifest without what is only of this machine."""
     shutil.rmtree(kept, ignore_errors=True)
     manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))

@@ -17,8 +17,8 @@ from typing import Any
 
 # Rating, and the odds of the tokens that could stand there
 HIGH, LOW = {"5": 0.85, "4": 0.15}, {"2": 0.9, "1": 0.1}
-# Of four covered statements the hasty judge overlooks one
-OVERLOOKED = 4
+# Of so many statements of a response one is overlooked: by the hasty judge of e2e, and by nli and qa, as models do
+OVERLOOKED, UNSEEN = 4, 7
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _atoms(text: str) -> list[str]:
 def _relation(premise: str, hypothesis: str) -> str:
     first, second = _places(premise), _places(hypothesis)
     if any(one in first for one in second):
-        return "entailment"
+        return "neutral" if premise != hypothesis and _roll(premise, hypothesis) % UNSEEN == 0 else "entailment"
     return "contradiction" if any(_contradict(*one, other) for one in first for _, other in second) else "neutral"
 
 
@@ -118,6 +118,7 @@ def _answers(text: str, questions: Sequence[str]) -> tuple[str, dict[int, dict[s
     written, odds = "", {}
     for question in questions:
         said = [topic.facts[place] for topic, place in _places(text)]
+        said = [fact for fact in said if fact["text"] in text or _roll(text, fact["said"]) % UNSEEN]
         answers = [fact["answer"] for fact in said if fact["question"] == question]
         rated, more = _rated("A: ", "Confidence", [(one, HIGH) for one in answers], " | ")
         written += f"* {question}\n"

@@ -168,7 +168,9 @@ def test_too_many_distinct_differences_are_rounded(tmp_path: Path, monkeypatch: 
 def test_a_trend_is_of_the_dates_of_folders(tmp_path: Path) -> None:
     row = {"metric": "e2e", "level": "overall", "n": 1, "scored": 1}
     runs = [
-        write_run(tmp_path / name, {"summary": [{**row, "mean": mean}]}, started_at="2026-01-01T00:00:00+00:00")
+        write_run(
+            tmp_path / name, {"summary": [{**row, "mean": mean}]}, starts=[{"started_at": "2026-01-01T00:00:00+00:00"}]
+        )
         for name, mean in (("2026-11-21", 0.5), ("2026-11-20", 0.25), ("first", 0.0))
     ]
     found = runs[0].trend(*runs[1:]).to_pylist()
