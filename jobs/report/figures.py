@@ -6,17 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-
+from untold.jobs.analysis import changes, compare_runs, distribution, left_out
 from untold.jobs.report.sources import Sources, rows_of
+from untold.jobs.summary.ranking import CompareError
 from untold.jobs.summary.run_summary import count_failures
 from untold.udfs.redaction import redact
 
 Row = dict[str, Any]
 # Bars of a distribution, from 0 to 1
 BARS = 20
+# Pairs of systems of a metric, and statements that are left out, that a report lists
+PAIRS, LEFT_OUT = 40, 30
 
 
 def system_rows(sources: Sources) -> dict[str, list[Row]]:
@@ -34,7 +34,7 @@ def system_rows(sources: Sources) -> dict[str, list[Row]]:
             if several and (several == 1 or len(sources.runs) > 1):
                 continue
             label = "all systems" if several else sources.labels[place, row["system"]]
-            counts = bars[row["metric"], None if row["level"] == "overall" else row["system"]]
+            counts = bars[row["metric"], row["system"]]
             found[row["metric"]].append({**row, "label": label, "run": place, "all": bool(several), "bars": counts})
     return {metric: sorted(rows, key=_best_first) for metric, rows in sorted(found.items())}
 
@@ -46,14 +46,37 @@ def _best_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None], list[int]]:
     """How many scores lie in each of `BARS` parts from 0 to 1, by metric and system, and by metric alone as None."""
     found: dict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * BARS)
-    columns, scored = ["metric", "system", "score"], pc.is_finite(ds.field("score"))
-    for batch in sources.runs[place].dataset("scores").to_batches(columns=columns, filter=scored):
-        bars = pc.min_element_wise(pc.floor(pc.multiply(batch["score"], BARS)), BARS - 1).cast(pa.int64())
-        table = pa.table({"metric": batch["metric"], "system": batch["system"], "bar": bars})
-        for row in table.group_by(["metric", "system", "bar"]).aggregate([([], "count_all")]).to_pylist():
-            for group in {(row["metric"], None), (row["metric"], row["system"])}:
-                found[group][row["bar"]] += row["count_all"]
+    for row in distribution([sources.runs[place]], BARS).to_pylist():
+        for system in (None, row["system"]):
+            found[row["metric"], system][round(row["low"] * BARS)] += row["count"]
     return found
+
+
+def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]:
+    """By metric the pairs of systems, as `untold compare` has them; else how each changed from run to run by date.
+
+    Where neither can be had, why. Of many pairs those of the least p are left.
+    """
+    try:
+        rows = compare_runs(sources.runs)["comparisons"].to_pylist()
+    except CompareError as error:
+        # The same systems answered the same questions in several runs
+        try:
+            changed = changes(sources.runs).to_pylist()
+        except CompareError:
+            return {}, str(error)
+        names = (("first", "date"), ("second", "before"))
+        rows = [row | {name: f"{row['system']}, {row[date]}" for name, date in names} for row in changed]
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row["p_value"] is None, row["p_value"] or 0)):
+        if len(found[row["metric"]]) < PAIRS:
+            found[row["metric"]].append(row)
+    return found, None
+
+
+def left_out_rows(sources: Sources) -> list[Row]:
+    """The statements that most answers to a query miss, as `untold.Run.left_out` has them."""
+    return [row for row in left_out(sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1]
 
 
 def measure_rows(sources: Sources) -> list[Row]:

@@ -23,14 +23,13 @@ from untold.jobs.report.reliance import opening, reliance
 from untold.jobs.report.sources import PART, Sources, open_sources
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, STATEMENT, Packed, pack
 from untold.jobs.results import Run
+from untold.jobs.summary.ranking import CHANCE
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
 
 TEMPLATE = "report.html.jinja"
 SCRIPTS = ("page.js", "words.js", "graph.js", "sample.js", "answers.js", "beside.js", "start.js")
-# Of an adjusted p-value: below it a difference is called more than chance
-CHANCE = 0.05
 
 
 class ReportError(UserError):
@@ -82,7 +81,7 @@ def _fill(sources: Sources, data: Packed) -> str:
     allowed = f"script-src {_digest(script)}; style-src {_digest(style)}"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     systems = figures.system_rows(sources)
-    differences: Mapping[str, Sequence[Mapping[str, Any]]] = {metric: [] for metric in systems}
+    differences, reason = figures.difference_rows(sources)
     costs = figures.costs_a_sample(sources)
     page: str = _template().render(
         policy=policy,
@@ -97,13 +96,14 @@ def _fill(sources: Sources, data: Packed) -> str:
         systems=systems,
         several=max((len(rows) for rows in systems.values()), default=0) > 1,
         differences=differences,
+        reason=reason,
         spans={metric: _span(rows) for metric, rows in differences.items()},
         chance=CHANCE,
         costs=costs,
         priced=any(cost is not None for cost in costs),
         measures=figures.measure_rows(sources),
         shown=_shown(sources, data),
-        left_out=[],
+        left_out=figures.left_out_rows(sources),
         failures=figures.failure_rows(sources),
         usage=figures.usage_rows(sources),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from untold.jobs.results import Run, UnreadableRunError, first_rows
+from untold.jobs.summary.ranking import names_of
 from untold.jobs.tables import RESULT_TABLES
 
 # Samples whose answers a report shows; of more, so many that score worst and so many drawn at random
@@ -32,9 +32,8 @@ class Sources:
 
     @cached_property
     def names(self) -> list[str]:
-        """What runs are called: their folders, or whole paths where two folders have one name."""
-        short = [os.path.basename(run.directory.rstrip("/")) or run.directory for run in self.runs]
-        return [name if short.count(name) == 1 else run.directory for name, run in zip(short, self.runs, strict=True)]
+        """What runs are called, and systems without a name in them."""
+        return names_of(self.runs)
 
     @cached_property
     def summaries(self) -> list[list[dict[str, Any]]]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from untold.jobs.asking.snapshots import list_folder
-from untold.jobs.asking.store import VERSION
+from untold.jobs.asking.snapshots import VERSION, list_folder
 from untold.jobs.report.sources import Key, Sources
 from untold.jobs.results import Run
 from untold.udfs.llm.keys import request_id
