@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from untold.jobs.analysis import changes, compare_runs, distribution, left_out
+from untold.jobs.analysis import changes, compare_runs, date_of, distribution, left_out
 from untold.jobs.report.sources import Sources, rows_of
 from untold.jobs.summary.ranking import CompareError
 from untold.jobs.summary.run_summary import count_failures
@@ -61,10 +61,9 @@ def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]
         rows = compare_runs(sources.runs)["comparisons"].to_pylist()
     except CompareError as error:
         # The same systems answered the same questions in several runs
-        try:
-            changed = changes(sources.runs).to_pylist()
-        except CompareError:
+        if len({date_of(run) for run in sources.runs}) < max(2, len(sources.runs)):
             return {}, str(error)
+        changed = changes(sources.runs).to_pylist()
         names = (("first", "date"), ("second", "before"))
         rows = [row | {name: f"{row['system']}, {row[date]}" for name, date in names} for row in changed]
     found: dict[str, list[Row]] = defaultdict(list)

@@ -100,7 +100,8 @@ def _fill(sources: Sources, data: Packed) -> str:
         spans={metric: _span(rows) for metric, rows in differences.items()},
         chance=CHANCE,
         costs=costs,
-        priced=any(cost is not None for cost in costs),
+        # Of one run the overview says it
+        priced=len(costs) > 1 and any(cost is not None for cost in costs),
         measures=figures.measure_rows(sources),
         shown=_shown(sources, data),
         left_out=figures.left_out_rows(sources),

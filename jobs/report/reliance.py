@@ -29,8 +29,9 @@ AGREEMENT = ("kappa", "lmr", "accuracy", "auc", "spearman", "macro_f1")
 
 def opening(sources: Sources) -> list[str]:
     """What was scored by which judge, when, and what it cost."""
-    counts, systems = counts_of(sources), {label for (_, name), label in sources.labels.items() if name is not None}
+    counts, systems = counts_of(sources), {name for _, name in sources.labels if name is not None}
     of_systems = f" of {amount(len(systems), 'system')}" if systems else ""
+    of_systems += f" in {len(sources.runs)} runs" if len(sources.runs) > 1 else ""
     answers, were = amount(sum(sources.sizes), "answer"), "was" if sum(sources.sizes) == 1 else "were"
     scored = f"{answers}{of_systems} {were} scored by {_list(counts)}"
     dates = sorted(start["ended_at"][:10] for run in sources.runs for start in run.manifest.get("starts", ()))

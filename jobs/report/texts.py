@@ -101,7 +101,7 @@ def _pack(data: Mapping[str, Any], texts: Texts, limit: int, budget: int) -> Pac
 
 
 def _gzip(text: str) -> str:
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
 
 
 def _json(value: Any) -> str:

@@ -20,7 +20,7 @@ SCHEMAS = {**RESULT_TABLES, "meta_evaluation": META_EVALUATION}
 MANIFEST = {
     "status": "finished",
     "models": ["a-judge"],
-    "starts": [{"ended_at": "2026-11-20T10:00:00+00:00"}],
+    "starts": [{"started_at": "2026-11-20T09:00:00+00:00", "ended_at": "2026-11-20T10:00:00+00:00"}],
     "totals": {"cost": 1.5, "calls": 12, "prompt_tokens": 3000, "completion_tokens": 400},
 }
 HARM = '</script><script>window.harmed = 1</script><img src="x" onerror="window.harmed = 2"><!--'
@@ -31,7 +31,8 @@ WORD = "w" * 100_000
 def write_output(folder: Path, tables: Mapping[str, Sequence[Row]], **manifest: Any) -> Path:
     """An output with these tables; a summary that they lack has the means of the scores."""
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({**MANIFEST, **manifest}), encoding="utf-8")
+    metrics = sorted({row["metric"] for row in tables.get("scores", ())})
+    (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "metrics": metrics, **manifest}), encoding="utf-8")
     found = {"summary": summary_of(tables.get("scores", ())), **tables}
     for name, rows in found.items():
         (folder / name).mkdir()

@@ -37,6 +37,18 @@ TABLES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+# Two systems that answer the same two queries
+PAIRED = {
+    "samples": [sample(f"{system}{number}", f"Query {number}?", system=system) for system in "ab" for number in (0, 1)],
+    "scores": [
+        score(f"{system}{number}", system=system, value=value + number / 10)
+        for system, value in (("a", 0.5), ("b", 0.25))
+        for number in (0, 1)
+    ],
+    "statements": [statement(f"{system}0", 1, "It has 12 bells.", False, sources=["c2"]) for system in "ab"],
+}
+
+
 class Words(HTMLParser):
     """The visible words of a page, and its elements."""
 
@@ -114,6 +126,25 @@ def test_several_runs_are_named_apart(tmp_path: Path) -> None:
     assert data["runs"] == ["monday", "tuesday"]
     labels = {one["system"] for one in data["samples"]}
     assert labels == {f"{system} ({run})" for system in "ab" for run in ("monday", "tuesday")}
+
+
+def test_pairs_of_systems_are_those_of_compare_or_changes_by_date(tmp_path: Path) -> None:
+    run = open_run(write_output(tmp_path / "2026-11-20", PAIRED))
+    text = text_of(make_report([run]))
+    assert "Paired differences" in text
+    (row,) = run.compare()["comparisons"].to_pylist()
+    assert f"a b 2 {row['difference']:+.3f}" in text
+    assert f"{row['p_value']:.4f} {row['p_adjusted']:.4f} may be chance" in text
+    text = text_of(make_report([run, open_run(write_output(tmp_path / "2026-11-21", PAIRED))]))
+    assert "a, 2026-11-21 a, 2026-11-20 2 +0.000" in text
+    again = open_run(write_output(tmp_path / "again" / "2026-11-20", PAIRED))
+    assert "There are no paired differences:" in text_of(make_report([run, again]))
+
+
+def test_what_most_answers_leave_out_is_listed(tmp_path: Path) -> None:
+    text = text_of(make_report([open_run(write_output(tmp_path / "out", PAIRED))]))
+    assert "What is left out most" in text
+    assert "It has 12 bells. Query 0? e2e 2 of 2 c2 a, b" in text
 
 
 def test_a_study_says_how_far_the_judge_agrees_with_people(tmp_path: Path) -> None:
