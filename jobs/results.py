@@ -73,11 +73,12 @@ class Run:
 
         Its schema is the union of its files' schemas. Raises `UnreadableRunError` for a table that is not there.
         """
-        if name not in self.tables:
+        files = [] if _hidden(name) or "/" in name else self._files(name)
+        if not files:
             near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
             hint = near or f"it has {', '.join(self.tables) or 'none'}"
             raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
-        factory = ds.FileSystemDatasetFactory(self.place.arrow[0], self._files(name), ds.ParquetFileFormat())
+        factory = ds.FileSystemDatasetFactory(self.place.arrow[0], files, ds.ParquetFileFormat())
         return factory.finish(factory.inspect())
 
     def table(self, name: str) -> pa.Table:

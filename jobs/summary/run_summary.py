@@ -34,7 +34,8 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     those of a demo.
     """
     unasked = count_unasked(run.dataset("scores")) if counts["statuses"].get(NOT_ASKED) else {}
-    failures = count_failures(run.dataset("failures"))
+    rows = run.manifest["rows"]
+    failures = count_failures(run.dataset("failures")) if rows["failures"] else []
     worst = find_worst(run.dataset("scores"))
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [
@@ -113,17 +114,14 @@ def _seconds(began: str, ended: str) -> float:
 def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
     """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
     yield redact(f"results: {run.directory}")
-    held = (name for name in RESULT_TABLES if name in run.tables and _has_rows(run.dataset(name)))
+    rows = run.manifest["rows"]
+    held = (name for name in RESULT_TABLES if rows.get(name))
     yield from wrapped(f"tables: {', '.join(held)}", page)
     # Others cannot be pasted, and may do something to a terminal
     named = [row for row in worst if row["sample_id"].isprintable()]
     if named:
         sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
         yield redact(f"next: untold show {shlex.quote(run.directory)} {sample}")
-
-
-def _has_rows(rows: ds.Dataset) -> bool:
-    return bool(rows.head(1, columns=rows.schema.names[:1]).num_rows)
 
 
 def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
