@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
-from untold.jobs.results import Run, first_rows
+from untold.jobs.results import Run, batches_of, first_rows
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.summary.aggregate import interval_text
@@ -134,7 +134,7 @@ def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
 def count_unasked(scores: ds.Dataset) -> Unasked:
     """How many samples were not asked, by metric and system, and by metric alone as those of system None."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for batch in scores.to_batches(columns=["metric", "system"], filter=ds.field("status") == NOT_ASKED):
+    for batch in batches_of(scores, ["metric", "system"], ds.field("status") == NOT_ASKED):
         counted = pa.Table.from_batches([batch]).group_by(["metric", "system"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
             for group in {(row["metric"], None), (row["metric"], row["system"])}:
@@ -146,7 +146,7 @@ def count_failures(failures: ds.Dataset) -> list[dict[str, Any]]:
     """How many requests failed by stage and kind, most first: stage, error_type, count, and sample_id, error of one."""
     keys = ["stage", "error_type"]
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for batch in failures.to_batches(columns=[*keys, "sample_id", "error"]):
+    for batch in batches_of(failures, [*keys, "sample_id", "error"]):
         groups = pa.Table.from_batches([batch]).group_by(keys, use_threads=False)
         for row in groups.aggregate([([], "count_all"), ("sample_id", "first"), ("error", "first")]).to_pylist():
             first = {"sample_id": row["sample_id_first"], "error": row["error_first"], "count": 0}
