@@ -156,10 +156,12 @@ class Run:
         files = self._files(name) if name in self.tables else []
         if any(_PATTERN.search(file) for file in files) or (files and self.place.local is None):
             rows = f"from {_named(database, self.dataset(name))}"
+            # Which Arrow's scans cannot take: DuckDB ends some joins with "not supported in PyArrow Scans"
+            database.execute("set disabled_optimizers = 'join_filter_pushdown'")
         elif files:
             listed = ", ".join(quoted(file) for file in files)
             rows = f"from read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
-        empty = None if columns is None else f"from {_named(database, columns.empty_table())}"
+        empty = None if columns is None else f"from {_without_rows(database, name, columns)}"
         return " union all by name ".join(part for part in (empty, rows) if part is not None)
 
     def _files(self, name: str) -> list[str]:
@@ -194,6 +196,7 @@ def connect_tables(runs: Sequence[Run], names: Iterable[str], *, numbered: bool 
     import duckdb
 
     database = duckdb.connect(config={"temp_directory": os.path.join(tempfile.gettempdir(), f"untold-{os.getpid()}")})
+    database.execute("create schema without_rows")
     for name in names:
         parts = [run.select_from(database, name) for run in runs]
         if numbered:
@@ -216,6 +219,14 @@ def _named(database: duckdb.DuckDBPyConnection, rows: pa.Table | ds.Dataset) -> 
     name = f"arrow_{id(rows)}"
     database.register(name, rows)
     return name
+
+
+def _without_rows(database: duckdb.DuckDBPyConnection, name: str, columns: pa.Schema) -> str:
+    """The name of a table of the database with these columns."""
+    rows = _named(database, columns.empty_table())
+    database.execute(f"create table if not exists without_rows.{name} as from {rows}")
+    database.unregister(rows)
+    return f"without_rows.{name}"
 
 
 def path_of_table(manifest: Mapping[str, Any], name: str) -> str:
