@@ -181,6 +181,15 @@ def test_a_trend_is_of_the_dates_of_folders(tmp_path: Path) -> None:
     ]
 
 
+def test_joins_read_what_only_arrow_can_read(tmp_path: Path) -> None:
+    """DuckDB takes brackets for a pattern, so that Arrow reads this as it reads object stores."""
+    ids = [{"sample_id": f"s{number}"} for number in range(5_000)]
+    scores = [{**row, "score": number % 100 / 100} for number, row in enumerate(ids)]
+    run = write_run(tmp_path / "[one]", {"samples": ids, "scores": scores})
+    found = run.sql("select count(*) from scores join samples using (sample_id) where score < 0.01").fetchall()
+    assert found == [(50,)]
+
+
 def test_sql_has_the_columns_of_the_contract_and_reads_odd_paths(tmp_path: Path) -> None:
     folder = tmp_path / "it's [one] date=2026-11-20"
     run = write_run(folder, {"scores": [{"sample_id": "s", "score": 0.5}]})
