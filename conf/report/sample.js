@@ -79,10 +79,10 @@ function contextsOf(sample) {
 }
 
 // Details whose content is made when they are opened.
-function later(summary, content, more = {}) {
-  const details = make("details", more, make("summary", {}, summary));
+function later(summary, content) {
+  const details = make("details", {}, make("summary", { onclick: () => details.fill() }, summary));
   details.fill = () => details.childElementCount === 1 && details.append(content());
-  details.addEventListener("toggle", details.fill, { once: true });
+  details.addEventListener("toggle", details.fill);
   return details;
 }
 
