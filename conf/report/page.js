@@ -49,7 +49,7 @@ class Table {
     this.back = button("Previous", () => this.turn(-this.size));
     this.on = button("Next", () => this.turn(this.size));
     const table = make("table", { class: "answers" }, make("thead", {}, make("tr", {}, this.heads)), this.body);
-    const region = { class: "scroll", role: "region", tabindex: 0, "aria-label": label };
+    const region = { class: "scroll", role: "region", tabindex: 0, "aria-label": `Table: ${label}` };
     this.node = make("div", {}, make("div", region, table), make("div", { class: "pager" }, this.back, this.on, this.status));
   }
   head(column) {

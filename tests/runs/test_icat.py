@@ -396,4 +396,4 @@ def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: 
 
 
 def test_a_report_has_what_the_tables_have(job: Path) -> None:
-    assert_reported(job)
+    assert_reported(job / "out")
