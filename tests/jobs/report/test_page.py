@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.report.outputs import HARM, TURNED, data_of, sample, score, statement, write_output
 from untold.jobs.api import open_run
 from untold.jobs.cli.main import main
@@ -222,6 +223,16 @@ def test_the_command_writes_a_file(
     assert main(["report", str(output)]) == 0
     assert re.fullmatch(r"report: report\.html \(0\.\d MB\); open it in a browser\n", capsys.readouterr().out)
     assert data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["runs"] == ["out"]
+
+
+def test_an_output_on_an_object_store_is_read_alike(object_store: ObjectStore, tmp_path: Path) -> None:
+    output = write_output(tmp_path / "out", PAIRED)
+    for file in output.rglob("*.*"):
+        object_store.put(str(file.relative_to(tmp_path)), file.read_bytes())
+    there = open_run(f"s3://{BUCKET}/out")
+    assert data_of(make_report([there])) == data_of(make_report([open_run(output)]))
+    write_report([there], f"s3://{BUCKET}/report.html")
+    assert object_store.objects["report.html"].decode() == make_report([there])
 
 
 def test_a_notebook_shows_it_in_a_frame_that_can_do_nothing(tmp_path: Path) -> None:
