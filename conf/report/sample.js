@@ -1,6 +1,5 @@
 // One answer, or two of one query, opened in the dialog.
 const LONG_LIST = 100;
-const VERDICTS = { null: "not judged" };
 const wordsFor = (one) => textOf(one.text).replace(/^Q: .* A: /s, "");
 
 function openSample(sample, metric, around = null) {
