@@ -198,7 +198,7 @@ def test_ten_thousand_answers_stay_below_five_megabytes(tmp_path: Path) -> None:
             name = f"{query}-{system}"
             response = sentences(8)
             tables["samples"].append(sample(name, sentences(1), response, contexts=contexts, system=system))
-            tables["scores"].append(score(name, system=system, value=random_.random()))
+            tables["scores"].append(score(name, system=system, value=random_.randint(0, 8) / 8))
             tables["statements"] += [statement(name, place, fact, place % 2 == 0) for place, fact in enumerate(facts)]
     page = make_report([open_run(write_output(tmp_path / "out", tables))])
     assert len(page.encode()) < 5_000_000
