@@ -33,7 +33,7 @@ def opening(sources: Sources) -> list[str]:
     of_systems = f" of {amount(len(systems), 'system')}" if systems else ""
     of_systems += f" in {len(sources.runs)} runs" if len(sources.runs) > 1 else ""
     answers, were = amount(sum(sources.sizes), "answer"), "was" if sum(sources.sizes) == 1 else "were"
-    scored = f"{answers}{of_systems} {were} scored by {_list(counts)}"
+    scored = f"{answers}{of_systems} {were} scored by {_list(counts) or 'no metric'}"
     dates = sorted(start["ended_at"][:10] for run in sources.runs for start in run.manifest.get("starts", ()))
     when = f" The last start ended on {dates[-1]}." if dates else ""
     return [f"{scored}. The judge is {_judges(sources)}.{when}", *_outcomes(counts), _costs(sources)]

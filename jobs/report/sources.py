@@ -9,6 +9,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
@@ -90,7 +91,7 @@ class Sources:
             ids = self.chosen[place] if among is None else {name for one, name in among if one == place}
             rows = run.dataset(name)
             there = [column for column in columns if column in rows.schema.names]
-            wanted = None if ids is None else ds.field("sample_id").isin(sorted(ids))
+            wanted = None if ids is None else ds.field("sample_id").isin(pa.array(sorted(ids), pa.string()))
             both = wanted & where if wanted is not None and where is not None else wanted if where is None else where
             for batch in rows.to_batches(columns=["sample_id", *there], filter=both, batch_size=ROWS_AT_ONCE):
                 for row in batch.to_pylist():

@@ -206,6 +206,16 @@ def test_ten_thousand_answers_stay_below_five_megabytes(tmp_path: Path) -> None:
     assert "Long texts are cut" in page
 
 
+def test_runs_without_a_score_or_a_sample_have_a_report(tmp_path: Path) -> None:
+    lost = {"samples": [sample("s")], "scores": [score("s", value=None, status="failed", system=None)]}
+    text = text_of(make_report([open_run(write_output(tmp_path / "lost", lost))]))
+    assert "e2e: 0 of 1 have a score, 1 failed." in text
+    assert "There are no paired differences: nothing to compare" in text
+    none: dict[str, list[dict[str, Any]]] = {"samples": [], "scores": []}
+    text = text_of(make_report([open_run(write_output(tmp_path / "none", none, metrics=["e2e"]))]))
+    assert "0 answers were scored by no metric." in text
+
+
 def test_what_is_no_output_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     bare = open_run(write_output(tmp_path / "bare", {"samples": []}))
