@@ -101,13 +101,15 @@ class Answers:
 
     def _statements(self, found: Mapping[Key, Row]) -> Iterator[tuple[Key, str, list[Row]]]:
         """By sample and metric its statements, made small while they are read."""
-        places: dict[int, dict[str, int]] = {
+        places: dict[int | None, dict[str, int]] = {
             number: {name: place for place, (name, _) in enumerate(own)} for own, number in self.contexts.items()
         }
+        # Of samples that the run has no row of
+        places[None] = {}
         rows: dict[Place, list[Row]] = defaultdict(list)
         for key, row in self.sources.rows("statements", STATEMENTS.names[1:]):
             if key in found and row["metric"] in found[key]["metrics"]:
-                sources = [places[found[key]["contexts"]].get(name, name) for name in row["sources"] or ()]
+                sources = [places[found[key].get("contexts")].get(name, name) for name in row["sources"] or ()]
                 rows[key, row["metric"]].append({**self._statement(row, key), "sources": sources})
         for key, metric in _places(found):
             if own := rows.pop((key, metric), None):
