@@ -1,0 +1,93 @@
+"""The subcommands of stores that grow night by night: their arguments, and how these become what a job is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+
+import click
+
+from untold.jobs.cli.arguments import (
+    FAIL_UNDER,
+    RUN_FLAGS,
+    Command,
+    Option,
+    Options,
+    bars_of,
+    flag,
+    input_options,
+    load,
+    score_request,
+    settings_options,
+    tell_outcome,
+)
+from untold.jobs.cli.values import one_of
+
+ORDERS = ("newest", "oldest")
+
+
+def _day(text: str) -> date:
+    """A date as YYYY-MM-DD. Raises ValueError for another text."""
+    from untold.jobs.summary.nights import parse_date
+
+    return parse_date(text)
+
+
+def _nightly(options: Options) -> int:
+    """Each date's samples to an output of its own, over one store."""
+    least, dates = bars_of(options), _dates(options)
+    from untold.jobs.nightly import DATE, NightlyRequest, nightly, show_json, show_nights
+
+    for name in ("input", "output"):
+        if DATE not in getattr(options, name):
+            raise click.UsageError(f"--{name} needs {DATE}, which stands for the date: 'nights/{DATE}'")
+    from untold.jobs.run.progress import Display
+
+    night = score_request(options, load(options))
+    if night.settings.store is None:
+        # Beside the outputs: one store for all dates
+        above = night.output.partition(DATE)[0].rpartition("/")[0]
+        night = replace(night, settings=night.settings.model_copy(update={"store": f"{above}/completions"}))
+    request = NightlyRequest(
+        night=night, dates=dates, refresh=options.refresh, require_input=options.require_input, bars=least
+    )
+    with Display() as display:
+        found = nightly(request, display)
+    show = show_json if options.json else show_nights
+    tell_outcome(lambda: show(found, request), found.message)
+    return found.exit_code
+
+
+def _dates(options: Options) -> list[date]:
+    """The dates in the order in which they are to run. Raises UsageError for a range that has none."""
+    if options.date is not None and options.backfill is not None:
+        raise click.UsageError("give --date or --backfill, not both")
+    if options.backfill is None:
+        return [options.date or datetime.now(UTC).date() - timedelta(days=1)]
+    first, last = options.backfill
+    if first > last:
+        raise click.BadParameter(f"{first} is after {last}", param_hint="'--backfill'")
+    days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
+    return days[::-1] if options.order == "newest" else days
+
+
+COMMANDS: dict[str, click.Command] = {
+    "nightly": Command(
+        "score each date's samples into an output of its own, over one store",
+        _nightly,
+        [
+            *input_options(output=True),
+            Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=_day),
+            Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=_day, nargs=2),
+            Option(
+                "--order", "WHICH", "newest (the default) or oldest date first", read=one_of(ORDERS), default="newest"
+            ),
+            flag("--refresh", "take up rows that came after a date was done"),
+            flag("--require-input", "make a date without input an error"),
+            flag("--json", "print JSON"),
+            *settings_options(),
+            *RUN_FLAGS,
+            FAIL_UNDER,
+        ],
+    ),
+}
