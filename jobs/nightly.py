@@ -242,6 +242,8 @@ def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], di
             if len(request.dates) > 1:
                 display.note(f"{day}: starting")
             night = _score_one(request, day, replace(asked, settings=month.capped(asked.settings)), display, held)
+            # Rows of its input lie on disk for as long as the session knows them
+            held.spark.catalog.clearCache()
             month.add(night)
             yield night
             if night.status in STOPPING:

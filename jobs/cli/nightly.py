@@ -79,9 +79,7 @@ COMMANDS: dict[str, click.Command] = {
             *input_options(output=True),
             Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=_day),
             Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=_day, nargs=2),
-            Option(
-                "--order", "WHICH", "newest (the default) or oldest date first", read=one_of(ORDERS), default="newest"
-            ),
+            Option("--order", "WHICH", "newest or oldest date first (newest)", read=one_of(ORDERS), default="newest"),
             flag("--refresh", "take up rows that came after a date was done"),
             flag("--require-input", "make a date without input an error"),
             flag("--json", "print JSON"),

@@ -92,7 +92,7 @@ class Output:
     place: str
     tables: Sequence[str]
     overwrite: bool = False
-    # Whether the output of an earlier input is made anew of this one; its tables stay until those of this start are whole
+    # Whether the output of another input is made anew of this one; its tables stay until those of this start are whole
     refresh: bool = False
     kept: Sequence[str] = ()
     inputs: Sequence[str | None] = ()

@@ -12,5 +12,5 @@ class NightlySettings(Section):
 
     budget_month: Amount | None = Field(
         default=None,
-        description="Maximum cost of all nights that start within a calendar month (UTC), in the currency of the prices",
+        description="Maximum cost of all starts of a calendar month (UTC), in the currency of the prices",
     )

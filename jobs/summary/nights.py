@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date, datetime
+from itertools import pairwise
 from typing import Any
 
 from untold.jobs.metrics import METRICS
@@ -58,8 +59,7 @@ def _dates_of(pattern: str) -> list[str]:
 def breaks_of(nights: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     """From which dates on figures are not comparable with those before: date, before, and differs, in words."""
     known = [(day, found) for day, found in nights.items() if found.get("identity")]
-    pairs = zip(known, known[1:], strict=False)
-    changes = [(day, earlier, _changes(before, after)) for (earlier, before), (day, after) in pairs]
+    changes = [(day, earlier, _changes(before, after)) for (earlier, before), (day, after) in pairwise(known)]
     return [{"date": day, "before": earlier, "differs": found} for day, earlier, found in changes if found]
 
 
