@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
@@ -19,9 +21,10 @@ from untold.jobs.cli.arguments import (
     load,
     score_request,
     settings_options,
+    settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.values import one_of
+from untold.jobs.cli.values import age, one_of
 
 ORDERS = ("newest", "oldest")
 
@@ -71,6 +74,28 @@ def _dates(options: Options) -> list[date]:
     return days[::-1] if options.order == "newest" else days
 
 
+def _prune(options: Options) -> int:
+    """The completions of a store that no output needs: what they are, or without them."""
+    # Opens object stores as the settings say
+    settings_without_endpoint(options)
+    from untold.jobs.prune import PruneRequest, prune, prune_lines
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.terminal import page_of, print_lines
+
+    request = PruneRequest(
+        store=absolute(options.store),
+        older_than=options.older_than,
+        keep_outputs=options.keep_outputs,
+        apply=options.apply,
+    )
+    found = prune(request)
+    if options.json:
+        print(json.dumps([vars(one) for one in found], indent=2))
+    else:
+        print_lines(prune_lines(found, page_of(sys.stdout), applied=options.apply))
+    return 0
+
+
 COMMANDS: dict[str, click.Command] = {
     "nightly": Command(
         "score each date's samples into an output of its own, over one store",
@@ -86,6 +111,18 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             *RUN_FLAGS,
             FAIL_UNDER,
+        ],
+    ),
+    "prune": Command(
+        "remove completions from a store that no output needs; says what it would remove unless told to",
+        _prune,
+        [
+            Option("--store", "DIR", "a store of completions", required=True),
+            Option("--older-than", "AGE", "the least age of what goes: 90d, 12w, 36h", read=age, required=True),
+            Option("--keep-outputs", "PATH", "outputs of any age whose completions stay; repeatable", multiple=True),
+            flag("--apply", "remove them"),
+            flag("--json", "print JSON"),
+            *settings_options(),
         ],
     ),
 }
