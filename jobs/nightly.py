@@ -27,6 +27,7 @@ from untold.jobs.run.session import SMALL_BYTES, begin_session, open_session
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.score import has_ended, score, show_summary
 from untold.jobs.settings.model import Settings
+from untold.jobs.summary.metrics_text import metrics_text
 from untold.jobs.summary.nights import (
     DATE,
     Manifest,
@@ -116,6 +117,23 @@ class Nights:
     def exit_code(self) -> int:
         """The worst of all."""
         return max((night.exit_code for night in self.nights), key=SEVERITY.index)
+
+    @property
+    def status(self) -> str:
+        """That of a date with the worst exit code."""
+        return max(self.nights, key=lambda night: SEVERITY.index(night.exit_code)).status
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """What a message says of each date."""
+        return [{name: value for name, value in night.row.items() if name != "message"} for night in self.nights]
+
+    @property
+    def metrics(self) -> str | None:
+        """The figures of the newest date that has some."""
+        known = [night for night in self.nights if night.manifest]
+        newest = max(known, key=lambda night: night.date, default=None)
+        return newest and metrics_text(newest.manifest, self.exit_code)
 
     @property
     def message(self) -> str:

@@ -304,6 +304,9 @@ FAIL_UNDER = Option(
     read=bars,
     multiple=True,
 )
+METRICS_FILE = Option(
+    "--metrics-file", "FILE", "write the figures of the run for Prometheus (text format, also OpenMetrics)"
+)
 RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 

@@ -19,6 +19,7 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    METRICS_FILE,
     READ_OPTIONS,
     RUN_FLAGS,
     Argument,
@@ -49,6 +50,7 @@ from untold.udfs.errors import require
 if TYPE_CHECKING:
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.run.progress import Display
+    from untold.jobs.run.reports import Report
     from untold.jobs.settings.model import Settings
 
 DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
@@ -68,24 +70,38 @@ def _score(options: Options) -> int:
     from untold.jobs.run.progress import Display
 
     request = score_request(options, load(options))
-    request.check()
-    with Display() as display:
+    from untold.jobs.run.reports import reporting
+
+    notify, facts = request.settings.notify, {"command": "score", "output": request.output}
+    with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
+        request.check()
         _begin_spark(request, display)
-        return _run_score(request, display, least)
+        return _run_score(request, display, least, report)
 
 
-def _run_score(request: ScoreRequest, display: Display, bars: Mapping[str, float] = MappingProxyType({})) -> int:
+def _run_score(
+    request: ScoreRequest,
+    display: Display,
+    bars: Mapping[str, float] = MappingProxyType({}),
+    report: Report | None = None,
+) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
     from untold.jobs.run.outcome import FAILED_TOO_MANY, below_bars
+    from untold.jobs.run.reports import facts_of
     from untold.jobs.score import score, show_summary
+    from untold.jobs.summary.metrics_text import metrics_text
 
     with display:
         outcome = score(request, display)
     # A run that ended early has not asked for all that a mean is of
     complete = outcome.exit_code in (0, FAILED_TOO_MANY)
     below = below_bars(outcome.manifest["summary"], bars) if complete else []
+    code = FAILED_TOO_MANY if below else outcome.exit_code
+    if report is not None:
+        report.metrics = metrics_text(outcome.manifest, code)
+        report.facts |= facts_of(outcome.manifest, code)
     tell_outcome(lambda: show_summary(outcome, request), "\n".join(filter(None, [*below, outcome.message])))
-    return FAILED_TOO_MANY if below else outcome.exit_code
+    return code
 
 
 def _plan(options: Options) -> int:
@@ -271,7 +287,9 @@ def _template_of(options: Options) -> str:
 
 COMMANDS: dict[str, click.Command] = {
     "score": Command(
-        "score a file of answers", _score, [*input_options(output=True), *settings_options(), *RUN_FLAGS, FAIL_UNDER]
+        "score a file of answers",
+        _score,
+        [*input_options(output=True), *settings_options(), *RUN_FLAGS, FAIL_UNDER, METRICS_FILE],
     ),
     "plan": Command(
         "say what a run would ask and cost; asks nothing",

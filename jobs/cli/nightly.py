@@ -11,6 +11,7 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    METRICS_FILE,
     RUN_FLAGS,
     Command,
     Option,
@@ -45,6 +46,7 @@ def _nightly(options: Options) -> int:
         if DATE not in getattr(options, name):
             raise click.UsageError(f"--{name} needs {DATE}, which stands for the date: 'nights/{DATE}'")
     from untold.jobs.run.progress import Display
+    from untold.jobs.run.reports import reporting
 
     night = score_request(options, load(options))
     if night.settings.store is None:
@@ -54,8 +56,11 @@ def _nightly(options: Options) -> int:
     request = NightlyRequest(
         night=night, dates=dates, refresh=options.refresh, require_input=options.require_input, bars=least
     )
-    with Display() as display:
+    notify, facts = night.settings.notify, {"command": "nightly", "output": night.output}
+    with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
         found = nightly(request, display)
+        report.facts |= {"status": found.status, "exit_code": found.exit_code, "dates": found.told}
+        report.metrics = found.metrics
     show = show_json if options.json else show_nights
     tell_outcome(lambda: show(found, request), found.message)
     return found.exit_code
@@ -111,6 +116,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             *RUN_FLAGS,
             FAIL_UNDER,
+            METRICS_FILE,
         ],
     ),
     "prune": Command(

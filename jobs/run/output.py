@@ -65,6 +65,8 @@ def steps_folder(output: str, work: str) -> str:
 def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
     """The settings as a manifest shows them: no secrets; `fields` as `model_dump` takes them."""
     safe: dict[str, Any] = without_secrets(settings.model_dump(mode="json", **fields))
+    # Its address may be all that is needed to post there
+    safe.pop("notify", None)
     return safe
 
 
