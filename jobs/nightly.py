@@ -271,9 +271,10 @@ def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], di
 
 
 def _is_used_up(month: _Month, settings: Settings) -> bool:
-    """Whether a night that its budget ended was ended by that of the month."""
-    night = settings.budget.max_cost
-    return night is None or (month.left or 0.0) < night
+    """Whether a night that its budget ended was ended by that of the month: no other bound can have been reached."""
+    night = settings.budget
+    others = (night.max_calls, night.max_tokens)
+    return others == (None, None) and (night.max_cost is None or (month.left or 0.0) < night.max_cost)
 
 
 def _month_used_up(month: _Month) -> Night:

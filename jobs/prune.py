@@ -50,24 +50,24 @@ def prune(request: PruneRequest) -> list[Pruned]:
     Without `apply` nothing changes. Raises LockedError where a run holds a stage's folder, before anything is removed,
     and PruneError for an output that is to be kept and does not say what it needs.
     """
-    version = str(Place(request.store) / VERSION)
-    folders = [str(entry.place) for entry in Place(version).entries() if _STAGE.fullmatch(entry.name)]
+    stages = (Place(request.store) / VERSION).entries()
+    folders = [str(entry.place) for entry in stages if _STAGE.fullmatch(entry.name)]
     if not folders:
         raise PruneError(f"{request.store}: no completions in it; give the store of runs, STORE in --set store=STORE")
     before = datetime.now(UTC) - request.older_than
     with ExitStack() as locks:
         if request.apply:
             # The notes first: from here on no run looks up what it has not noted
-            for folder in (folder_of_uses(version), *folders):
+            for folder in (folder_of_uses(request.store), *folders):
                 locks.enter_context(lock_folder(folder, f"prune-{uuid4().hex[:12]}", wait=False))
-        uses = list_uses(version)
+        uses = list_uses(request.store)
         kept = _runs_of_outputs(request, {use.run for use in uses})
         stay = [use for use in uses if use.run in kept or use.at >= before.timestamp()]
         act = prune_folder if request.apply else find_unneeded
         found = [act(folder, Unneeded(before, _ids_of(stay, Place(folder).name))) for folder in sorted(folders)]
         if request.apply:
             for run in {use.run for use in uses} - {use.run for use in stay}:
-                (Place(folder_of_uses(version)) / run).remove()
+                (Place(folder_of_uses(request.store)) / run).remove()
     return found
 
 

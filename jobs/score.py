@@ -154,7 +154,8 @@ def _score(run: _Scoring) -> Outcome:
     elif added is not None:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
-        output.note_input(found.listing)
+        if request.refresh:
+            output.note_input(found.listing)
         return unchanged
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)

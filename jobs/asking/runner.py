@@ -120,9 +120,10 @@ class StageRunner:
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
         store = self._store_of(stage)
         # Before they are looked up: what a run counts on is not removed meanwhile
-        note_use(store.folder, self.engines.run, self.workspace.values(identified, "request_id"))
+        ids = self.workspace.values(identified, "request_id")
+        note_use(self.store, self.engines.run, f"{stage.name}-{stage.digest}", ids)
         if self.engines.lock:
-            wait_for_prune(store.folder, self.engines.run, wait=self.engines.wait, notify=self.engines.display.note)
+            wait_for_prune(self.store, self.engines.run, wait=self.engines.wait, notify=self.engines.display.note)
         return _Asking(stage, store, requests, identified)
 
     @cached_property

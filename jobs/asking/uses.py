@@ -1,6 +1,6 @@
 """What runs need of a store: the ids of their requests, noted in it before they are looked up. Imports no pyspark.
 
-`STORE/v1/_uses/<run>/<stage>-<digest>-<n>.parquet`, one file each time that a run asks a stage. Manifests name runs, so
+`STORE/_uses/<run>/<stage>-<digest>-<n>.parquet`, one file each time that a run asks a stage. Manifests name runs, so
 that an output says by its notes which completions its tables are made of: `untold prune` goes by them alone.
 """
 
@@ -41,15 +41,16 @@ class Use:
                 yield from batch.column(0).to_pylist()
 
 
-def folder_of_uses(version: str) -> str:
-    """Where the notes lie in a folder of stages, `STORE/v1`."""
-    return str(Place(version) / FOLDER)
+def folder_of_uses(store: str) -> str:
+    """Where the notes lie in a store."""
+    return str(Place(store) / FOLDER)
 
 
-def note_use(folder: str, run: str, ids: Iterable[pa.Array]) -> None:
-    """Notes the requests that a run needs of a stage's folder. A store that may only be read keeps no notes.
+def note_use(store: str, run: str, stage: str, ids: Iterable[pa.Array]) -> None:
+    """Notes the requests that a run needs of a stage. A store that may only be read keeps no notes.
 
-    ids: texts, null where a row has no request; a file is written whatever there is, so that every run has one.
+    stage: the name of its folder. ids: texts, null where a row has no request; a file is written whatever there is, so
+    that every run has one.
     """
 
     def write(stream: Any) -> None:
@@ -57,29 +58,28 @@ def note_use(folder: str, run: str, ids: Iterable[pa.Array]) -> None:
             for column in ids:
                 writer.write_table(pa.table([pc.unique(column.drop_null())], schema=IDS))
 
-    version, _, stage = folder.rpartition("/")
-    own = Place(folder_of_uses(version)) / run
+    own = Place(folder_of_uses(store)) / run
     with suppress(OSError):
         own.make_folder()
         (own / f"{stage}-{uuid4().hex[:12]}.parquet").write_whole(write)
 
 
-def wait_for_prune(folder: str, run: str, *, wait: bool, notify: Callable[[str], None]) -> None:
-    """Waits while completions of a stage's folder are being removed; to be called once the run has noted its use.
+def wait_for_prune(store: str, run: str, *, wait: bool, notify: Callable[[str], None]) -> None:
+    """Waits while completions of a store are being removed; to be called once the run has noted its use.
 
     Who removes takes this lock before it reads the notes: either it sees the run's, or the run sees the lock. Raises
     LockedError where the run is not to wait.
     """
-    uses = folder_of_uses(folder.rpartition("/")[0])
+    uses = folder_of_uses(store)
     if (Place(uses) / NAME).entry().kind is not None:
         with lock_folder(uses, run, wait=wait, notify=notify):
             return
 
 
-def list_uses(version: str) -> list[Use]:
-    """All notes of a folder of stages."""
+def list_uses(store: str) -> list[Use]:
+    """All notes of a store."""
     found = []
-    for entry in Place(folder_of_uses(version)).entries(recursive=True):
+    for entry in Place(folder_of_uses(store)).entries(recursive=True):
         known = _NAME.fullmatch(entry.name)
         if known is not None:
             run = str(entry.place).rpartition("/")[0].rpartition("/")[2]

@@ -41,8 +41,8 @@ def young(request_id: str) -> dict[str, Any]:
 
 def use(store: Path, run: str, ids: Iterable[str | None], *, days: float = 0.0) -> None:
     """What a run notes, so many days ago."""
-    note_use(str(store / "v1" / STAGE), run, [pa.array(list(ids), pa.string())])
-    for path in (store / "v1" / "_uses" / run).iterdir():
+    note_use(str(store), run, STAGE, [pa.array(list(ids), pa.string())])
+    for path in (store / "_uses" / run).iterdir():
         os.utime(path, (time() - days * DAY,) * 2)
 
 
@@ -92,7 +92,7 @@ def test_what_no_kept_output_and_no_recent_run_has_noted_goes(store: Path, tmp_p
     assert found.unneeded_bytes == found.size - sum(
         file.size for file in list_folder(f"{store}/v1/{STAGE}").files.values()
     )
-    assert {one.run for one in list_uses(f"{store}/v1")} == {"kept-run", "recent-run"}
+    assert {one.run for one in list_uses(str(store))} == {"kept-run", "recent-run"}
     assert prune(asked(store, tmp_path / "out" / "*"))[0].unneeded_rows == 0
 
 
@@ -131,17 +131,17 @@ def test_a_path_without_outputs_is_refused(store: Path, tmp_path: Path) -> None:
 
 
 def test_notes_that_cannot_be_read_end_it_before_anything_goes(store: Path) -> None:
-    (place,) = [one.place for one in list_uses(f"{store}/v1") if one.run == "recent-run"]
+    (place,) = [one.place for one in list_uses(str(store)) if one.run == "recent-run"]
     Path(str(place)).write_bytes(b"no Parquet")
     with pytest.raises(PruneError, match="nobody knows what run recent-run needs"):
         prune(asked(store))
     assert len(ids_of(store)) == 9
 
 
-@pytest.mark.parametrize("name", [STAGE, "_uses"])
+@pytest.mark.parametrize("name", [f"v1/{STAGE}", "_uses"])
 def test_a_store_that_a_run_holds_is_left_alone(store: Path, name: str) -> None:
     with (
-        lock_folder(str(store / "v1" / name), "a run", wait=False),
+        lock_folder(str(store / name), "a run", wait=False),
         pytest.raises(LockedError, match="in use by a run"),
     ):
         prune(asked(store))
@@ -151,11 +151,10 @@ def test_a_store_that_a_run_holds_is_left_alone(store: Path, name: str) -> None:
 
 
 def test_a_run_does_not_look_up_what_is_being_removed(store: Path) -> None:
-    folder = str(store / "v1" / STAGE)
-    wait_for_prune(folder, "run", wait=False, notify=lambda _: None)
-    with lock_folder(str(store / "v1" / "_uses"), "prune", wait=False), pytest.raises(LockedError):
-        wait_for_prune(folder, "run", wait=False, notify=lambda _: None)
-    wait_for_prune(folder, "run", wait=False, notify=lambda _: None)
+    wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
+    with lock_folder(str(store / "_uses"), "prune", wait=False), pytest.raises(LockedError):
+        wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
+    wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
 
 
 def test_a_file_that_two_runs_merged_goes_with_what_it_became(tmp_path: Path) -> None:
@@ -234,13 +233,13 @@ def find_whole_names(folder: Path) -> list[str]:
 
 
 def test_on_an_object_store_too(object_store: ObjectStore) -> None:
-    version = f"s3://{BUCKET}/store/v1"
+    place = f"s3://{BUCKET}/store"
     table = pa.Table.from_pylist([old("kept"), old("nobody")], COMPLETIONS)
-    write_file(f"{version}/{STAGE}/a.parquet", table)
-    note_use(f"{version}/{STAGE}", "a-run", [pa.array(["kept"])])
-    request = PruneRequest(store=f"s3://{BUCKET}/store", older_than=timedelta(days=90), apply=True)
+    write_file(f"{place}/v1/{STAGE}/a.parquet", table)
+    note_use(place, "a-run", STAGE, [pa.array(["kept"])])
+    request = PruneRequest(store=place, older_than=timedelta(days=90), apply=True)
     (found,) = prune(request)
     assert found.unneeded_rows == 1
-    assert find_whole(f"{version}/{STAGE}", move=False).rows == 1
-    assert [one.run for one in list_uses(version)] == ["a-run"]
-    wait_for_prune(f"{version}/{STAGE}", "run", wait=False, notify=lambda _: None)
+    assert find_whole(f"{place}/v1/{STAGE}", move=False).rows == 1
+    assert [one.run for one in list_uses(place)] == ["a-run"]
+    wait_for_prune(place, "run", wait=False, notify=lambda _: None)
