@@ -133,7 +133,7 @@ class Nights:
         """The figures of the newest date that has some."""
         known = [night for night in self.nights if night.manifest]
         newest = max(known, key=lambda night: night.date, default=None)
-        return newest and metrics_text(newest.manifest, self.exit_code)
+        return None if newest is None else metrics_text(newest.manifest, self.exit_code)
 
     @property
     def message(self) -> str:

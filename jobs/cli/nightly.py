@@ -40,7 +40,8 @@ def _day(text: str) -> date:
 def _nightly(options: Options) -> int:
     """Each date's samples to an output of its own, over one store."""
     least, dates = bars_of(options), _dates(options)
-    from untold.jobs.nightly import DATE, NightlyRequest, nightly, show_json, show_nights
+    from untold.jobs.nightly import NightlyRequest, nightly, show_json, show_nights
+    from untold.jobs.summary.nights import DATE
 
     for name in ("input", "output"):
         if DATE not in getattr(options, name):
