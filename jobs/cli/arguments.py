@@ -102,9 +102,9 @@ def flag(name: str, help: str) -> click.Option:
 class Argument(click.Argument):
     """A positional argument, listed with the options in the help; of `many` there is at least one."""
 
-    def __init__(self, name: str, metavar: str, help: str, *, many: bool = False) -> None:
+    def __init__(self, name: str, metavar: str, help: str, *, many: bool = False, required: bool = True) -> None:
         kind = Reader(path if metavar in PATHS else str)
-        super().__init__([name], metavar=metavar, required=True, nargs=-1 if many else 1, type=kind)
+        super().__init__([name], metavar=metavar, required=required, nargs=-1 if many else 1, type=kind)
         self._help = help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
