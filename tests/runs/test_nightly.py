@@ -170,7 +170,7 @@ def test_what_is_wrong_with_one_date_ends_no_other_and_an_outage_ends_all(nights
     for number in (21, 22):
         nights.add(number, make_samples(2 * number)[-2:])
     nights.server.configure(down=True)
-    code, found = nights.ask(*span(19, 22), **{"llm.outage_minutes": 0.02, "llm.deadline_seconds": 2})
+    code, found = nights.ask(*span(19, 22), **{"llm.outage_minutes": 0.05})
     assert code == 5
     assert {name[-2:]: row["status"] for name, row in found.items()} == {
         "19": "done",
