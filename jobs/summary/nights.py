@@ -13,7 +13,7 @@ from typing import Any
 from untold.jobs.metrics import METRICS
 from untold.jobs.run.manifest import Added, differences, read_manifest
 from untold.jobs.run.terminal import Page, table
-from untold.jobs.summary.aggregate import interval_text
+from untold.jobs.summary.rows import interval_text
 from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
