@@ -202,7 +202,8 @@ def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> No
     more = {**PRICES, "nightly.budget_month": spent * 1.2}
     code, found = nights.ask(*span(16, 19), **more)
     assert (code, [row["status"] for row in found.values()]) == (3, ["budget", "done", "done", "waiting"])
-    assert paid < nights.server.count() < paid + count_distinct(samples[20:])
+    # A call is not made where it could cost more than is left
+    assert paid <= nights.server.count() < paid + count_distinct(samples[20:])
     assert nights.run(*span(16, 19), **PRICES).code == 0
     without = nights.run(*day(17), **{"nightly.budget_month": 1})
     assert without.code == 1
