@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from untold.jobs.metrics import METRICS
-from untold.jobs.run.manifest import Added, differences, read_manifest
+from untold.jobs.run.manifest import Added, OutputError, differences, read_manifest
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.summary.rows import interval_text
 from untold.udfs.storage import FOOTERS_AT_ONCE, Place
@@ -36,11 +36,21 @@ def parse_date(text: str) -> date:
 
 
 def read_nights(pattern: str) -> dict[str, Manifest]:
-    """The manifests of all outputs of a path with `{date}`, by date, in the order of the dates."""
+    """The manifests of all outputs of a path with `{date}`, by date, in the order of the dates.
+
+    One that is damaged is left out: whoever scores its date is told.
+    """
     dates = _dates_of(pattern)
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-        manifests = pool.map(read_manifest, (pattern.replace(DATE, day) for day in dates))
+        manifests = pool.map(_read_night, (pattern.replace(DATE, day) for day in dates))
         return {day: found for day, found in zip(dates, manifests, strict=True) if found is not None}
+
+
+def _read_night(output: str) -> Manifest | None:
+    try:
+        return read_manifest(output)
+    except OutputError:
+        return None
 
 
 def _dates_of(pattern: str) -> list[str]:

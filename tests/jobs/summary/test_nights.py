@@ -62,6 +62,9 @@ def test_outputs_are_found_by_their_dates(tmp_path: Path, pattern: str) -> None:
         write_manifest(whole.replace("{date}", day), night(content=day))
     for other in ("completions", "2026-11-19", "2026-1-3"):
         (tmp_path / other).mkdir()
+    damaged = Path(whole.replace("{date}", "2026-11-22"))
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("half of", encoding="utf-8")
     found = read_nights(whole)
     assert {day: one["identity"]["input"] for day, one in found.items()} == {
         day: day for day in ("2026-11-20", "2026-11-21")
