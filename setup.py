@@ -44,6 +44,7 @@ setup(
             "prompts/*.jinja",
             "prompts/published/*.jinja",
             "profiles/*.yaml",
+            "deploy/*",
             "demo/**/*",
             "report/*",
             "minilm/*",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from untold.jobs.asking.start import Outcome, Start, failure_counts, open_endpoi
 from untold.jobs.inputs.samples import (
     SampleError,
     Samples,
+    changes_between,
     fingerprint,
     show_invalid,
     show_untested,
@@ -81,6 +82,39 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
             return _score(_Scoring(start, request, endpoint, stages))
 
 
+def has_ended(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
+    """Whether the output with this manifest leaves nothing to ask for the request, whatever became of its input.
+
+    No engine starts for it. Raises OutputError where the output belongs to other settings, and what reading templates
+    and indexes raises.
+    """
+    settings, there = request.settings, tuple(earlier.get("metrics") or ())
+    metrics = joined(there, request.metrics)
+    with open_endpoint(request, Display(), embedded=request.embedded) as endpoint:
+        names = stages_of(metrics, settings)
+        stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
+    digests = digests_of(metrics, settings)
+    if retrieves(metrics) and (catalog := open_knowledge(settings, stages)) is not None:
+        digests["knowledge.index"] = catalog.digest
+    theirs = earlier.get("identity", {})
+    own = manifest.identify(theirs.get("input", ""), metrics, settings, stages, digests)
+    added = _added_metrics(there, metrics, str(theirs.get("input")))
+    if found := manifest.differences(own, theirs, added):
+        raise manifest.refused(request.output, found)
+    output = request.open_output(RESULT_TABLES)
+    return added is None and output.seems_complete(retry_failed=request.retry_failed)
+
+
+def _added_metrics(there: Sequence[str], metrics: Sequence[str], content: str) -> manifest.Added | None:
+    """What is to be known of metrics beside those that an output has; None where it gets none.
+
+    content: the fingerprint of the input as those that it has read it.
+    """
+    if not there or not set(there) < set(metrics):
+        return None
+    return manifest.Added(lambda key: any(METRICS[name].depends_on(key) for name in there), content)
+
+
 @dataclass(frozen=True)
 class _Scoring:
     """What the steps of one start share."""
@@ -114,11 +148,17 @@ def _score(run: _Scoring) -> Outcome:
     content = fingerprint(found.samples)
     added = _added(run, content)
     output.claim(manifest.identify(content, request.metrics, settings, run.stages, digests), added)
-    if added is not None:
+    changes = _changes(start, found) if output.refreshes else {}
+    if changes:
+        rows = ", ".join(f"{number:,} {what}" for what, number in changes.items())
+        start.display.note(f"{output.place} is made anew of its input as it is now; rows: {rows}")
+    elif added is not None:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
+        if request.refresh:
+            output.note_input(found.listing)
         return unchanged
-    _begin(run, found, content)
+    _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)
     start.display.course = Course(count_stages(run.metrics, settings))
     runner = start.runner(run.stages, run.endpoint)
@@ -133,11 +173,16 @@ def _added(run: _Scoring, content: str) -> manifest.Added | None:
     content: the fingerprint of the input as all metrics together read it.
     """
     there, metrics, settings = run.start.output.metrics(), run.request.metrics, run.request.settings
-    if not there or not set(there) < set(metrics):
-        return None
-    alike = all(of(there) == of(metrics) for of in (lambda names: needs_of(names, settings), optional_of))
-    before = content if alike else fingerprint(run.request.read_samples(run.start.spark, there).samples)
-    return manifest.Added(lambda key: any(METRICS[name].depends_on(key) for name in there), before)
+    added = _added_metrics(there, metrics, content)
+    if added is None or all(of(there) == of(metrics) for of in (lambda names: needs_of(names, settings), optional_of)):
+        return added
+    return replace(added, input=fingerprint(run.request.read_samples(run.start.spark, there).samples))
+
+
+def _changes(start: Start, found: Samples) -> dict[str, int]:
+    """How the rows of the input differ from those that the output is of (`changes_between`)."""
+    path = start.output.place_of("samples")
+    return changes_between(start.spark.read.parquet(path), found.samples) if path else {"late": found.row_count}
 
 
 def _check_kept(output: Output, found: Samples, display: Display) -> None:
@@ -160,13 +205,13 @@ def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display:
         display.note(f"{', '.join(unused)}: text completions have no tools; qa.quantity_tool is as if it were none")
 
 
-def _begin(run: _Scoring, found: Samples, content: str) -> None:
+def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, int]) -> None:
     """Writes the manifest as `running`, before the first table: tables beside it are not to be trusted."""
     request = run.request
     run.start.output.begin(
         shown(request.settings),
         metrics=list(request.metrics),
-        input=request.shown_input(content),
+        input=request.shown_input(content, listing=found.listing, changes=changes),
         template_digests=manifest.template_digests(run.stages),
         embedded_model=run.endpoint.model_sha256,
         counts={"samples": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates},

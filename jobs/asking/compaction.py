@@ -62,28 +62,44 @@ def compact_folder(
     merges = plan_merges(folder, listing, small, file_bytes) if len(small) >= COMPACT_FROM_FILES else []
     lost = set(listing.named) - set(listing.files)
     if merges or lost:
-        before = listing.snapshot or _first_snapshot(folder, listing)
+        number = begin_merging(folder, listing)
         made = run(merges)
-        known = [file for file in listing.replaced if file.name in listing.files]
         replaced = [ReplacedFile(name=n, at=clock(), into=(m.target,)) for m in merges for n in m.names]
-        gone = {file.name for file in replaced}
-        kept = [_describe(folder, listing, name) for name in live if name not in gone]
-        files = [*kept, *(LiveFile(name=m.name, rows=m.rows, size=m.size, digest=m.digest) for m in made)]
-        still = [file for file in known if file.name not in {*gone, *live}]
-        # The merged files are whole by now: only from this line on do they count, and what they replace does not
-        write_snapshot(folder, Snapshot(number=before.number + 1, files=tuple(files), replaced=(*still, *replaced)))
+        publish_merged(folder, number, listing, live, made, replaced)
     _remove_replaced(folder, clock())
 
 
-def _first_snapshot(folder: str, listing: Listing) -> Snapshot:
-    """Writes the snapshot of a folder that has none, of its merged files alone: from then on no other of these counts.
+def begin_merging(folder: str, listing: Listing) -> int:
+    """The number of the newest snapshot; in a folder that has none, one of its merged files alone is written.
 
     Without it, a merged file that a killed compaction leaves would count beside all that it was merged from.
     """
+    if listing.snapshot is not None:
+        return listing.snapshot.number
     merged = (_describe(folder, listing, name) for name in listing.live() if name.startswith(MERGED))
     snapshot = Snapshot(number=1, files=tuple(merged))
     write_snapshot(folder, snapshot)
-    return snapshot
+    return snapshot.number
+
+
+def publish_merged(
+    folder: str,
+    number: int,
+    listing: Listing,
+    live: Sequence[str],
+    made: Iterable[Described],
+    replaced: Sequence[ReplacedFile],
+) -> None:
+    """Writes the snapshot behind `number`: only from then on do merged files count, and what they replace does not.
+
+    The files that were `made` are whole by now. `live`: the names that counted before.
+    """
+    gone = {file.name for file in replaced}
+    kept = [_describe(folder, listing, name) for name in live if name not in gone]
+    files = [*kept, *(LiveFile(name=m.name, rows=m.rows, size=m.size, digest=m.digest) for m in made)]
+    known = [file for file in listing.replaced if file.name in listing.files]
+    still = [file for file in known if file.name not in {*gone, *live}]
+    write_snapshot(folder, Snapshot(number=number + 1, files=tuple(files), replaced=(*still, *replaced)))
 
 
 def is_due(folder: str) -> bool:
@@ -98,8 +114,8 @@ def _small(listing: Listing, names: Iterable[str], file_bytes: int) -> list[str]
     return [name for name in names if listing.files[name].size < SMALL * file_bytes]
 
 
-def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes: int) -> list[Merge]:
-    """The files in groups of at most `file_bytes`, in the order of their names; a group of one stays as it is.
+def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes: int, *, least: int = 2) -> list[Merge]:
+    """The files in groups of at most `file_bytes`, in the order of their names; a group of less than `least` stays.
 
     The order is that of the names so that a second attempt at the same folder makes the same groups. A file that is
     larger than `file_bytes` by itself is a group of one.
@@ -114,7 +130,9 @@ def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes:
         groups[-1].append(name)
         room -= size
     return [
-        Merge(folder, tuple(group), f"{MERGED}{uuid4().hex}.parquet", COMPLETIONS) for group in groups if len(group) > 1
+        Merge(folder, tuple(group), f"{MERGED}{uuid4().hex}.parquet", COMPLETIONS)
+        for group in groups
+        if len(group) >= least
     ]
 
 
@@ -133,17 +151,21 @@ def _describe(folder: str, listing: Listing, name: str) -> LiveFile:
 
 
 def _remove_replaced(folder: str, now: float) -> None:
-    """Removes what was replaced a week ago, the oldest first, where all that it was merged into is whole."""
+    """Removes what was replaced a week ago, the oldest first, where all that it was merged into is whole.
+
+    What was replaced by nothing had no row that is needed.
+    """
     listing = list_folder(folder)
     for file in sorted(listing.replaced, key=lambda file: file.at):
-        if now - file.at > KEEP_SECONDS and file.name in listing.files and _are_whole(folder, listing, file.into):
+        is_due = now - file.at > KEEP_SECONDS and file.name in listing.files
+        if is_due and are_whole(folder, listing, file.into):
             (Place(folder) / file.name).remove()
 
 
-def _are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
+def are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
     """Whether files are there with a good footer, of the size that the snapshot says."""
     known = set(names)
-    if not known or not known <= set(listing.files):
+    if not known <= set(listing.files):
         return False
     sizes_agree = all(listing.files[name].size == listing.named[name].size for name in known & set(listing.named))
     return sizes_agree and None not in count_rows(Place(folder) / name for name in sorted(known))

@@ -26,6 +26,7 @@ from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.asking.stage_store import Found, Results, StageStore
 from untold.jobs.asking.tasks import TaskAnswerer
 from untold.jobs.asking.usage import Account, Asked
+from untold.jobs.asking.uses import note_use, wait_for_prune
 from untold.jobs.run.locks import Lock, LockedError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.terminal import amount
@@ -117,7 +118,13 @@ class StageRunner:
             self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
-        return _Asking(stage, self._store_of(stage), requests, identified)
+        store = self._store_of(stage)
+        # Before they are looked up: what a run counts on is not removed meanwhile
+        ids = self.workspace.values(identified, "request_id")
+        note_use(self.store, self.engines.run, f"{stage.name}-{stage.digest}", ids)
+        if self.engines.lock:
+            wait_for_prune(self.store, self.engines.run, wait=self.engines.wait, notify=self.engines.display.note)
+        return _Asking(stage, store, requests, identified)
 
     @cached_property
     def _findings(self) -> Findings:

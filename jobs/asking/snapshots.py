@@ -40,7 +40,7 @@ class LiveFile(BaseModel, frozen=True):
 
 
 class ReplacedFile(BaseModel, frozen=True):
-    """A file whose rows are all in the files `into` since the time `at` (seconds since 1970)."""
+    """A file whose rows are in the files `into` since the time `at` (seconds since 1970), or needed no more."""
 
     name: BareName
     at: float

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from untold.jobs.cli.values import (
+    bars,
     column_pairs,
     count,
     delimiter,
@@ -35,6 +36,7 @@ from untold.udfs.schemes import STORES, scheme_of
 if TYPE_CHECKING:
     from untold.jobs.inputs.drawing import Draw
     from untold.jobs.inputs.files import ReadOptions
+    from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
     from untold.jobs.settings.model import Settings
@@ -295,6 +297,16 @@ ASKING_FLAGS = [
     flag("--no-wait", "refuse instead of waiting for another run"),
     flag("--no-lock", "lock nothing: for stores that know no locks, one run at a time"),
 ]
+FAIL_UNDER = Option(
+    "--fail-under",
+    "METRIC=BAR",
+    "exit with code 4 where the mean of a metric is below the bar (e2e=0.7); by comma or repeated",
+    read=bars,
+    multiple=True,
+)
+METRICS_FILE = Option(
+    "--metrics-file", "FILE", "write the figures of the run for Prometheus (text format, also OpenMetrics)"
+)
 RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
@@ -352,6 +364,28 @@ def settings_without_endpoint(options: Options) -> Settings:
         overrides = [*options.overrides, "llm.base_url=http://localhost", "llm.model=any"]
         resolved = load(Options(**{**vars(options), "overrides": overrides}), asks=False)
     return resolved.settings
+
+
+def score_request(options: Options, resolved: Resolved) -> ScoreRequest:
+    """What the options of `untold score` ask, with paths as they were given; nothing is read.
+
+    Raises SampleError and UsageError.
+    """
+    from untold.jobs.inputs.checking import adapter_of, known_columns
+
+    layout = data_set(options.format, options.conflictbank)
+    read = read_options(options, known_columns(adapter_of(layout)))
+    return scored(options, resolved, options.metric, read, format=layout)
+
+
+def scored(
+    options: Options, resolved: Resolved, metrics: tuple[str, ...], read: ReadOptions, **more: Any
+) -> ScoreRequest:
+    """The request of a command that runs or plans metrics, with `more` of its fields."""
+    from untold.jobs.metrics.request import ScoreRequest
+
+    fields = run_fields(options, resolved.settings, read)
+    return ScoreRequest(**fields, **more, metrics=metrics, embedded=resolved.embedded)
 
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:

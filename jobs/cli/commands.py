@@ -13,11 +13,13 @@ from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from untold.jobs.cli.arguments import (
+    FAIL_UNDER,
+    METRICS_FILE,
     READ_OPTIONS,
     RUN_FLAGS,
     Argument,
@@ -25,56 +27,33 @@ from untold.jobs.cli.arguments import (
     Option,
     Options,
     bars_of,
-    data_set,
     flag,
     input_options,
     load,
     read_options,
     run_fields,
     run_job,
+    score_request,
+    scored,
     settings_options,
     settings_without_endpoint,
     tell_outcome,
 )
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
+from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import bars, count, one_of, with_hint
+from untold.jobs.cli.values import count, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
-    from untold.jobs.inputs.files import ReadOptions
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.run.progress import Display
-    from untold.jobs.settings.loading import Resolved
+    from untold.jobs.run.reports import Report
     from untold.jobs.settings.model import Settings
 
 DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
-
-
-def _request_of(options: Options, resolved: Resolved) -> ScoreRequest:
-    """What `score` and `plan` are asked, checked by the beginnings of the files before Spark starts.
-
-    Raises SampleError and UsageError.
-    """
-    from untold.jobs.inputs.checking import adapter_of, known_columns
-
-    layout = data_set(options.format, options.conflictbank)
-    read = read_options(options, known_columns(adapter_of(layout)))
-    request = _scored(options, resolved, options.metric, read, format=layout)
-    request.check()
-    return request
-
-
-def _scored(
-    options: Options, resolved: Resolved, metrics: tuple[str, ...], read: ReadOptions, **more: Any
-) -> ScoreRequest:
-    """The request of a command that runs or plans metrics, with `more` of its fields."""
-    from untold.jobs.metrics.request import ScoreRequest
-
-    fields = run_fields(options, resolved.settings, read)
-    return ScoreRequest(**fields, **more, metrics=metrics, embedded=resolved.embedded)
 
 
 def _begin_spark(request: ScoreRequest, display: Display) -> None:
@@ -90,24 +69,39 @@ def _score(options: Options) -> int:
     least = bars_of(options)
     from untold.jobs.run.progress import Display
 
-    request = _request_of(options, load(options))
-    with Display() as display:
+    request = score_request(options, load(options))
+    from untold.jobs.run.reports import reporting
+
+    notify, facts = request.settings.notify, {"command": "score", "output": request.output}
+    with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
+        request.check()
         _begin_spark(request, display)
-        return _run_score(request, display, least)
+        return _run_score(request, display, least, report)
 
 
-def _run_score(request: ScoreRequest, display: Display, bars: Mapping[str, float] = MappingProxyType({})) -> int:
+def _run_score(
+    request: ScoreRequest,
+    display: Display,
+    bars: Mapping[str, float] = MappingProxyType({}),
+    report: Report | None = None,
+) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
     from untold.jobs.run.outcome import FAILED_TOO_MANY, below_bars
+    from untold.jobs.run.reports import facts_of
     from untold.jobs.score import score, show_summary
+    from untold.jobs.summary.metrics_text import metrics_text
 
     with display:
         outcome = score(request, display)
     # A run that ended early has not asked for all that a mean is of
     complete = outcome.exit_code in (0, FAILED_TOO_MANY)
     below = below_bars(outcome.manifest["summary"], bars) if complete else []
+    code = FAILED_TOO_MANY if below else outcome.exit_code
+    if report is not None:
+        report.metrics = metrics_text(outcome.manifest, code)
+        report.facts |= facts_of(outcome.manifest, code)
     tell_outcome(lambda: show_summary(outcome, request), "\n".join(filter(None, [*below, outcome.message])))
-    return FAILED_TOO_MANY if below else outcome.exit_code
+    return code
 
 
 def _plan(options: Options) -> int:
@@ -115,7 +109,8 @@ def _plan(options: Options) -> int:
     from untold.jobs.run.progress import Display
     from untold.jobs.run.terminal import page_of, print_lines
 
-    request = _request_of(options, load(options, asks=False))
+    request = score_request(options, load(options, asks=False))
+    request.check()
     with Display() as display:
         _begin_spark(request, display)
         from untold.jobs.asking.capacity import cluster_of
@@ -148,7 +143,7 @@ def _demo(options: Options) -> int:
         if index is not None and (code := _index_documents(options, resolved.settings, folder, index)):
             return code
         settings = demo_settings(resolved.settings, folder, index)
-        request = _scored(options, replace(resolved, settings=settings), (options.metric,), AS_THEY_ARE)
+        request = scored(options, replace(resolved, settings=settings), (options.metric,), AS_THEY_ARE)
         display = Display()
         with showing_results(request, display.note) if index is None else nullcontext():
             code = _run_score(request, display)
@@ -312,16 +307,11 @@ def _template_of(options: Options) -> str:
     return template_of(options.stage, settings_without_endpoint(options)).source
 
 
-_FAIL_UNDER = Option(
-    "--fail-under",
-    "METRIC=BAR",
-    "exit with code 4 where the mean of a metric is below the bar (e2e=0.7); by comma or repeated",
-    read=bars,
-    multiple=True,
-)
 COMMANDS: dict[str, click.Command] = {
     "score": Command(
-        "score a file of answers", _score, [*input_options(output=True), *settings_options(), *RUN_FLAGS, _FAIL_UNDER]
+        "score a file of answers",
+        _score,
+        [*input_options(output=True), *settings_options(), *RUN_FLAGS, FAIL_UNDER, METRICS_FILE],
     ),
     "plan": Command(
         "say what a run would ask and cost; asks nothing",
@@ -337,6 +327,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--json", "print JSON"),
         ],
     ),
+    **NIGHTS,
     "condense": Command(
         "condense relations from any source to statements",
         _condense,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.schemes import complaint_of
@@ -180,6 +181,19 @@ def bars(text: str) -> dict[str, float]:
         if not (metric and 0 <= found[metric] <= 1):
             raise ValueError(f"{word!r} must be METRIC=BAR with a number from 0 to 1, such as e2e=0.7")
     return found
+
+
+def age(text: str) -> timedelta:
+    """A number of hours, days or weeks. Raises ValueError for another text.
+
+    >>> age("90d").days, age("2w").days
+    (90, 14)
+    """
+    units = {"h": "hours", "d": "days", "w": "weeks"}
+    number, unit = text[:-1], units.get(text[-1:])
+    if unit is None or not number.isdecimal() or len(number) > 5:
+        raise ValueError(f"must be a number of hours, days or weeks such as 36h, 90d or 12w, got {text or 'nothing'}")
+    return timedelta(**{unit: int(number)})
 
 
 def whole_number(text: str) -> int:

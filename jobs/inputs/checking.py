@@ -14,6 +14,7 @@ from pathlib import PurePath
 from untold.jobs.inputs.files import (
     FileFacts,
     InputFile,
+    NoInputError,
     ReadOptions,
     SampleError,
     data_files,
@@ -93,13 +94,24 @@ def input_files(
     Of an adapter that reads files of its own, those alone. Raises SampleError where there are none, or some cannot be
     read.
     """
+    files, others = listed_files(path, adapter)
+    if adapter is None or adapter.read is None:
+        return inspect_files(files[:most], options), tuple(PurePath(file.path).name for file in others)
+    return [replace(file, encoding=encoding_of(file.path, options.encoding)) for file in files[:most]], ()
+
+
+def listed_files(path: str, adapter: Adapter | None) -> tuple[list[InputFile], list[InputFile]]:
+    """The files of a path by a listing alone, and those that are left out for their extension.
+
+    Raises as `input_files`, NoInputError where there are none.
+    """
     found, others = data_files(path)
     if adapter is None or adapter.read is None:
-        return inspect_files(found[:most], options), tuple(PurePath(file.path).name for file in others)
+        return found, others
     files = [file for file in (*found, *others) if fnmatch.fnmatchcase(file.path, adapter.files)]
     if not files:
-        raise SampleError(f"{path}: no file named like {adapter.files}; give the folder of the data set")
-    return [replace(file, encoding=encoding_of(file.path, options.encoding)) for file in files[:most]], ()
+        raise NoInputError(f"{path}: no file named like {adapter.files}; give the folder of the data set")
+    return files, []
 
 
 def describe_left_out(names: Sequence[str]) -> str:
@@ -129,7 +141,7 @@ def check_input(
     heads = with_names(heads, files, names or {})
     check_columns(path, files, heads, adapter.required if adapter else required, options.columns)
     if len(files) < CHECKED_FILES and not any(head.rows for head in heads.values()):
-        raise SampleError(f"{path}: no samples in it; give a file with at least one row")
+        raise NoInputError(f"{path}: no samples in it; give a file with at least one row")
 
 
 def with_names(facts: Mapping[int, FileFacts], files: Sequence[InputFile], names: Names) -> dict[int, FileFacts]:

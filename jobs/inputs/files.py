@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import PurePosixPath
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -58,6 +60,10 @@ class SampleError(UserError):
     """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
 
 
+class NoInputError(SampleError):
+    """An input without a file, or without a row: there is nothing to read yet."""
+
+
 class BrokenLinkError(OSError):
     """A link to a file that is not there; its text is the link's path."""
 
@@ -93,6 +99,8 @@ class InputFile:
     row_groups: tuple[int, ...] = ()
     encoding: str = UTF_8
     delimiter: str = ","
+    # Seconds since 1970; 0 where the file system says none
+    modified: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class FileFacts:
 def find_files(path: str) -> list[InputFile]:
     """The files that a path, a glob or a URI stands for, by path. What exists literally wins over a glob.
 
-    Raises SampleError where there are none.
+    Raises NoInputError where there are none, SampleError where they cannot be listed.
     """
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
@@ -125,8 +133,18 @@ def find_files(path: str) -> list[InputFile]:
             f"{path}: cannot be listed ({type(error).__name__}); check the path and its rights"
         ) from error
     if not found:
-        raise SampleError(f"{path}: no such file, or no files in it; check the path")
+        raise NoInputError(f"{path}: no such file, or no files in it; check the path")
     return sorted(found, key=lambda file: file.path)
+
+
+def listing_of(files: Sequence[InputFile]) -> dict[str, Any]:
+    """What a listing says of an input's files: how many, their bytes, and a digest that changes with any of them.
+
+    Of names, sizes and times: an input whose digest is the same is taken to hold the same rows.
+    """
+    known = sorted((os.path.basename(file.path), file.size, file.modified) for file in files)
+    digest = blake2b(repr(known).encode(), digest_size=16).hexdigest()
+    return {"files": len(files), "bytes": sum(file.size for file in files), "digest": digest}
 
 
 def data_files(path: str) -> tuple[list[InputFile], list[InputFile]]:
@@ -170,14 +188,15 @@ def _find_local(path: str) -> list[InputFile]:
     if not matches and os.path.islink(path):
         raise BrokenLinkError(path)
     paths = {file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])}
-    return [InputFile(file, _size(file)) for file in paths]
+    return list(map(_local_file, paths))
 
 
-def _size(path: str) -> int:
-    """A file's bytes. Raises BrokenLinkError for a link to nothing."""
+def _local_file(path: str) -> InputFile:
+    """A file as it is listed. Raises BrokenLinkError for a link to nothing."""
     if os.path.islink(path) and not os.path.exists(path):
         raise BrokenLinkError(path)
-    return os.path.getsize(path)
+    found = os.stat(path)
+    return InputFile(path, found.st_size, modified=found.st_mtime)
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -196,10 +215,10 @@ def _find_remote(uri: str) -> list[InputFile]:
     """The files of a URI or a glob in it, as URIs of the same scheme; what it names literally wins here too."""
     found = Place(uri).entry()
     if found.kind == "file":
-        return [InputFile(uri, found.size)]
+        return [InputFile(uri, found.size, modified=found.modified)]
     base = uri if found.kind == "folder" else _before_wildcard(uri)
     return [
-        InputFile(str(item.place), item.size)
+        InputFile(str(item.place), item.size, modified=item.modified)
         for item in Place(base).entries(recursive=True)
         if item.kind == "file"
         and all(_is_shown(part) for part in PurePosixPath(str(item.place)).relative_to(base).parts)

@@ -31,6 +31,8 @@ class RunRequest:
     draw: Draw | None = None
     read: ReadOptions = AS_THEY_ARE
     overwrite: bool = False
+    # Whether an output of another input is made anew of this one
+    refresh: bool = False
     # Whether what failed for a lasting reason is asked again
     retry_failed: bool = False
     # Whether it waits for another run on the same store, instead of refusing
@@ -59,6 +61,7 @@ class RunRequest:
             self.output,
             tuple(tables),
             self.overwrite,
+            refresh=self.refresh,
             kept=kept,
             inputs=[path for path in (self.input, *more) if path],
             store=self.store,

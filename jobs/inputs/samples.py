@@ -10,7 +10,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, cast
 
@@ -24,7 +24,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, describe_left_out, input_files
 from untold.jobs.inputs.column_types import carried_types
 from untold.jobs.inputs.drawing import Draw
-from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, SampleError, plan_units
+from untold.jobs.inputs.files import (
+    AS_THEY_ARE,
+    InputFile,
+    NoInputError,
+    ReadOptions,
+    SampleError,
+    listing_of,
+    plan_units,
+)
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
@@ -88,6 +96,8 @@ class Samples:
     first_invalid: list[str]
     columns: frozenset[str]
     left_out: tuple[str, ...] = ()
+    # The files as they were listed before they were read (`listing_of`)
+    listing: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,7 @@ def read_rows(
     if found.conflicts:
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
-        raise SampleError(f"{path}: no samples in it; give a file with at least one row")
+        raise NoInputError(f"{path}: no samples in it; give a file with at least one row")
     drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None and adapter.by_row)
     by_id = found.by_id if drawn is None else found.by_id.where(drawn)
     distinct = found.distinct if drawn is None else by_id.count()
@@ -172,6 +182,7 @@ def read_rows(
         first_invalid=first,
         columns=frozenset[str]().union(*(one.columns for one in facts.values())),
         left_out=left_out,
+        listing=listing_of(files),
     )
 
 
@@ -196,6 +207,28 @@ def fingerprint(samples: DataFrame) -> str:
     """
     sums = samples.agg(*_fingerprint_sums(samples.columns)).first()
     return _digest(list(sums or ()))
+
+
+def changes_between(before: DataFrame, now: DataFrame) -> dict[str, int]:
+    """How many samples came late, changed under one sample_id, and are gone. One action.
+
+    Samples without an id of their own are known by their contents: one that changed is gone, and another came.
+    """
+
+    types = [{one.name: one.dataType.simpleString() for one in frame.schema} for frame in (before, now)]
+    shared = [column_named(name) for name, kind in types[0].items() if types[1].get(name) == kind]
+
+    def hashed(frame: DataFrame, name: str) -> DataFrame:
+        return frame.select("sample_id", F.xxhash64(*shared).alias(name))
+
+    both = hashed(before, "before").join(hashed(now, "now"), on="sample_id", how="full")
+    was, is_now = F.col("before"), F.col("now")
+    counts = both.agg(
+        F.count_if(was.isNull()).alias("late"),
+        F.count_if(was != is_now).alias("changed"),
+        F.count_if(is_now.isNull()).alias("gone"),
+    )
+    return counts.collect()[0].asDict()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ _FILES = re.compile(
 )
 # `_SUCCESS`, `_temporary`, `.part-*.crc`: Spark leaves them beside tables, and a killed one leaves them half done
 _SPARKS_OWN = re.compile(r"/[._]")
-_STORE_VERSION = re.compile(r"v\d+")
+# Completions of one version, and what runs have noted that they need
+_STORE_VERSION = re.compile(r"v\d+|_uses")
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -136,7 +137,7 @@ def _is_ours(entry: Entry, output: str, store: str | None) -> bool:
 
 
 def _is_version(path: str, store: str) -> bool:
-    """Whether a folder is what a store's completions of one version lie in: `STORE/v1`."""
+    """Whether a folder is one of a store: `STORE/v1`, in which completions of one version lie, or its notes."""
     parent, _, name = path.rpartition("/")
     return parent == store and _STORE_VERSION.fullmatch(name) is not None
 

@@ -99,6 +99,14 @@ def differences(own: Identity, theirs: Identity, added: Added | None = None) -> 
     return found
 
 
+def refused(output: str, found: Collection[str]) -> OutputError:
+    """The error about an output that belongs to something else, by what `differences` found."""
+    return OutputError(
+        f"{output} belongs to {' and '.join(found)}; "
+        "give another --output, or --overwrite to replace its tables (completions stay)"
+    )
+
+
 def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any], added: Added | None) -> list[str]:
     """Dotted keys of settings that differ, sorted; of a key that one side does not have the default counts.
 

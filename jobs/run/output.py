@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
 from untold.jobs.run.locks import Lock
-from untold.jobs.run.manifest import Added, Identity, OutputError
+from untold.jobs.run.manifest import Added, Identity
 from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.session import is_local, spark_schema
@@ -65,6 +65,8 @@ def steps_folder(output: str, work: str) -> str:
 def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
     """The settings as a manifest shows them: no secrets; `fields` as `model_dump` takes them."""
     safe: dict[str, Any] = without_secrets(settings.model_dump(mode="json", **fields))
+    # Its address may be all that is needed to post there
+    safe.pop("notify", None)
     return safe
 
 
@@ -92,6 +94,8 @@ class Output:
     place: str
     tables: Sequence[str]
     overwrite: bool = False
+    # Whether the output of another input is made anew of this one; its tables stay until those of this start are whole
+    refresh: bool = False
     kept: Sequence[str] = ()
     inputs: Sequence[str | None] = ()
     store: str | None = None
@@ -103,6 +107,8 @@ class Output:
     earlier: Mapping[str, Any] | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     notify: Callable[[str], None] = _say
+    # Whether `claim` found the output of another input, which `refresh` makes anew
+    refreshes: bool = False
     # Whether tables and manifest of the earlier start stay until those of this one are whole
     _keeps: bool = False
     _tables: dict[str, str] = field(default_factory=dict)
@@ -162,13 +168,11 @@ class Output:
         """
         self.earlier = None if self.overwrite else manifest.read_manifest(self.place)
         found = [] if self.earlier is None else manifest.differences(identity, self.earlier.get("identity", {}), added)
-        if found:
-            raise OutputError(
-                f"{self.place} belongs to {' and '.join(found)}; "
-                "give another --output, or --overwrite to replace its tables (completions stay)"
-            )
+        self.refreshes = self.refresh and found == [manifest.PARTS["input"]]
+        if found and not self.refreshes:
+            raise manifest.refused(self.place, found)
         self.manifest = {"format": manifest.FORMAT, "identity": dict(identity), "versions": manifest.versions()}
-        self._keeps = added is not None and self._has_whole_tables(self.earlier)
+        self._keeps = (added is not None or self.refreshes) and self._has_whole_tables(self.earlier)
 
     @property
     def _is_local(self) -> bool:
@@ -185,6 +189,18 @@ class Output:
         self._tables[name] = name if self._is_local or not self.manifest else f"{name}/{self.run}"
         return f"{self._folder}/{self._tables[name]}"
 
+    def place_of(self, name: str) -> str | None:
+        """Where the table of the earlier start lies; None where it is not there."""
+        place = Place(self.place) / str((self.earlier or {}).get("tables", {}).get(name, name))
+        return str(place) if place.entry().kind else None
+
+    def note_input(self, listing: Mapping[str, Any]) -> None:
+        """Says in the manifest of an output that stays as it is how its input is listed now, where that differs."""
+        earlier = dict(self.earlier or {})
+        if earlier.get("input", {}).get("listing") != listing:
+            self.check_lock()
+            manifest.write_manifest(self.place, {**earlier, "input": {**earlier["input"], "listing": dict(listing)}})
+
     def metrics(self) -> tuple[str, ...]:
         """The metrics that an earlier start gave the output; none where it is to be replaced."""
         earlier = None if self.overwrite else manifest.read_manifest(self.place)
@@ -192,7 +208,7 @@ class Output:
 
     def is_complete(self, *, retry_failed: bool) -> bool:
         """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
-        return self._left_nothing(self.earlier, retry_failed)
+        return not self.refreshes and self._left_nothing(self.earlier, retry_failed)
 
     def seems_complete(self, *, retry_failed: bool) -> bool:
         """As `is_complete`, before `claim` knows whether the earlier start was one of the same identity."""
@@ -220,7 +236,8 @@ class Output:
         Place(self.place).make_folder()
         earlier = self.earlier or {}
         past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
-        self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}
+        now = {"status": "running", "run": self.run, "settings": dict(settings)}
+        self.manifest = {**self.manifest, **now, **past, **fields}
         if not self._keeps:
             manifest.write_manifest(self.place, self.manifest)
 

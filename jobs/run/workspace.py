@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -53,7 +55,7 @@ class Workspace:
     spark: SparkSession
     folder: str
     _numbers: count[int] = field(default_factory=count)
-    _kept: list[tuple[DataFrame, int]] = field(default_factory=list)
+    _kept: list[tuple[DataFrame, int, str]] = field(default_factory=list)
 
     def keep(self, frame: DataFrame, name: str = "step", counted: Counted | None = None) -> DataFrame:
         """The same rows, computed once and counted on the way, by `counted` too.
@@ -64,14 +66,23 @@ class Workspace:
         path = self.path(name)
         rows = write_parquet(frame if counted is None else counted.on(frame), path)
         kept = self.spark.read.schema(frame.schema).parquet(path)
-        self._kept.append((kept, rows))
+        self._kept.append((kept, rows, path))
         return kept
 
     def count(self, frame: DataFrame) -> int:
         """The number of rows; costs nothing for what `keep` gave."""
         # By identity: frames compare by nothing else
-        counted = [rows for kept, rows in self._kept if kept is frame]
+        counted = [rows for kept, rows, _ in self._kept if kept is frame]
         return counted[0] if counted else frame.count()
+
+    def values(self, frame: DataFrame, column: str) -> Iterator[pa.Array]:
+        """A column of what `keep` gave, in pieces, read by this process: no execution of Spark's."""
+        (path,) = [path for kept, _, path in self._kept if kept is frame]
+        for entry in Place(path).entries():
+            if entry.name.endswith(".parquet"):
+                with entry.place.open() as file:
+                    for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
+                        yield batch.column(0)
 
     def path(self, name: str) -> str:
         """A folder of that name that nothing else is in."""

@@ -303,7 +303,7 @@ def _incomplete(
     A line a problem: no address, no model, no key where the preset's own address needs one, and a budget of cost
     without the prices to count it by.
     """
-    llm, budget = settings.llm, settings.budget
+    llm = settings.llm
     whose = f"the endpoint {preset}" if preset else "llm.base_url"
     if llm.base_url is None:
         yield f"llm.base_url: not set, and {whose} gives none: --set llm.base_url=http://HOST/v1"
@@ -314,22 +314,28 @@ def _incomplete(
     if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
-    if budget.max_cost is not None and not all(prices_for(settings, stage).complete for stage in STAGE_NAMES):
-        where = merged.origins["budget.max_cost"].where
+    if not all(prices_for(settings, stage).complete for stage in STAGE_NAMES):
         need = "needs llm.price_per_million_prompt_tokens and llm.price_per_million_completion_tokens"
-        yield problem_line("budget.max_cost", budget.max_cost, where, need)
+        yield from _unpriced(settings, merged, need)
+
+
+def _unpriced(settings: Settings, merged: _Merged, need: str) -> Iterator[str]:
+    """A line for each bound of cost that is set, which lacks a price to count by."""
+    bounds = {"budget.max_cost": settings.budget.max_cost, "nightly.budget_month": settings.nightly.budget_month}
+    for key, value in bounds.items():
+        if value is not None:
+            yield problem_line(key, value, merged.origins[key].where, need)
 
 
 def _incomplete_lookups(settings: Settings, merged: _Merged) -> Iterator[str]:
     """What the endpoint for embeddings lacks: a model of its own, and a price where cost is bounded."""
-    embeddings, budget = settings.embeddings, settings.budget
+    embeddings = settings.embeddings
     if embeddings.base_url is None:
         return
     if embeddings.model == MINILM:
         yield "embeddings.model: not set, and embeddings.base_url names none: --set embeddings.model=NAME"
-    if budget.max_cost is not None and embeddings.price_per_million_tokens is None:
-        where = merged.origins["budget.max_cost"].where
-        yield problem_line("budget.max_cost", budget.max_cost, where, "needs embeddings.price_per_million_tokens")
+    if embeddings.price_per_million_tokens is None:
+        yield from _unpriced(settings, merged, "needs embeddings.price_per_million_tokens")
 
 
 def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[str, str]) -> Settings:

@@ -42,6 +42,7 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
+from untold.jobs.settings.nightly import NightlySettings, NotifySettings
 from untold.jobs.settings.retrieval import (
     EmbeddingSettings,
     GroundingSettings,
@@ -59,7 +60,10 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
-    {"llm", "stages", "budget", "spark", "ray", "store", "storage", "work", "fail_on_error", "prompts", "profile"}
+    {
+        *("llm", "stages", "budget", "nightly", "notify", "spark", "ray", "store", "storage"),
+        *("work", "fail_on_error", "prompts", "profile"),
+    }
 )
 Api = Literal["chat", "completions"]
 Prompts = Literal["ours", "published"]
@@ -293,6 +297,8 @@ class Settings(Section):
         json_schema_extra={"allowed": f"any | none | {TOLERANCE}"},
     )
     budget: BudgetSettings = BudgetSettings()
+    nightly: NightlySettings = NightlySettings()
+    notify: NotifySettings = NotifySettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()
     storage: StorageSettings = StorageSettings()

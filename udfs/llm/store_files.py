@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2b
 from time import sleep
 from typing import Any, TypeVar
@@ -79,13 +80,46 @@ def digest_of(place: Place) -> str:
 
 
 @dataclass(frozen=True)
+class Unneeded:
+    """Rows that nobody needs: answered before a time, and of no request that is `needed` (ids)."""
+
+    before: datetime
+    needed: Container[str]
+
+    def kept(self, rows: pa.RecordBatch) -> pa.Array:
+        """Whether each row stays; one that does not say when it was answered does."""
+        ids, times = (rows.column(name).to_pylist() for name in ("request_id", "answered_at"))
+        pairs = zip(ids, times, strict=True)
+        return pa.array([at is None or at >= self.before or one in self.needed for one, at in pairs], pa.bool_())
+
+
+def count_kept(place: Place, unneeded: Unneeded) -> tuple[int, int]:
+    """The rows of a file, and how many of them stay. Raises DamagedError, or OSError where it cannot be read."""
+
+    def count(file: Any) -> tuple[int, int]:
+        columns = ["request_id", "answered_at"]
+        kept = [unneeded.kept(rows) for rows in pq.ParquetFile(file).iter_batches(columns=columns)]
+        return sum(map(len, kept)), sum(one.true_count for one in kept)
+
+    counted = _read(place, count)
+    if counted is None:
+        raise DamagedError(f"{place} is damaged")
+    return counted
+
+
+@dataclass(frozen=True)
 class Merge:
-    """Files of a folder that are to become one there. It may be done on any machine that sees the folder."""
+    """Files of a folder that are to become one there. It may be done on any machine that sees the folder.
+
+    Without those rows that are `unneeded`; `rows` then says how many there will be.
+    """
 
     folder: str
     names: tuple[str, ...]
     target: str
     schema: pa.Schema
+    unneeded: Unneeded | None = None
+    rows: int | None = None
 
 
 def merge_files(merge: Merge) -> Described:
@@ -98,10 +132,10 @@ def merge_files(merge: Merge) -> Described:
     places = [folder / name for name in merge.names]
     footers = [_footer(place) for place in places]
     columns = _with_further(merge.schema, [footer.schema.to_arrow_schema() for footer in footers])
-    rows = sum(footer.num_rows for footer in footers)
+    rows = sum(footer.num_rows for footer in footers) if merge.rows is None else merge.rows
 
     def write(stream: Any) -> None:
-        if (written := _copy_rows(places, columns, stream)) != rows:
+        if (written := _copy_rows(places, columns, stream, merge.unneeded)) != rows:
             raise ValueError(f"{written:,} of {rows:,} rows could be read from {len(places)} files of {folder}")
 
     target = folder / merge.target
@@ -114,8 +148,8 @@ def _footer(place: Place) -> Any:
         return pq.read_metadata(file)
 
 
-def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any) -> int:
-    """Writes the rows of the files in their order to an open stream; how many there were."""
+def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any, unneeded: Unneeded | None) -> int:
+    """Writes the rows of the files that are needed in their order to an open stream; how many there were."""
     written, held = 0, schema.empty_table()
     # Checksums of pages are verified as they are read and written anew: a merge is no place where damage becomes
     # content.
@@ -123,7 +157,8 @@ def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any) -> int:
         for place in places:
             with place.open() as file:
                 for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(BATCH_ROWS):
-                    held = pa.concat_tables([held, _conform(batch, schema)])
+                    rows = batch if unneeded is None else batch.filter(unneeded.kept(batch))
+                    held = pa.concat_tables([held, _conform(rows, schema)])
                     if held.nbytes >= ROW_GROUP_BYTES:
                         writer.write_table(held)
                         written, held = written + held.num_rows, held.slice(0, 0)

@@ -182,7 +182,7 @@ def test_unknown_variable_is_an_error_with_the_nearest(variable: str, expected: 
     assert unknown_variables({variable: "true"}) == []
 
 
-@pytest.mark.parametrize("variable", ["UNTOLD_HOME", "UNTOLD_TEAM", "UNTOLD_TOKEN", "UNTOLD_NIGHTLY__FOLDER"])
+@pytest.mark.parametrize("variable", ["UNTOLD_HOME", "UNTOLD_TEAM", "UNTOLD_TOKEN", "UNTOLD_WEEKLY__FOLDER"])
 def test_a_variable_like_no_setting_is_ignored_with_a_warning(variable: str) -> None:
     environ = {variable: "sk-1234567890abcdef", "UNTOLD_RUN": "results"}
     assert load(*SERVER, environ=environ) == load(*SERVER)

@@ -1,0 +1,353 @@
+"""Nights: each date of an input is scored into an output of its own, over one store: `untold nightly`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from functools import cached_property
+from typing import Any
+
+from untold.jobs.asking.engines import Held
+from untold.jobs.asking.process import KeptProcess
+from untold.jobs.asking.start import Outcome
+from untold.jobs.asking.store import SPARK_ERRORS
+from untold.jobs.inputs.checking import adapter_of, listed_files
+from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
+from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.manifest import read_manifest
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending, below_bars
+from untold.jobs.run.progress import Display
+from untold.jobs.run.refusals import explain, root_cause
+from untold.jobs.run.session import SMALL_BYTES, begin_session, open_session
+from untold.jobs.run.terminal import amount, page_of, print_lines
+from untold.jobs.score import has_ended, score, show_summary
+from untold.jobs.settings.model import Settings
+from untold.jobs.summary.metrics_text import metrics_text
+from untold.jobs.summary.nights import (
+    DATE,
+    Manifest,
+    breaks_of,
+    cost_within,
+    describe_break,
+    read_nights,
+    row_of,
+    table_of,
+    write_nights,
+)
+from untold.udfs.errors import UserError
+from untold.udfs.redaction import redact
+
+REFUSED = 1
+# The worst last (docs/contract.md, "Nights"): what can go on by itself before what needs a person
+SEVERITY = (0, FAILED_TOO_MANY, *(EXIT_CODES[name] for name in ("spooled", "budget", "outage")), REFUSED, 130)
+# After a night that ended so the next would end the same
+STOPPING = ("outage", "interrupted", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightlyRequest:
+    """Dates to be scored, in this order. `night`: the request of each, with `{date}` in its input and output."""
+
+    night: ScoreRequest
+    dates: Sequence[date]
+    # Whether the rows that an input got since are taken up
+    refresh: bool = False
+    # Whether a date without input is an error
+    require_input: bool = False
+    # The least mean by metric
+    bars: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, day: date) -> ScoreRequest:
+        """The request of a date."""
+        paths = {name: getattr(self.night, name).replace(DATE, day.isoformat()) for name in ("input", "output")}
+        return replace(self.night, **paths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What became of a date.
+
+    `status`: `done` where nothing was left to do, `empty` without input, `refused` where it could not start, `waiting`
+    where another date ended the command first, else as the manifest says. `ran`: whether it started now.
+    """
+
+    date: str
+    status: str
+    exit_code: int = 0
+    manifest: Manifest = field(default_factory=dict)
+    message: str | None = None
+    ran: bool = False
+    # Whether files came or changed since a date was done
+    input_changed: bool = False
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What `--json` prints of it."""
+        known = row_of(self.date, self.manifest) if self.manifest else {"date": self.date}
+        changes = self.manifest.get("input", {}).get("changes", {}) if self.ran else {}
+        own = {"status": self.status, "exit_code": self.exit_code, "message": self.message}
+        return {**known, **own, "input_changed": self.input_changed, **changes}
+
+    @property
+    def line(self) -> str:
+        """What is printed of it."""
+        overall = [row for row in self.manifest.get("summary", ()) if row["level"] == "overall"]
+        means = [f"{row['metric']} {'-' if row['mean'] is None else format(row['mean'], '.3f')}" for row in overall]
+        counts = self.manifest.get("counts", {})
+        samples = [amount(counts["samples"], "sample")] if "samples" in counts else []
+        changed = ["its input has changed since; --refresh takes it up"] if self.input_changed else []
+        return f"{self.date}: {', '.join([self.status, *samples, *means, *changed])}"
+
+
+@dataclass(frozen=True)
+class Nights:
+    """What became of all dates, in the order in which they were asked for."""
+
+    nights: Sequence[Night]
+    breaks: Sequence[Mapping[str, Any]] = ()
+    # The file about all dates, where some ran
+    file: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The worst of all."""
+        return max((night.exit_code for night in self.nights), key=SEVERITY.index)
+
+    @property
+    def status(self) -> str:
+        """That of a date with the worst exit code."""
+        return max(self.nights, key=lambda night: SEVERITY.index(night.exit_code)).status
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """What a message says of each date."""
+        return [{name: value for name, value in night.row.items() if name != "message"} for night in self.nights]
+
+    @property
+    def metrics(self) -> str | None:
+        """The figures of the newest date that has some."""
+        known = [night for night in self.nights if night.manifest]
+        newest = max(known, key=lambda night: night.date, default=None)
+        return None if newest is None else metrics_text(newest.manifest, self.exit_code)
+
+    @property
+    def message(self) -> str:
+        """The lines that say what is wrong with which date."""
+        told = (night for night in self.nights if night.message)
+        return "\n".join(f"{night.date}: {line}" for night in told for line in str(night.message).splitlines())
+
+
+def nightly(request: NightlyRequest, display: Display) -> Nights:
+    """Scores those dates that are not done, in one start of Spark and Ray. What is wrong with one ends no other."""
+    found = {day: _look(request, day) for day in request.dates}
+    pending = {day: one for day, one in found.items() if isinstance(one, ScoreRequest)}
+    nights = {day: one for day, one in found.items() if isinstance(one, Night)}
+    if pending:
+        nights |= {date.fromisoformat(night.date): night for night in _score_all(request, pending, display)}
+    ended = [nights[day] for day in request.dates]
+    ran = {night.date for night in ended if night.ran}
+    if not ran:
+        return Nights(ended)
+    known = read_nights(request.night.output)
+    breaks = [one for one in breaks_of(known) if ran & {one["date"], one["before"]}]
+    return Nights(ended, breaks, write_nights(request.night.output, known))
+
+
+def _look(request: NightlyRequest, day: date) -> Night | ScoreRequest:
+    """What is known of a date without an engine; its request where it has something to do."""
+    asked, name = request.of(day), day.isoformat()
+    try:
+        earlier = None if asked.overwrite else read_manifest(asked.output)
+        ended = earlier is not None and has_ended(asked, earlier)
+        if earlier is not None and ended:
+            changed = _input_changed(asked, earlier)
+            if not (changed and request.refresh):
+                return _done(request, name, earlier, changed)
+        asked.check()
+    except NoInputError as error:
+        if earlier is None and not request.require_input:
+            return Night(date=name, status="empty")
+        return _refused(name, error)
+    except UserError as error:
+        return _refused(name, error)
+    # What is not done has no figures that anybody relies on: it goes on with its input as it is
+    return replace(asked, refresh=request.refresh or not ended)
+
+
+def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
+    """Whether the files of the input are others than those that were read; one that is gone has not changed."""
+    known = earlier.get("input", {}).get("listing")
+    try:
+        files, _ = listed_files(asked.input, adapter_of(asked.format))
+    except NoInputError:
+        return False
+    return known is not None and known != listing_of(files)
+
+
+def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -> Night:
+    """A date that has nothing left to ask, with the exit code of its run."""
+    code = Ending().exit_code(earlier["counts"]["statuses"], request.night.settings.fail_on_error)
+    below = below_bars(earlier["summary"], request.bars)
+    return Night(
+        date=day,
+        status="done",
+        exit_code=FAILED_TOO_MANY if below else code,
+        manifest=earlier,
+        message="\n".join(below) or None,
+        input_changed=changed,
+    )
+
+
+def _refused(day: str, error: Exception) -> Night:
+    return Night(date=day, status="refused", exit_code=REFUSED, message=_told(error))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else explain(error) or root_cause(error)
+
+
+@dataclass
+class _Month:
+    """What all nights may cost within this month, and have cost."""
+
+    pattern: str
+    most: float | None
+
+    @cached_property
+    def name(self) -> str:
+        """The month by UTC, as times of manifests begin."""
+        return f"{datetime.now(UTC):%Y-%m}"
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """By date."""
+        return {day: cost_within(self.name, night) for day, night in read_nights(self.pattern).items()}
+
+    @property
+    def left(self) -> float | None:
+        """What the next night may cost; None without end."""
+        return None if self.most is None else max(0.0, self.most - sum(self.costs.values()))
+
+    def add(self, night: Night) -> None:
+        """Counts a night that ran."""
+        if self.most is not None and night.manifest:
+            self.costs[night.date] = cost_within(self.name, night.manifest)
+
+    def capped(self, settings: Settings) -> Settings:
+        """The settings of a night that may cost no more than what is left."""
+        budget = settings.budget
+        costs = [cost for cost in (budget.max_cost, self.left) if cost is not None]
+        capped = budget.model_copy(update={"max_cost": min(costs, default=None)})
+        return settings.model_copy(update={"budget": capped})
+
+
+def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], display: Display) -> Iterator[Night]:
+    """Scores dates one after the other, until one ends so that no other can go on."""
+    month = _Month(request.night.output, request.night.settings.nightly.budget_month)
+    waiting = iter(pending.items())
+    if month.left == 0:
+        yield from _wait(waiting, _month_used_up(month))
+        return
+    paths = [asked.input for asked in pending.values()]
+    small = count_bytes(*paths, request.night.store) < SMALL_BYTES
+    with _open_held(request.night.settings, display, small) as held:
+        for day, asked in waiting:
+            if len(request.dates) > 1:
+                display.note(f"{day}: starting")
+            night = _score_one(request, day, replace(asked, settings=month.capped(asked.settings)), display, held)
+            # Rows of its input lie on disk for as long as the session knows them
+            held.spark.catalog.clearCache()
+            month.add(night)
+            yield night
+            if night.status in STOPPING:
+                yield from _wait(waiting, replace(night, message=None))
+            if night.status == "budget" and month.left is not None and _is_used_up(month, asked.settings):
+                yield from _wait(waiting, _month_used_up(month))
+
+
+def _is_used_up(month: _Month, settings: Settings) -> bool:
+    """Whether a night that its budget ended was ended by that of the month: no other bound can have been reached."""
+    night = settings.budget
+    others = (night.max_calls, night.max_tokens)
+    return others == (None, None) and (night.max_cost is None or (month.left or 0.0) < night.max_cost)
+
+
+def _month_used_up(month: _Month) -> Night:
+    spent = sum(month.costs.values())
+    message = (
+        f"nightly.budget_month is used up ({spent:,.4f} of {month.most:,.4f} in {month.name}); "
+        "raise it, or start again next month"
+    )
+    return Night(date="", status="waiting", exit_code=EXIT_CODES["budget"], message=message)
+
+
+def _wait(waiting: Iterator[tuple[date, ScoreRequest]], cause: Night) -> Iterator[Night]:
+    """The dates that are left, which start again has to take up."""
+    for day, _ in waiting:
+        yield Night(date=day.isoformat(), status="waiting", exit_code=cause.exit_code, message=cause.message)
+
+
+@contextmanager
+def _open_held(settings: Settings, display: Display, small: bool) -> Iterator[Held]:
+    """Spark and an answering process for all dates, started side by side."""
+    display.status("starting Java and Ray")
+    begin_session(settings, small=small)
+    process = KeptProcess(settings.ray, Interrupts(display.note))
+    try:
+        if settings.llm.answering == "process":
+            process.open()
+        yield Held(open_session(settings, small=small), process)
+    finally:
+        process.end()
+
+
+def _score_one(request: NightlyRequest, day: date, asked: ScoreRequest, display: Display, held: Held) -> Night:
+    name = day.isoformat()
+    try:
+        outcome = score(asked, display, held)
+    except NoInputError as error:
+        # Its files have no row, which their beginnings did not tell
+        return _refused(name, error) if request.require_input else Night(date=name, status="empty")
+    except (UserError, *SPARK_ERRORS) as error:
+        return _refused(name, error)
+    return _night_of(request, name, outcome)
+
+
+def _night_of(request: NightlyRequest, day: str, outcome: Outcome) -> Night:
+    """A date that ran."""
+    complete = outcome.exit_code in (0, FAILED_TOO_MANY)
+    below = below_bars(outcome.manifest["summary"], request.bars) if complete else []
+    return Night(
+        date=day,
+        status="done" if outcome.unchanged else outcome.manifest["status"],
+        exit_code=FAILED_TOO_MANY if below else outcome.exit_code,
+        manifest=outcome.manifest,
+        message="\n".join(filter(None, [*below, outcome.message])) or None,
+        ran=True,
+    )
+
+
+def show_nights(found: Nights, request: NightlyRequest) -> None:
+    """Prints a line a date, or of one that ran its summary, and of several the table of all."""
+    nights = found.nights
+    if len(nights) == 1 and nights[0].ran:
+        asked = request.of(request.dates[0])
+        show_summary(Outcome(exit_code=nights[0].exit_code, manifest=nights[0].manifest), asked)
+        print()
+    lines = [night.line for night in nights]
+    if found.file is not None:
+        lines += ["", *table_of([night.row for night in nights], page_of(sys.stdout))] if len(nights) > 1 else []
+        lines += ["", *map(describe_break, found.breaks), f"all dates: {found.file}"]
+    print_lines(map(redact, lines))
+
+
+def show_json(found: Nights, request: NightlyRequest) -> None:
+    """Prints what became of the dates, and where figures break over all dates that there are, as JSON."""
+    breaks = breaks_of(read_nights(request.night.output))
+    content = {"exit_code": found.exit_code, "dates": [night.row for night in found.nights], "breaks": breaks}
+    print(json.dumps(content, indent=2, ensure_ascii=False))

@@ -1,0 +1,131 @@
+"""A store without the completions that no output needs any more: `untold prune`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from untold.jobs.asking.pruning import Pruned, find_unneeded, prune_folder
+from untold.jobs.asking.store import VERSION
+from untold.jobs.asking.uses import Use, folder_of_uses, list_uses
+from untold.jobs.inputs.files import NoInputError, find_files
+from untold.jobs.run.manifest import NAME, read_manifest
+from untold.jobs.run.object_locks import lock_folder
+from untold.jobs.run.output import absolute, store_of
+from untold.jobs.run.terminal import Page, table
+from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
+from untold.udfs.llm.store_files import Unneeded
+from untold.udfs.storage import Place
+
+_STAGE = re.compile(r"\w+-[0-9a-f]{32}")
+
+
+class PruneError(UserError):
+    """A store that cannot be pruned, or an output that does not say what it needs. The message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneRequest:
+    """What `untold prune` is asked: a store, the least age of what goes, and outputs whose completions stay."""
+
+    store: str
+    older_than: timedelta
+    keep_outputs: Sequence[str] = ()
+    # Whether it removes, or only says what it would
+    apply: bool = False
+
+
+def prune(request: PruneRequest) -> list[Pruned]:
+    """Removes completions that are older, and that neither a younger run nor a kept output has noted; a row a stage.
+
+    Without `apply` nothing changes. Raises LockedError where a run holds a stage's folder, before anything is removed,
+    and PruneError for an output that is to be kept and does not say what it needs.
+    """
+    stages = (Place(request.store) / VERSION).entries()
+    folders = [str(entry.place) for entry in stages if _STAGE.fullmatch(entry.name)]
+    if not folders:
+        raise PruneError(f"{request.store}: no completions in it; give the store of runs, STORE in --set store=STORE")
+    before = datetime.now(UTC) - request.older_than
+    with ExitStack() as locks:
+        if request.apply:
+            # The notes first: from here on no run looks up what it has not noted
+            for folder in (folder_of_uses(request.store), *folders):
+                locks.enter_context(lock_folder(folder, f"prune-{uuid4().hex[:12]}", wait=False))
+        uses = list_uses(request.store)
+        kept = _runs_of_outputs(request, {use.run for use in uses})
+        stay = [use for use in uses if use.run in kept or use.at >= before.timestamp()]
+        act = prune_folder if request.apply else find_unneeded
+        found = [act(folder, Unneeded(before, _ids_of(stay, Place(folder).name))) for folder in sorted(folders)]
+        if request.apply:
+            for run in {use.run for use in uses} - {use.run for use in stay}:
+                (Place(folder_of_uses(request.store)) / run).remove()
+    return found
+
+
+def _ids_of(uses: Iterable[Use], stage: str) -> set[str]:
+    """The requests of a stage that some run has noted. Raises PruneError where notes cannot be read."""
+    ids: set[str] = set()
+    for use in uses:
+        if use.stage == stage:
+            try:
+                ids.update(use.ids())
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise PruneError(
+                    f"{use.place} cannot be read, so that nobody knows what run {use.run} needs"
+                ) from error
+    return ids
+
+
+def _runs_of_outputs(request: PruneRequest, noted: set[str]) -> set[str]:
+    """The runs that made the outputs to be kept. Raises PruneError for an output of this store without notes."""
+    runs: set[str] = set()
+    for pattern in request.keep_outputs:
+        for place in _outputs(pattern):
+            manifest = read_manifest(place) or {}
+            own = {str(manifest.get("run")), *(start["run"] for start in manifest.get("starts", ()))}
+            if not own & noted and _needs(manifest, place, request.store):
+                raise PruneError(
+                    f"{place}: no run of it has noted in {request.store} what it needs; score it again, which asks "
+                    "nothing, or leave it out of --keep-outputs"
+                )
+            runs |= own
+    return runs
+
+
+def _outputs(pattern: str) -> list[str]:
+    """The outputs that a path or a glob stands for, those of a study's runs too. Raises PruneError without any."""
+    found = []
+    for form in (f"{pattern.rstrip('/')}/{NAME}", f"{pattern.rstrip('/')}/runs/*/{NAME}"):
+        with suppress(NoInputError):
+            found += [file.path.rpartition("/")[0] for file in find_files(form)]
+    if not found:
+        raise PruneError(f"--keep-outputs {shlex.quote(pattern)}: no output there; correct it, or leave it out")
+    return found
+
+
+def _needs(manifest: Mapping[str, Any], output: str, store: str) -> bool:
+    """Whether an output has requests, and its completions are in the store."""
+    asked = any(row["requests"] for start in manifest.get("starts", ()) for row in start["usage"])
+    named = (manifest.get("settings") or {}).get("store")
+    return asked and absolute(store) == store_of(Settings(store=named), absolute(output))
+
+
+def prune_lines(found: Sequence[Pruned], page: Page, *, applied: bool) -> list[str]:
+    """A line a stage and one of all, and what to do where nothing was removed yet."""
+    total = Pruned("all", *(sum(getattr(one, name) for one in found) for name in _NUMBERS))
+    heads = ["stage", "rows", "bytes", "rows removed" if applied else "rows to remove", "bytes freed"]
+    rows = [[one.stage, *(f"{getattr(one, name):,}" for name in _NUMBERS)] for one in (*found, total)]
+    end = "removed" if applied else "nothing was removed; --apply removes these rows. Bytes are about"
+    return [*table(heads, rows, page, names=1), end]
+
+
+_NUMBERS = ("rows", "size", "unneeded_rows", "unneeded_bytes")

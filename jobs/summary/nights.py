@@ -1,0 +1,154 @@
+"""Outputs of many dates side by side: what each found and cost, and from which date on figures are of another kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import date, datetime
+from itertools import pairwise
+from typing import Any
+
+from untold.jobs.metrics import METRICS
+from untold.jobs.run.manifest import Added, OutputError, differences, read_manifest
+from untold.jobs.run.terminal import Page, table
+from untold.jobs.summary.rows import interval_text
+from untold.udfs.storage import FOOTERS_AT_ONCE, Place
+
+# What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
+DATE = "{date}"
+Manifest = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+def parse_date(text: str) -> date:
+    """A date as YYYY-MM-DD. Raises ValueError for another text.
+
+    >>> parse_date("2026-11-20")
+    datetime.date(2026, 11, 20)
+    """
+    with suppress(ValueError):
+        # Python reads 20261120 and 2026-W47-5 too, which no output is named by
+        if (found := date.fromisoformat(text)).isoformat() == text:
+            return found
+    raise ValueError(f"must be a date as YYYY-MM-DD, got {text or 'nothing'}")
+
+
+def read_nights(pattern: str) -> dict[str, Manifest]:
+    """The manifests of all outputs of a path with `{date}`, by date, in the order of the dates.
+
+    One that is damaged is left out: whoever scores its date is told.
+    """
+    dates = _dates_of(pattern)
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        manifests = pool.map(_read_night, (pattern.replace(DATE, day) for day in dates))
+        return {day: found for day, found in zip(dates, manifests, strict=True) if found is not None}
+
+
+def _read_night(output: str) -> Manifest | None:
+    try:
+        return read_manifest(output)
+    except OutputError:
+        return None
+
+
+def _dates_of(pattern: str) -> list[str]:
+    """The dates of which there are outputs, by one listing."""
+    head, _, tail = pattern.partition(DATE)
+    above, _, before = head.rpartition("/")
+    after = tail.partition("/")[0].replace(DATE, "")
+    found = []
+    for entry in Place(above).entries():
+        day = entry.name.removeprefix(before).removesuffix(after)
+        with suppress(ValueError):
+            found.append(parse_date(day).isoformat())
+    return sorted(found)
+
+
+def breaks_of(nights: Mapping[str, Manifest]) -> list[dict[str, Any]]:
+    """From which dates on figures are not comparable with those before: date, before, and differs, in words."""
+    known = [(day, found) for day, found in nights.items() if found.get("identity")]
+    changes = [(day, earlier, _changes(before, after)) for (earlier, before), (day, after) in pairwise(known)]
+    return [{"date": day, "before": earlier, "differs": found} for day, earlier, found in changes if found]
+
+
+def _changes(before: Manifest, after: Manifest) -> list[str]:
+    """What makes the figures of two outputs incomparable, of the metrics that both have."""
+    shared = [name for name in after["metrics"] if name in before["metrics"] and name in METRICS]
+    if not shared:
+        return []
+    asked, stages = after["identity"]["stages"], before["identity"]["stages"]
+    theirs = {**before["identity"], "stages": {name: stages[name] for name in stages if name in asked}}
+    added = Added(lambda key: any(METRICS[name].depends_on(key) for name in shared), theirs["input"])
+    if found := differences(after["identity"], theirs, added):
+        return found
+    # An endpoint may answer by another model under one name
+    new = sorted(set(after.get("models", ())) - set(before.get("models", ())))
+    return [f"another model answers ({', '.join(new)})"] if new and before.get("models") else []
+
+
+def describe_break(found: Row) -> str:
+    """The line about a break."""
+    return f"from {found['date']} on, figures are not comparable with those before: {' and '.join(found['differs'])}"
+
+
+def row_of(day: str, night: Manifest) -> dict[str, Any]:
+    """What an output found and took over all its starts."""
+    starts, counts, totals = night.get("starts", []), night.get("counts", {}), night.get("totals") or {}
+    tokens = [totals.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
+    return {
+        "date": day,
+        "status": night["status"],
+        "samples": counts.get("samples"),
+        "statuses": counts.get("statuses", {}),
+        "failures": counts.get("failures"),
+        "calls": totals.get("calls") or 0,
+        "tokens": sum(tokens),
+        "cost": totals.get("cost"),
+        "seconds": sum(_seconds(start) for start in starts),
+        "metrics": night.get("metrics", []),
+        "models": night.get("models", []),
+        "summary": night.get("summary", []),
+    }
+
+
+def _seconds(start: Row) -> float:
+    began, ended = (datetime.fromisoformat(start[name]) for name in ("started_at", "ended_at"))
+    return (ended - began).total_seconds()
+
+
+def cost_within(month: str, night: Manifest) -> float:
+    """What the starts of an output cost that began in a month, `2026-11`."""
+    began = (start for start in night.get("starts", ()) if start["started_at"].startswith(month))
+    return sum(row["cost"] or 0.0 for start in began for row in start["usage"])
+
+
+def write_nights(pattern: str, nights: Mapping[str, Manifest]) -> str:
+    """Writes the file about all dates and gives its path: the output's with `nightly` for the date, and `.json`."""
+    path = f"{pattern.replace(DATE, 'nightly')}.json"
+    content = {"dates": [row_of(day, night) for day, night in nights.items()], "breaks": breaks_of(nights)}
+    Place(path).write_bytes(json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    return path
+
+
+def table_of(rows: Sequence[Row], page: Page) -> list[str]:
+    """A line a date and metric, of all systems together."""
+    heads = ["date", "status", "metric", "n", "scored", "failed", "mean", "95 % interval", "calls", "cost"]
+    return table(heads, [line for row in rows for line in _lines_of(row)], page, names=3)
+
+
+def _lines_of(row: Row) -> list[list[str]]:
+    cost = "-" if row.get("cost") is None else f"{row['cost']:,.4f}"
+    took = [f"{row.get('calls', 0):,}", cost]
+    overall = [one for one in row.get("summary", ()) if one["level"] == "overall"]
+    means = [
+        [
+            one["metric"],
+            *(f"{one[name]:,}" for name in ("n", "scored", "failed")),
+            "-" if one["mean"] is None else f"{one['mean']:.3f}",
+            interval_text(one),
+        ]
+        for one in overall
+    ]
+    return [[row["date"], row["status"], *found, *took] for found in means or [["-"] * 6]]
