@@ -159,7 +159,7 @@ def formats() -> str:
     }
     parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]
     for heading, (names, adapters) in known.items():
-        rows = [(f"`{name}`", code(adapters[name].required) if name in adapters else "") for name in names]
+        rows = [(f"`{name}`", code(adapters[name].required or ()) if name in adapters else "") for name in names]
         parts.append(f"## {heading}\n\n{table(('format', 'columns that a row needs'), rows)}")
     return "\n".join(parts)
 
