@@ -36,6 +36,7 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
+from untold.jobs.cli.data import COMMANDS as DATA
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
@@ -327,6 +328,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--overwrite", "replace what --output holds"),
         ],
     ),
+    **DATA,
     **STUDIES,
     **META_EVALUATION,
     **LOOKUPS,

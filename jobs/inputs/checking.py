@@ -23,7 +23,7 @@ from untold.jobs.inputs.files import (
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Tally, columns_of, expanded, reader_of
-from untold.udfs.samples.conversion import KNOWN, OPTIONAL, OTHER_NAMES, QUESTION_ID, REQUIRED
+from untold.udfs.samples.conversion import EITHER, KNOWN, OPTIONAL, OTHER_NAMES, QUESTION_ID, REQUIRED
 from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
     READ_ERRORS,
@@ -46,6 +46,7 @@ SHOWN_LEFT_OUT = 5
 # An object with the results of RAGChecker, and what in a file is one of TREC RAG
 RESULTS = "results"
 TREC_RAG = {"topic", "references"}
+NO_CONTEXTS = {"contexts", EITHER}
 
 
 def adapter_of(name: str | None) -> Adapter | None:
@@ -218,22 +219,34 @@ def _candidates(name: str, columns: set[str]) -> list[str]:
     return list(dict.fromkeys([*same, *near]))
 
 
+def likely_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> dict[str, str] | None:
+    """What the file calls our columns, by ours, with those that are missing; None where one has no likely name."""
+    found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
+    if _is_trec(theirs) and "contexts" in found:
+        found["contexts"] = "references"
+    if None in found.values() or len(set(found.values())) < len(found):
+        return None
+    # What samples have besides; queries and documents have neither
+    for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
+        same = [other for other in OTHER_NAMES[name] if other in theirs and name not in theirs]
+        found |= {name: same[0]} if same and name not in found else {}
+    return {**renaming, **{name: other for name, other in found.items() if other is not None}}
+
+
+def _is_trec(theirs: set[str]) -> bool:
+    return theirs >= TREC_RAG
+
+
 def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> str:
     """What to do about missing columns: the options that would read the file, where there are any."""
     if any(name in renaming for name in missing):
         return "correct --columns"
     if RESULTS in theirs:
         return f"--format ragchecker reads one object with `{RESULTS}`"
-    found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
-    of_trec = theirs >= TREC_RAG
-    if of_trec and "contexts" in found:
-        found["contexts"] = "references"
-    if None in found.values() or len(set(found.values())) < len(found):
-        return "rename or add columns"
-    # What samples have besides; queries and documents have neither
-    for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
-        same = [other for other in OTHER_NAMES[name] if other in theirs and name not in theirs]
-        found |= {name: same[0]} if same and name not in found else {}
-    pairs = ",".join(f"{name}={other}" for name, other in {**renaming, **found}.items())
-    texts = " (where `references` are texts and no ids)" if of_trec and found.get("contexts") == "references" else ""
+    columns = likely_columns(missing, theirs, renaming)
+    if columns is None:
+        without = ", or choose a metric that reads no contexts, such as longrecall" if set(missing) <= NO_CONTEXTS else ""
+        return f"rename or add columns{without}"
+    pairs = ",".join(f"{name}={other}" for name, other in columns.items())
+    texts = " (where `references` are texts and no ids)" if columns.get("contexts") == "references" else ""
     return f"give --columns {pairs}{texts}, or rename them"

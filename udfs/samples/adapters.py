@@ -159,7 +159,7 @@ FORMATS: dict[str, Adapter] = {
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
     "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system, uses=("items",)),
-    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers, uses=("items",)),
+    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers, uses=("items",), marks=(k_qa.COLUMNS,)),
     # Their folders hold a licence and other files beside the rows
     "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines, uses=("items",)),
     "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines, uses=("questions", "items")),

@@ -66,7 +66,7 @@ def _list_of_python(value: Any) -> Any:
 def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
     """A topic's answer in the form of TREC RAG, with the segments that it was written from where they have their texts.
 
-    References that are ids alone are the column `document_ids`, and the sample has no contexts.
+    References that are ids alone are the column `segment_ids`, and the sample has no contexts.
     """
     if record.problem:
         return [record]
@@ -82,7 +82,7 @@ def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
     if texts:
         values["contexts"] = [one for text in texts for one in _segments(text)]
     elif found:
-        values["document_ids"] = found
+        values["segment_ids"] = found
     return [replace(record, values={name: value for name, value in values.items() if value is not None})]
 
 

@@ -41,6 +41,8 @@ class Span:
 
     trace: str
     first: bool = False
+    # Whether the trace is the id of its sample; a hash of the row is where it is no id
+    named: bool = True
     inputs: Any = None
     outputs: Any = None
     found: Any = None
@@ -162,7 +164,7 @@ class _Trace:
         }
         stated = {column: value for column, value in found.items() if value is not None}
         rest = {**_fields("inputs", inputs, stated), **_fields("outputs", outputs, stated), **self.first.more}
-        return FileRecord({"sample_id": name, **stated, **rest}, row=self.row)
+        return FileRecord({**({"sample_id": name} if self.first.named else {}), **stated, **rest}, row=self.row)
 
 
 def _named(value: Any) -> list[dict[str, Any]]:
@@ -183,7 +185,8 @@ def _fields(side: str, value: Any, stated: Values) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {}
     taken = [text for text in stated.values() if isinstance(text, str)]
-    kept = {name: one for name, one in value.items() if one not in taken and not (name in NAMED and _named(value))}
+    used = [*taken, None, [], {}]
+    kept = {name: one for name, one in value.items() if one not in used and not (name in NAMED and _named(value))}
     return {f"{side}.{name}": one for name, one in kept.items()}
 
 
@@ -191,8 +194,8 @@ def langsmith(values: Values) -> Iterator[Span]:
     """Runs as LangSmith exports them, children in their parents or in rows of their own; else examples of a data set."""
     if "run_type" not in values:
         answer = find_text(values.get("outputs"), ANSWERED, ANSWERING)
-        name = str(values.get("id") or values.get("example_id") or text_of(values.get("inputs")))
-        yield Span(name, True, values.get("inputs"), references=answer)
+        name = values.get("id") or values.get("example_id")
+        yield Span(str(name or text_of(values)), True, bool(name), values.get("inputs"), references=answer)
         return
     above = values.get("parent_run_id") or values.get("parent_run_ids")
     found = values.get("outputs") if values["run_type"] == "retriever" else None
@@ -200,6 +203,7 @@ def langsmith(values: Values) -> Iterator[Span]:
     yield Span(
         trace,
         not above,
+        True,
         values.get("inputs"),
         values.get("outputs"),
         found,
@@ -219,7 +223,8 @@ def langfuse(values: Values) -> Iterator[Span]:
     retrieves = of and (trace.get("type") == "RETRIEVER" or "retriev" in str(trace.get("name")).lower())
     yield Span(
         name,
-        not above,
+        not above or bool(trace.get("isRootObservation") or trace.get("is_root_observation")),
+        True,
         trace.get("input"),
         trace.get("output"),
         trace.get("output") if retrieves and above else None,
@@ -239,6 +244,7 @@ def phoenix(values: Values) -> Iterator[Span]:
     yield Span(
         str(values.get("context.trace_id") or context.get("trace_id") or values.get("trace_id")),
         not values.get("parent_id"),
+        True,
         _attribute(values, "input.value"),
         _attribute(values, "output.value"),
         found if found or not retrieves else _attribute(values, "output.value"),
@@ -279,13 +285,14 @@ def mlflow(values: Values) -> Iterator[Span]:
         yield Span(
             name,
             not (span.get("parent_span_id") or span.get("parent_id")),
+            True,
             attributes.get("mlflow.spanInputs", span.get("inputs")),
             outputs,
             outputs if retrieves else None,
             more=_carried(span, "name"),
         )
     if values.get("request") is not None:
-        yield Span(name, True, values["request"], values.get("response"))
+        yield Span(name, True, True, values["request"], values.get("response"))
 
 
 def openai_evals(values: Values) -> Iterator[Span]:
@@ -295,17 +302,18 @@ def openai_evals(values: Values) -> Iterator[Span]:
     match values.get("type"):
         case "sampling":
             name = str(values.get("sample_id"))
-            yield Span(name, True, data.get("prompt"), data.get("sampled"), more=_carried(values, "run_id"))
+            yield Span(name, True, True, data.get("prompt"), data.get("sampled"), more=_carried(values, "run_id"))
         case "match" | "raw_sample":
             yield Span(str(values.get("sample_id")), references=_ideal(data.get("expected") or data.get("ideal")))
         case _ if item:
             answered = _object(values.get("sample"))
             said = answered.get("output_text") or answered.get("output") or answered.get("outputs")
-            name = str(values.get("id") or values.get("datasource_item_id") or text_of(item))
+            name = values.get("id") or values.get("datasource_item_id")
             ideal = _ideal(item.get("ideal") or item.get("ground_truth") or item.get("reference"))
-            yield Span(name, True, item, said, None, ideal, _carried(answered, "model"))
+            more = _carried(answered, "model")
+            yield Span(str(name or text_of(values)), True, bool(name), item, said, None, ideal, more)
         case _ if "input" in values:
-            yield Span(str(text_of(values)), True, values["input"], None, None, _ideal(values.get("ideal")))
+            yield Span(str(text_of(values)), True, False, values["input"], references=_ideal(values.get("ideal")))
 
 
 def _ideal(value: Any) -> Any:
