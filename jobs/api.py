@@ -30,6 +30,7 @@ from untold.jobs.asking import local_model
 from untold.jobs.asking.engines import Held
 from untold.jobs.asking.process import KeptProcess
 from untold.jobs.compare import compare
+from untold.jobs.export import export
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
@@ -106,6 +107,14 @@ class Run(results.Run):
         outputs = [self.directory, *(run.directory for run in others)]
         found = compare(active_session(), outputs, metrics=metrics, seed=seed, undefined=undefined)
         return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
+
+    def export(self, to: str, output: str | os.PathLike[str]) -> None:
+        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or trec, lines of sample, metric and score.
+
+        Raises:
+            UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.
+        """
+        export(self, to, os.fspath(output))
 
     def plot(self) -> Figure:
         """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.

@@ -140,11 +140,12 @@ def _holds_results(path: str) -> bool:
 def _columns_of(files: Sequence[InputFile], adapter: Adapter | None, options: ReadOptions) -> Mapping[str, str]:
     """What files without a known format are likely to call our columns; nothing where they have ours."""
     columns = _first_columns(files[0]) if adapter is None else None
-    missing = [name for name in REQUIRED if columns is not None and name not in columns]
-    if columns is None or not missing:
-        return options.columns
-    # Questions have no response, and contexts are not in every file
-    return likely_columns(missing, columns, {}) or likely_columns(missing[:1], columns, {}) or {}
+    found: dict[str, str] = {}
+    # One by one: questions have no response, and not every file has contexts
+    for name in REQUIRED if columns is not None else ():
+        if name not in columns:
+            found |= likely_columns([name], columns - set(found.values()), {}) or {}
+    return found or options.columns
 
 
 class _Head:
@@ -271,8 +272,11 @@ def _command(path: str, name: str | None, options: ReadOptions, required: Sequen
     words += ["--delimiter", options.delimiter] if options.delimiter else []
     if "response" not in required and "response" not in given:
         return shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
-    metric = "e2e" if "contexts" in required else "longrecall"
-    return shlex.join(["untold", "plan", *words, "--metric", metric])
+    if "contexts" in given or name is None:
+        return shlex.join(["untold", "plan", *words, "--metric", "e2e"])
+    # Without contexts, facts are given as references or looked up
+    metric = ["longrecall"] if "references" in given else ["icat", "--set", "knowledge.index=INDEX"]
+    return shlex.join(["untold", "plan", *words, "--metric", *metric])
 
 
 def inspection_lines(found: Inspection, page: Page) -> list[str]:

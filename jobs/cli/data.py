@@ -1,4 +1,4 @@
-"""The subcommands between Untold and other tools: inspect."""
+"""The subcommands between Untold and other tools: inspect and export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import click
 
 from untold.jobs.cli.arguments import READ_OPTIONS, Argument, Command, Option, Options, flag, read_options
-from untold.jobs.cli.values import known_formats
+from untold.jobs.cli.values import known_formats, one_of
 
 
 def _inspect(options: Options) -> int:
@@ -26,6 +26,34 @@ def _inspect(options: Options) -> int:
     return 0 if found.usable else 1
 
 
+def _export(options: Options) -> int:
+    """A run's scores for another tool, in a file or on standard output."""
+    from untold.jobs.export import MLFLOW, TEXTS, WRITERS, export, log_to_mlflow, write_csv
+    from untold.jobs.results import open_run
+
+    if options.to == MLFLOW:
+        if options.output is not None:
+            raise click.UsageError("--to mlflow takes no --output: MLFLOW_TRACKING_URI says where it is logged")
+        experiment, logged = log_to_mlflow(open_run(options.run))
+        print(f"untold: logged to MLflow as run {logged} of experiment {experiment}", file=sys.stderr)
+        return 0
+    if options.output is None and options.to not in TEXTS:
+        raise click.UsageError(f"--to {options.to} needs --output FILE")
+    found = open_run(options.run)
+    if options.output is not None:
+        export(found, options.to, options.output)
+        print(f"untold: written to {options.output}", file=sys.stderr)
+    elif options.to == "csv":
+        # What reads a pipe is no Excel, and takes a mark for a part of the first name
+        write_csv(found, sys.stdout.buffer, mark=False)
+    else:
+        WRITERS[options.to](found, sys.stdout.buffer)
+    if options.to == "trec":
+        print("untold: lines are sample_id, metric, score; samples without a score have none", file=sys.stderr)
+    return 0
+
+
+EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec")
 COMMANDS: dict[str, click.Command] = {
     "inspect": Command(
         "show what files are taken for: format, columns, first rows, what is wrong",
@@ -35,6 +63,15 @@ COMMANDS: dict[str, click.Command] = {
             Option("--format", "NAME", "a known data set; by default the one that the first row is of", names=known_formats),
             *READ_OPTIONS,
             flag("--json", "print JSON"),
+        ],
+    ),
+    "export": Command(
+        "write a run's scores for other tools, one row a sample",
+        _export,
+        [
+            Argument("run", "RUN", "the output of a run"),
+            Option("--to", "FORM", ", ".join(EXPORTS), read=one_of(EXPORTS), required=True),
+            Option("--output", "FILE", "the file; csv, jsonl and trec go to standard output without one"),
         ],
     ),
 }
