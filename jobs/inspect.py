@@ -28,7 +28,7 @@ from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED, Sample
 from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError
-from untold.udfs.samples.files import BUFFER_BYTES, open_file
+from untold.udfs.samples.files import open_file
 from untold.udfs.samples.ragchecker import RESULTS
 
 SHOWN_ROWS = 3

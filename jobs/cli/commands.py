@@ -25,6 +25,7 @@ from untold.jobs.cli.arguments import (
     Option,
     Options,
     bars_of,
+    completes,
     data_set,
     flag,
     input_options,
@@ -367,13 +368,16 @@ COMMANDS: dict[str, click.Command] = {
     "schema": Command(
         "show the tables and their columns",
         _schema,
-        [click.Argument(["table"], metavar="TABLE", required=False)],
+        [click.Argument(["table"], metavar="TABLE", required=False, shell_complete=completes(_table_names))],
         names=_table_names,
     ),
     "prompts": Command(
         "show the stages and their templates",
         _prompts,
-        [click.Argument(["stage"], metavar="STAGE", required=False), *settings_options()],
+        [
+            click.Argument(["stage"], metavar="STAGE", required=False, shell_complete=completes(_stage_names)),
+            *settings_options(),
+        ],
         names=_stage_names,
     ),
 }

@@ -1,4 +1,4 @@
-"""The subcommands between Untold and other tools: inspect and export."""
+"""The subcommands between Untold and other tools: inspect, export and completion."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import sys
 
 import click
+from click.shell_completion import get_completion_class
 
-from untold.jobs.cli.arguments import READ_OPTIONS, Argument, Command, Option, Options, flag, read_options
+from untold.jobs.cli.arguments import COMPLETE, READ_OPTIONS, Argument, Command, Option, Options, flag, read_options
 from untold.jobs.cli.values import known_formats, one_of
 
 
@@ -53,6 +54,16 @@ def _export(options: Options) -> int:
     return 0
 
 
+def _completion(options: Options) -> int:
+    """The script by which a shell completes commands, options, metrics, stages and settings."""
+    kind = get_completion_class(options.shell)
+    root = click.get_current_context().find_root().command
+    if kind is not None:
+        print(kind(root, {}, "untold", COMPLETE).source())
+    return 0
+
+
+SHELLS = ("bash", "zsh", "fish")
 EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec")
 COMMANDS: dict[str, click.Command] = {
     "inspect": Command(
@@ -60,7 +71,9 @@ COMMANDS: dict[str, click.Command] = {
         _inspect,
         [
             Argument("file", "FILE", "samples: a file, a folder or a glob"),
-            Option("--format", "NAME", "a known data set; by default the one that the first row is of", names=known_formats),
+            Option(
+                "--format", "NAME", "a known data set; by default the one that the first row is of", names=known_formats
+            ),
             *READ_OPTIONS,
             flag("--json", "print JSON"),
         ],
@@ -73,5 +86,10 @@ COMMANDS: dict[str, click.Command] = {
             Option("--to", "FORM", ", ".join(EXPORTS), read=one_of(EXPORTS), required=True),
             Option("--output", "FILE", "the file; csv, jsonl and trec go to standard output without one"),
         ],
+    ),
+    "completion": Command(
+        "print a script that completes commands in bash, zsh or fish",
+        _completion,
+        [Argument("shell", "SHELL", ", ".join(SHELLS), read=one_of(SHELLS))],
     ),
 }

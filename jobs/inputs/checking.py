@@ -245,7 +245,9 @@ def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str
         return f"--format ragchecker reads one object with `{RESULTS}`"
     columns = likely_columns(missing, theirs, renaming)
     if columns is None:
-        without = ", or choose a metric that reads no contexts, such as longrecall" if set(missing) <= NO_CONTEXTS else ""
+        without = (
+            ", or choose a metric that reads no contexts, such as longrecall" if set(missing) <= NO_CONTEXTS else ""
+        )
         return f"rename or add columns{without}"
     pairs = ",".join(f"{name}={other}" for name, other in columns.items())
     texts = " (where `references` are texts and no ids)" if columns.get("contexts") == "references" else ""

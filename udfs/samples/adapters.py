@@ -199,6 +199,11 @@ FORMATS: dict[str, Adapter] = {
     "phoenix": _traces_of(traces.phoenix, ("context.trace_id",), ("context", "span_kind", "attributes")),
     "mlflow": _traces_of(traces.mlflow, ("info", "data"), ("trace_id", "request", "response")),
     "openai_evals": _traces_of(
-        traces.openai_evals, ("spec",), ("sample_id", "type", "data"), ("item", "sample"), ("datasource_item",), ("input", "ideal")
+        traces.openai_evals,
+        ("spec",),
+        ("sample_id", "type", "data"),
+        ("item", "sample"),
+        ("datasource_item",),
+        ("input", "ideal"),
     ),
 }

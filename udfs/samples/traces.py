@@ -76,9 +76,7 @@ def find_text(value: Any, names: Sequence[str], roles: Sequence[str]) -> str | N
     value = opened(value)
     if isinstance(value, Mapping):
         named = [value[name] for name in names if value.get(name) is not None]
-        return next(
-            (text for one in named or _only(value) if (text := find_text(one, names, roles)) is not None), None
-        )
+        return next((text for one in named or _only(value) if (text := find_text(one, names, roles)) is not None), None)
     if isinstance(value, list) and value:
         said = [one for one in value if _role(one) in roles]
         return find_text(said[-1] if said else value[0], names, roles)
@@ -233,7 +231,9 @@ def langfuse(values: Values) -> Iterator[Span]:
     )
     for one in values.get("observations") or []:
         if isinstance(one, Mapping):
-            yield from (replace(span, first=False) for span in langfuse({"parentObservationId": name, **one, "trace_id": name}))
+            yield from (
+                replace(span, first=False) for span in langfuse({"parentObservationId": name, **one, "trace_id": name})
+            )
 
 
 def phoenix(values: Values) -> Iterator[Span]:
