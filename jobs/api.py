@@ -226,7 +226,8 @@ class Session:
             retry_failed: Asks permanently failed requests again.
             wait: Waits for another run on the same store; False refuses.
             progress: Called with each event: a mapping with stage, done, total, calls, failed, cost and left (the
-                seconds until the stage is done), or with note. None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
+                seconds until the stage is done), or with note. None draws a bar a stage in a notebook, and a line
+                elsewhere, as the command does.
             **how: How the samples are read: columns, format, encoding, delimiter, limit and random (`SampleOptions`).
 
         Returns:

@@ -1,4 +1,4 @@
-"""What files of samples are taken for: format, columns, first rows, what is wrong, and how to go on. Starts no engine."""
+"""What files of samples are taken for: format, columns, first rows, what is wrong, how to go on. Starts no engine."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def ragas(record: FileRecord, _: int) -> list[FileRecord]:
-    """A row of an evaluation data set, a result or a test set of ragas; of a conversation the last question and answer."""
+    """A row of a data set, a result or a test set of ragas; of a conversation the last question and answer."""
     if record.problem:
         return [record]
     values = {name: _list_of_python(value) for name, value in _under_our_names(record.values, RAGAS).items()}

@@ -189,7 +189,7 @@ def _fields(side: str, value: Any, stated: Values) -> dict[str, Any]:
 
 
 def langsmith(values: Values) -> Iterator[Span]:
-    """Runs as LangSmith exports them, children in their parents or in rows of their own; else examples of a data set."""
+    """A run as LangSmith exports it, with its children or in a row beside theirs; else an example of a data set."""
     if "run_type" not in values:
         answer = find_text(values.get("outputs"), ANSWERED, ANSWERING)
         name = values.get("id") or values.get("example_id")
