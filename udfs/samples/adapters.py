@@ -168,9 +168,6 @@ FORMATS: dict[str, Adapter] = {
     "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, uses=("questions",)),
     "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, uses=("questions",)),
     "longfact": Adapter(("prompt",), _longfact, uses=("questions",)),
-    "ragchecker": Adapter(
-        (), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False, marks=((ragchecker.RESULTS,),)
-    ),
     "ragas": Adapter(
         None,
         tool_files.ragas,
@@ -205,5 +202,9 @@ FORMATS: dict[str, Adapter] = {
         ("item", "sample"),
         ("datasource_item",),
         ("input", "ideal"),
+    ),
+    # Last, as others have a column of that name
+    "ragchecker": Adapter(
+        (), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False, marks=((ragchecker.RESULTS,),)
     ),
 }

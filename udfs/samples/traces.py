@@ -231,9 +231,8 @@ def langfuse(values: Values) -> Iterator[Span]:
     )
     for one in values.get("observations") or []:
         if isinstance(one, Mapping):
-            yield from (
-                replace(span, first=False) for span in langfuse({"parentObservationId": name, **one, "trace_id": name})
-            )
+            below = {**one, "trace_id": name, "parentObservationId": one.get("parentObservationId") or name}
+            yield from (replace(span, first=False) for span in langfuse(below))
 
 
 def phoenix(values: Values) -> Iterator[Span]:
