@@ -14,6 +14,7 @@ from typing import Any
 
 from untold.jobs.inputs.checking import (
     CHECKED_FILES,
+    HEAD_BYTES,
     HEAD_ROWS,
     adapter_of,
     check_input,
@@ -28,7 +29,7 @@ from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED, Sample
 from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError
-from untold.udfs.samples.files import open_file
+from untold.udfs.samples.files import compression_of, open_file
 from untold.udfs.samples.ragchecker import RESULTS
 
 SHOWN_ROWS = 3
@@ -88,7 +89,7 @@ def inspect(path: str, format: str | None = None, read: ReadOptions | None = Non
         check_input(path, options, required, adapter)
     except SampleError as error:
         problems += [line for line in str(error).splitlines() if line not in problems]
-    rows, exact = _count(files, adapter)
+    rows, exact = _count(files, adapter, head.whole)
     return Inspection(
         path=path,
         kind=KINDS.get(files[0].kind) or f"*{PurePath(files[0].path).suffix}",
@@ -157,6 +158,8 @@ class _Head:
         self.places: list[str] = []
         self.given: set[str] = set()
         self.raw: set[str] = set()
+        # Rows of the files that were read to their ends
+        self.whole: dict[str, int] = {}
 
     def read(self, files: Sequence[InputFile]) -> None:
         """Takes up to `HEAD_ROWS` rows. Raises SampleError for a file that cannot be read on."""
@@ -172,7 +175,9 @@ class _Head:
                     self.samples += found
                     self.places += [f"{file.path} row {tally.row}"] * len(found)
             except (UnreadableFileError, *READ_ERRORS) as error:
-                raise SampleError(f"{file.path}: cannot be read on after row {tally.row} ({error})") from error
+                raise SampleError(f"{file.path}: {describe_break(error)}") from error
+            if len(self.samples) < HEAD_ROWS and _is_whole(file):
+                self.whole[file.path] = tally.rows_read
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -228,11 +233,19 @@ def _shown(sample: Sample) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _count(files: Sequence[InputFile], adapter: Adapter | None) -> tuple[int, bool]:
-    """The rows of all files, and whether these are all: what is read for it is bounded."""
+def _is_whole(file: InputFile) -> bool:
+    """Whether its head is all of a file."""
+    is_cut = file.size > HEAD_BYTES or compression_of(file.path) is not None
+    return file.kind != "parquet" and not (file.kind == "lines" and is_cut)
+
+
+def _count(files: Sequence[InputFile], adapter: Adapter | None, whole: Mapping[str, int]) -> tuple[int, bool]:
+    """The rows of all files, and whether these are all: what is read for it is bounded. `whole`: those known."""
     rows, left = 0, COUNTED_BYTES
     for file in files:
-        if file.kind == "parquet":
+        if file.path in whole:
+            rows += whole[file.path]
+        elif file.kind == "parquet":
             rows += sum(file.row_groups)
         elif file.kind == "lines" and (adapter is None or adapter.read is None):
             found, read = _count_lines(file.path, left)

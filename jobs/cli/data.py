@@ -36,14 +36,14 @@ def _export(options: Options) -> int:
         if options.output is not None:
             raise click.UsageError("--to mlflow takes no --output: MLFLOW_TRACKING_URI says where it is logged")
         experiment, logged = log_to_mlflow(open_run(options.run))
-        print(f"untold: logged to MLflow as run {logged} of experiment {experiment}", file=sys.stderr)
+        print(f"logged to MLflow as run {logged} of experiment {experiment}")
         return 0
     if options.output is None and options.to not in TEXTS:
         raise click.UsageError(f"--to {options.to} needs --output FILE")
     found = open_run(options.run)
     if options.output is not None:
         export(found, options.to, options.output)
-        print(f"untold: written to {options.output}", file=sys.stderr)
+        print(f"written to {options.output}")
     elif options.to == "csv":
         # What reads a pipe is no Excel, and takes a mark for a part of the first name
         write_csv(found, sys.stdout.buffer, mark=False)

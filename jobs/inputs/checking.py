@@ -184,7 +184,7 @@ def _describe_missing(missing: Sequence[str], columns: set[str], renaming: Mappi
     if not columns:
         return (
             "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet (--format ragchecker reads "
-            "one object with `results`)"
+            "one object with `results`; `untold inspect` says what a file is)"
         )
     theirs = set(_as_given(columns, renaming))
     parts = [_describe_one(name, theirs, renaming) for name in missing]

@@ -98,12 +98,27 @@ def test_a_row_is_a_sample_with_its_scores_and_what_it_leaves_out(tmp_path: Path
     first, second, _ = wide_rows(run)
 
     assert first == {
-        "sample_id": "s00000", "query": "q", "response": "r", "system": "a b", "label": None, "day": 0,
+        "sample_id": "s00000",
+        "query": "q",
+        "response": "r",
+        "system": "a b",
+        "label": None,
+        "day": 0,
         "marks": '["x","y"]',
-        "e2e_score": 0.5, "e2e_score_low": 0.25, "e2e_score_high": 0.75, "e2e_status": "partial",
-        "e2e_covered": 2, "e2e_uncovered": 2, "e2e_missing": "first\n=second",
-        "qa_score": None, "qa_score_low": None, "qa_score_high": None, "qa_status": "failed",
-        "qa_covered": None, "qa_uncovered": None, "qa_missing": None,
+        "e2e_score": 0.5,
+        "e2e_score_low": 0.25,
+        "e2e_score_high": 0.75,
+        "e2e_status": "partial",
+        "e2e_covered": 2,
+        "e2e_uncovered": 2,
+        "e2e_missing": "first\n=second",
+        "qa_score": None,
+        "qa_score_low": None,
+        "qa_score_high": None,
+        "qa_status": "failed",
+        "qa_covered": None,
+        "qa_uncovered": None,
+        "qa_missing": None,
     }
     assert list(first) == wide_schema(run).names
     assert (second["e2e_missing"], second["qa_score"]) == (None, 1.0)
@@ -213,7 +228,7 @@ def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, cap
     rows = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode(), newline="")))
     assert [row["sample_id"] for row in rows] == ["s00000", "s00001"]
     assert main(["export", str(tmp_path / "run"), "--to", "jsonl", "--output", str(tmp_path / "o.jsonl")]) == 0
-    assert capsysbinary.readouterr() == (b"", f"untold: written to {tmp_path}/o.jsonl\n".encode())
+    assert capsysbinary.readouterr() == (f"written to {tmp_path}/o.jsonl\n".encode(), b"")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +292,7 @@ def test_a_run_is_one_of_mlflow(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "untold", "export", str(folder), "--to", "mlflow", "--debug"]
     ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "untold: logged to MLflow as run " in ended.stderr
+    assert "logged to MLflow as run " in ended.stdout
     program = """
 import json, mlflow
 (run,) = mlflow.search_runs(experiment_names=["untold"], output_format="list")

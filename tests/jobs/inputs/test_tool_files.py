@@ -305,8 +305,8 @@ def test_questions_go_on_to_generate(tmp_path: Path) -> None:
 def test_rows_are_counted_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [ROW] * 3000)
     table = write_parquet(tmp_path / "a.parquet", [ROW] * 3000, row_group_size=100)
-    cells = write_csv(tmp_path / "a.csv", [ROW] * 300)
-    for path, rows in ((lines, 3000), (table, 3000), (cells, 300)):
+    cells = write_csv(tmp_path / "a.csv", [ROW] * 1300)
+    for path, rows in ((lines, 3000), (table, 3000), (cells, 1300)):
         found = inspect(path)
         assert (found.rows, found.exact) == (rows, True)
     monkeypatch.setattr("untold.jobs.inspect.COUNTED_BYTES", 1000)
