@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import PurePath
@@ -28,7 +28,7 @@ from untold.jobs.run.terminal import Page, amount, cut, table, visible, wrapped
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED, Sample
-from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError
+from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError, describe_break
 from untold.udfs.samples.files import compression_of, open_file
 from untold.udfs.samples.ragchecker import RESULTS
 
@@ -241,32 +241,37 @@ def _is_whole(file: InputFile) -> bool:
 
 def _count(files: Sequence[InputFile], adapter: Adapter | None, whole: Mapping[str, int]) -> tuple[int, bool]:
     """The rows of all files, and whether these are all: what is read for it is bounded. `whole`: those known."""
-    rows, left = 0, COUNTED_BYTES
+    rows, exact, bytes_left, records_left = 0, True, COUNTED_BYTES, COUNTED_RECORDS
     for file in files:
         if file.path in whole:
-            rows += whole[file.path]
+            found = whole[file.path]
         elif file.kind == "parquet":
-            rows += sum(file.row_groups)
-        elif file.kind == "lines" and (adapter is None or adapter.read is None):
-            found, read = _count_lines(file.path, left)
-            rows, left = rows + found, left - read
+            found = sum(file.row_groups)
+        elif file.kind == "lines":
+            found, read = _count_lines(file.path, bytes_left)
+            bytes_left -= read
+            exact = exact and bytes_left > 0
         else:
-            unit = head_unit(replace(file, kind=file.kind or "lines"))
-            reader = reader_of(unit, adapter)
-            try:
-                rows += sum(1 for _ in islice(reader(unit), max(COUNTED_RECORDS - rows, 0)))
-            except (UnreadableFileError, *READ_ERRORS):
-                return rows, False
-        if left <= 0 or (file.kind != "parquet" and rows >= COUNTED_RECORDS and file.kind != "lines"):
-            return rows, False
-    return rows, True
+            found = _count_records(file, adapter, records_left)
+            records_left -= found
+            exact = exact and records_left > 0
+        rows += found
+    return rows, exact
+
+
+def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
+    """The records of a file that its reader gives, at most so many; of a file that breaks off those before."""
+    unit, tally = head_unit(file), Tally()
+    with suppress(UnreadableFileError, *READ_ERRORS):
+        deque(islice(tally.rows(unit, reader_of(unit, adapter), {}), max(most, 0)), maxlen=0)
+    return tally.rows_read
 
 
 def _count_lines(path: str, most: int) -> tuple[int, int]:
     """The lines of a file that are not empty, within so many bytes, and the bytes that were read."""
     lines = read = 0
     with closing(open_file(path)) as stream:
-        for line in stream:
+        for line in stream if most > 0 else ():
             read += len(line)
             lines += not line.isspace()
             if read >= most:

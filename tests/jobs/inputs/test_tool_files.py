@@ -97,7 +97,7 @@ def test_answers_of_trec_rag_have_their_topics_and_runs_and_no_contexts() -> Non
     )
     assert first.rest["segment_ids"] == ["msmarco_v2.1_doc_16_287012450#4_490828734", "msmarco_v2.1_doc_01_1#0_2"]
     with pytest.raises(
-        SampleError, match="no column `contexts`; it has .*`segment_ids`.*metric that reads no contexts"
+        SampleError, match=r"no column `contexts`; it has .*`segment_ids`.*metric that reads no contexts"
     ):
         check_input(str(EXPORTS / "trec_rag.jsonl"), AS_THEY_ARE, REQUIRED, FORMATS["trec_rag"])
 
@@ -335,3 +335,11 @@ def test_a_folder_is_inspected_as_it_is_read(tmp_path: Path) -> None:
     assert found.problems == ["left out, as their extensions are not those of data: README.md"]
     with pytest.raises(SampleError, match="no such file"):
         inspect(str(tmp_path / "absent"))
+
+
+def test_a_file_that_breaks_off_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROW).encode() * 9000)[:-50])
+    found = inspect(str(tmp_path / "a.jsonl.gz"))
+    assert found.problems == [
+        f"{tmp_path}/a.jsonl.gz: cannot be read to its end (EOFError); replace the file or check its rights"
+    ]
