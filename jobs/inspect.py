@@ -268,14 +268,17 @@ def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
 
 
 def _count_lines(path: str, most: int) -> tuple[int, int]:
-    """The lines of a file that are not empty, within so many bytes, and the bytes that were read."""
+    """The lines of a file that are not empty, within so many bytes, and the bytes read: all of a file that breaks off."""
     lines = read = 0
-    with closing(open_file(path)) as stream:
-        for line in stream if most > 0 else ():
-            read += len(line)
-            lines += not line.isspace()
-            if read >= most:
-                break
+    try:
+        with closing(open_file(path)) as stream:
+            for line in stream if most > 0 else ():
+                read += len(line)
+                lines += not line.isspace()
+                if read >= most:
+                    break
+    except READ_ERRORS:
+        return lines, max(read, most)
     return lines, read
 
 
