@@ -268,7 +268,7 @@ def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
 
 
 def _count_lines(path: str, most: int) -> tuple[int, int]:
-    """The lines of a file that are not empty, within so many bytes, and the bytes read: all of a file that breaks off."""
+    """The lines of a file that are not empty, within so many bytes, and the bytes read; all where it breaks off."""
     lines = read = 0
     try:
         with closing(open_file(path)) as stream:
