@@ -7,7 +7,7 @@ import shlex
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
@@ -62,10 +62,6 @@ class Inspection:
     problems: Sequence[str]
     usable: bool
     command: str
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for `--json`."""
-        return asdict(self)
 
 
 def inspect(path: str, format: str | None = None, read: ReadOptions | None = None) -> Inspection:

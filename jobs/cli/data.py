@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 import click
 from click.shell_completion import get_completion_class
@@ -21,7 +22,7 @@ def _inspect(options: Options) -> int:
     read = read_options(options, known_columns(adapter_of(options.format)))
     found = inspect(options.file, options.format, read)
     if options.json:
-        print(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
     else:
         print_lines(inspection_lines(found, page_of(sys.stdout)))
     return 0 if found.usable else 1
