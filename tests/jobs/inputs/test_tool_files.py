@@ -14,7 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.sample_files import ROW, write_csv, write_lines, write_parquet
+from untold.jobs.cli.arguments import Options
 from untold.jobs.cli.main import main
+from untold.jobs.cli.studies import _check_questions
 from untold.jobs.inputs.checking import check_input, head_unit, input_files
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.questions import read_questions
@@ -295,6 +297,14 @@ def test_inspect_names_columns_that_lack(tmp_path: Path, capsys: pytest.CaptureF
 
     assert code == 1
     assert f"{path}: no column `query`" in shown
+
+
+def test_questions_of_a_tool_need_no_contexts_to_be_answered() -> None:
+    given = {"input": str(EXPORTS / "openai_evals_data.jsonl"), "format": "openai_evals", "contexts": None}
+    options = Options(**given, columns=None, encoding=None, delimiter=None)
+    assert _check_questions(options) == AS_THEY_ARE
+    with pytest.raises(SampleError, match="no column `query`"):
+        _check_questions(Options(**{**vars(options), "format": None}))
 
 
 def test_questions_go_on_to_generate(tmp_path: Path) -> None:
