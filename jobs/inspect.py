@@ -136,10 +136,10 @@ def _holds_results(path: str) -> bool:
 
 def _columns_of(files: Sequence[InputFile], adapter: Adapter | None, options: ReadOptions) -> Mapping[str, str]:
     """What files without a known format are likely to call our columns; nothing where they have ours."""
-    columns = _first_columns(files[0]) if adapter is None else None
+    columns = (_first_columns(files[0]) if adapter is None else None) or set(REQUIRED)
     found: dict[str, str] = {}
     # One by one: questions have no response, and not every file has contexts
-    for name in REQUIRED if columns is not None else ():
+    for name in REQUIRED:
         if name not in columns:
             found |= likely_columns([name], columns - set(found.values()), {}) or {}
     return found or options.columns

@@ -183,7 +183,7 @@ def _fields(side: str, value: Any, stated: Values) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {}
     taken = [text for text in stated.values() if isinstance(text, str)]
-    used = [*taken, None, [], {}]
+    used: list[Any] = [*taken, None, [], {}]
     kept = {name: one for name, one in value.items() if one not in used and not (name in NAMED and _named(value))}
     return {f"{side}.{name}": one for name, one in kept.items()}
 
@@ -307,10 +307,10 @@ def openai_evals(values: Values) -> Iterator[Span]:
         case _ if item:
             answered = _object(values.get("sample"))
             said = answered.get("output_text") or answered.get("output") or answered.get("outputs")
-            name = values.get("id") or values.get("datasource_item_id")
+            known = values.get("id") or values.get("datasource_item_id")
             ideal = _ideal(item.get("ideal") or item.get("ground_truth") or item.get("reference"))
             more = _carried(answered, "model")
-            yield Span(str(name or text_of(values)), True, bool(name), item, said, None, ideal, more)
+            yield Span(str(known or text_of(values)), True, bool(known), item, said, None, ideal, more)
         case _ if "input" in values:
             yield Span(str(text_of(values)), True, False, values["input"], references=_ideal(values.get("ideal")))
 
