@@ -79,10 +79,9 @@ def drawn_interval(row: Row, page: Page) -> str:
     if row["mean"] is None:
         return ""
     marks = MARKS if visible(MARKS, page.encoding) == MARKS else PLAIN_MARKS
-    low, mean, high = (
-        round((row["mean"] if row[end] is None else row[end]) * (DRAWN_COLUMNS - 1))
-        for end in ("ci_low", "mean", "ci_high")
-    )
+    ends = [float(row["mean"] if row[end] is None else row[end]) for end in ("ci_low", "mean", "ci_high")]
+    low, mean, high = (round(end * (DRAWN_COLUMNS - 1)) for end in ends)
+    # The mean over an end that it meets
     line = {low: marks[0], high: marks[2], mean: marks[3]}
     return " " * low + "".join(line.get(place, marks[1]) for place in range(low, high + 1))
 
