@@ -40,6 +40,7 @@ WITH_CONTEXTS = {
     "langfuse.jsonl": "langfuse",
     "mlflow.jsonl": "mlflow",
     "phoenix.jsonl": "phoenix",
+    "phoenix_spans.jsonl": "phoenix",
     "openai_evals_items.jsonl": "openai_evals",
 }
 
