@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from untold.jobs.results import Run, UnreadableRunError
@@ -28,11 +27,13 @@ from untold.udfs.sheets.formulas import guard
 from untold.udfs.storage import Place
 
 BATCH_ROWS = 1000
+GROUP_ROWS = 10_000
 # Of a worksheet, the header included
 XLSX_ROWS = 1_048_576
 # Columns of samples that are long, and are in the table `samples`
 LEFT_OUT = ("contexts", "aspects", "references")
 SCORE_COLUMNS = ("score", "score_low", "score_high", "status", "covered", "uncovered")
+STATEMENT_COLUMNS = ("sample_id", "metric", "text", "covered")
 MISSING = "missing"
 SUMMARY_FIGURES = ("mean", "ci_low", "ci_high", "n", "scored", "undefined", "failed")
 # Older MLflow servers take no longer values of parameters
@@ -71,7 +72,8 @@ def wide_rows(run: Run) -> Iterator[Row]:
     nested = [field.name for field in schema if pa.types.is_nested(field.type) and field.name not in LEFT_OUT]
     samples = _rows(run, "samples", [name for name in schema.names if name not in LEFT_OUT])
     scores = _Beside(_rows(run, "scores", ["sample_id", "metric", *SCORE_COLUMNS]))
-    statements = _Beside(_rows(run, "statements", ["sample_id", "metric", "text"], ~ds.field("covered")))
+    uncovered = (row for row in _rows(run, "statements", STATEMENT_COLUMNS) if row["covered"] is False)
+    statements = _Beside(uncovered)
     for sample in samples:
         name = sample["sample_id"]
         row = sample | {column: text_of(sample[column]) for column in nested}
@@ -85,20 +87,22 @@ def wide_rows(run: Run) -> Iterator[Row]:
         yield row
 
 
-def _rows(run: Run, table: str, columns: Sequence[str], where: ds.Expression | None = None) -> Iterator[Row]:
-    """The rows of a table in its order, a batch at a time. Raises UnreadableRunError where ids descend."""
+def _rows(run: Run, table: str, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a table in its order, null where a file lacks a column. Raises UnreadableRunError where ids descend.
+
+    A thousand are read at a time, where a scan of the data set would read a whole row group before its first row.
+    """
     last = ""
-    batches = run.dataset(table).to_batches(
-        columns=list(columns), filter=where, batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1
-    )
-    for batch in batches:
-        for row in batch.to_pylist():
-            if row["sample_id"] < last:
-                raise UnreadableRunError(
-                    f"{run.directory}: the table {table} is not sorted by sample_id; write it as `untold score` does"
-                )
-            last = row["sample_id"]
-            yield row
+    for fragment in run.dataset(table).get_fragments():
+        with fragment.filesystem.open_input_file(fragment.path) as stream, pq.ParquetFile(stream) as file:
+            there = [name for name in columns if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=there):
+                for row in batch.to_pylist():
+                    if row["sample_id"] < last:
+                        where = f"{run.directory}: the table {table}"
+                        raise UnreadableRunError(f"{where} is not sorted by sample_id; write it as `untold score` does")
+                    last = row["sample_id"]
+                    yield {name: row.get(name) for name in columns}
 
 
 class _Beside:
@@ -137,10 +141,10 @@ def write_lines(run: Run, file: IO[bytes]) -> None:
 
 
 def write_parquet(run: Run, file: IO[bytes]) -> None:
-    """Parquet, a row group some thousands of samples."""
+    """Parquet, in row groups of `GROUP_ROWS` samples."""
     schema, rows = wide_schema(run), wide_rows(run)
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        while chunk := list(islice(rows, BATCH_ROWS)):
+        while chunk := list(islice(rows, GROUP_ROWS)):
             writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
 
 
