@@ -167,7 +167,7 @@ FORMATS: dict[str, Adapter] = {
     "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics, uses=("questions",)),
     "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, uses=("questions",)),
     "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, uses=("questions",)),
-    "longfact": Adapter(("prompt",), _longfact, uses=("questions",)),
+    "longfact": Adapter(("prompt",), _longfact, uses=("questions",), marks=(("prompt", "canary"),)),
     "ragas": Adapter(
         None,
         tool_files.ragas,

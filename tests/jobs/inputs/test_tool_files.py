@@ -283,6 +283,12 @@ def test_inspect_shows_columns_rows_and_how_to_go_on(tmp_path: Path, capsys: pyt
     assert json.loads(capsys.readouterr().out)["command"] == command
 
 
+def test_a_column_that_many_files_have_is_no_mark_of_a_data_set(tmp_path: Path) -> None:
+    found = inspect(write_lines(tmp_path / "a.jsonl", [{"prompt": "q", "completion": "r", "documents": ["a"]}]))
+    assert (found.format, found.usable) == (None, True)
+    assert "--columns query=prompt,response=completion,contexts=documents" in found.command
+
+
 def test_inspect_says_what_is_wrong_with_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = [{**ROW, "sample_id": "a"}, {**ROW, "sample_id": "a", "n": 1}]
     path = write_lines(tmp_path / "a.jsonl", [ROW, {**ROW, "query": " "}, "{cut", *twice])
