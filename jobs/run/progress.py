@@ -65,11 +65,12 @@ class Pace:
         self._idle = self._now = now
         self._rises: list[tuple[float, int]] = []
         self._longest = 0.0
+        self._in_flight = 0
 
-    def see(self, now: float, done: int, *, under_way: bool) -> None:
-        """Takes how much is done now, and whether anything is being asked."""
-        self._now = now
-        if not self._rises and not (done or under_way):
+    def see(self, now: float, done: int, in_flight: int) -> None:
+        """Takes how much is done now, and how many requests are being asked."""
+        self._now, self._in_flight = now, max(self._in_flight, in_flight)
+        if not self._rises and not (done or in_flight):
             self._idle = now
             return
         if not self._rises:
@@ -78,19 +79,25 @@ class Pace:
             self._longest = max(self._longest, now - self._rises[-1][0])
             self._rises.append((now, done))
         if len(self._rises) > MOST_RISES:
-            self._rises = [self._rises[0], *self._rises[2::2]]
+            self._rises = [*self._rises[:2], *self._rises[2::2]]
 
     def left(self, total: int) -> float | None:
-        """The seconds until all is done; None before anything is, and once all is."""
-        if len(self._rises) < 2 or self._rises[-1][1] >= total:
+        """The seconds until all is done; None before the second answer, and once all is."""
+        if len(self._rises) < 3 or self._rises[-1][1] >= total:
             return None
-        (began, _), (first, _), (last, done) = self._rises[0], self._rises[1], self._rises[-1]
+        last, done = self._rises[-1]
         # What stands still longer than ever is not about to go on
         waited = self._now - last if self._now - last <= self._longest else 0.0
-        base = self._rises[0]
+        return max((total - done) / self._a_second() - waited, 0.0)
+
+    def _a_second(self) -> float:
+        """How much is done a second: of late where the stage has settled, else so far."""
+        (began, _), (first, early), (last, done) = self._rises[0], self._rises[1], self._rises[-1]
         if last - began >= SETTLED * (first - began):
-            base = next(one for one in reversed(self._rises) if one[0] <= (began + last) / 2)
-        return max((total - done) * (last - base[0]) / (done - base[1]) - waited, 0.0)
+            since, before = next(one for one in reversed(self._rises) if one[0] <= (began + last) / 2)
+            return (done - before) / (last - since)
+        # The first answer takes longer where caches are cold, and may be one of many that come at once
+        return max(done / (last - began), (done - early - max(self._in_flight - 1, 0)) / (last - first))
 
 
 class Display:
@@ -160,7 +167,7 @@ class Display:
 
     def _left(self, event: Mapping[str, Any]) -> float | None:
         """The seconds that are left of the stage; at least those for which the endpoint asks to be left alone."""
-        self._pace.see(monotonic(), event["usage"]["done"], under_way=bool(event.get("in_flight")))
+        self._pace.see(monotonic(), event["usage"]["done"], event.get("in_flight", 0))
         left = self._pace.left(event["total"])
         return None if left is None else max(left, event.get("paused", 0.0))
 
