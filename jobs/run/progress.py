@@ -202,7 +202,7 @@ def describe(event: Mapping[str, Any], seconds: float, course: Course, left: flo
     paused = event.get("paused", 0.0)
     parts = {
         "stage": f"{course.describe(event['stage'])}: {used.done:,} / {total:,}",
-        "calls": f"{used.calls / max(seconds, 0.1):,.1f} calls/s",
+        "calls": _rate(used.calls / max(seconds, 0.1)),
         "tokens": f"{shown_tokens(used.tokens, estimated=used.estimated)} tokens",
         "cost": None if used.cost is None else f"cost {used.cost:.4f}",
         "failed": f"{used.failed:,} failed" if used.failed else None,
@@ -211,6 +211,15 @@ def describe(event: Mapping[str, Any], seconds: float, course: Course, left: flo
         "left": course.left(left),
     }
     return {name: part for name, part in parts.items() if part is not None}
+
+
+def _rate(a_second: float) -> str:
+    """Calls a second, or a minute where these would be less than one.
+
+    >>> _rate(12.34), _rate(0.025)
+    ('12.3 calls/s', '1.5 calls/min')
+    """
+    return f"{a_second:,.1f} calls/s" if a_second >= 1 else f"{60 * a_second:,.1f} calls/min"
 
 
 def fit(parts: Mapping[str, str], width: int) -> str:
