@@ -35,7 +35,7 @@ TEXTS = ("page_content", "pageContent", "content", "text", "document.content", "
 IDS = ("id", "doc_id", "docid", "document_id", "document.id")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Span:
     """A step of a trace. `found`: what a retriever gave, None for any other step."""
 
@@ -193,20 +193,20 @@ def langsmith(values: Values) -> Iterator[Span]:
     if "run_type" not in values:
         answer = find_text(values.get("outputs"), ANSWERED, ANSWERING)
         name = values.get("id") or values.get("example_id")
-        yield Span(str(name or text_of(values)), True, bool(name), values.get("inputs"), references=answer)
+        trace = str(name or text_of(values))
+        yield Span(trace=trace, first=True, named=bool(name), inputs=values.get("inputs"), references=answer)
         return
     above = values.get("parent_run_id") or values.get("parent_run_ids")
     found = values.get("outputs") if values["run_type"] == "retriever" else None
     trace = str(values.get("trace_id") or values.get("id") or values.get("run_id"))
     yield Span(
-        trace,
-        not above,
-        True,
-        values.get("inputs"),
-        values.get("outputs"),
-        found,
-        find_text(values.get("reference_outputs"), ANSWERED, ANSWERING),
-        _carried(values, "name", "session_name", "start_time", "tags"),
+        trace=trace,
+        first=not above,
+        inputs=values.get("inputs"),
+        outputs=values.get("outputs"),
+        found=found,
+        references=find_text(values.get("reference_outputs"), ANSWERED, ANSWERING),
+        more=_carried(values, "name", "session_name", "start_time", "tags"),
     )
     for child in values.get("child_runs") or []:
         yield from langsmith({"trace_id": trace, "parent_run_id": trace, "run_type": None, **_object(child)})
@@ -220,14 +220,13 @@ def langfuse(values: Values) -> Iterator[Span]:
     above = trace.get("parentObservationId") or trace.get("parent_observation_id")
     retrieves = of and (trace.get("type") == "RETRIEVER" or "retriev" in str(trace.get("name")).lower())
     yield Span(
-        name,
-        not above or bool(trace.get("isRootObservation") or trace.get("is_root_observation")),
-        True,
-        trace.get("input"),
-        trace.get("output"),
-        trace.get("output") if retrieves and above else None,
-        find_text(trace.get("expectedOutput") or trace.get("expected_output"), ANSWERED, ANSWERING),
-        _carried(trace, "name", "sessionId", "session_id", "userId", "user_id", "release", "version", "tags"),
+        trace=name,
+        first=not above or bool(trace.get("isRootObservation") or trace.get("is_root_observation")),
+        inputs=trace.get("input"),
+        outputs=trace.get("output"),
+        found=trace.get("output") if retrieves and above else None,
+        references=find_text(trace.get("expectedOutput") or trace.get("expected_output"), ANSWERED, ANSWERING),
+        more=_carried(trace, "name", "sessionId", "session_id", "userId", "user_id", "release", "version", "tags"),
     )
     for one in values.get("observations") or []:
         if isinstance(one, Mapping):
@@ -241,12 +240,11 @@ def phoenix(values: Values) -> Iterator[Span]:
     found = _attribute(values, "retrieval.documents")
     retrieves = str(values.get("span_kind") or _attribute(values, "openinference.span.kind")).upper() == "RETRIEVER"
     yield Span(
-        str(values.get("context.trace_id") or context.get("trace_id") or values.get("trace_id")),
-        not values.get("parent_id"),
-        True,
-        _attribute(values, "input.value"),
-        _attribute(values, "output.value"),
-        found if found or not retrieves else _attribute(values, "output.value"),
+        trace=str(values.get("context.trace_id") or context.get("trace_id") or values.get("trace_id")),
+        first=not values.get("parent_id"),
+        inputs=_attribute(values, "input.value"),
+        outputs=_attribute(values, "output.value"),
+        found=found if found or not retrieves else _attribute(values, "output.value"),
         more=_carried(values, "name", "start_time"),
     )
 
@@ -282,16 +280,15 @@ def mlflow(values: Values) -> Iterator[Span]:
         outputs = attributes.get("mlflow.spanOutputs", span.get("outputs"))
         retrieves = attributes.get("mlflow.spanType", span.get("span_type")) == "RETRIEVER"
         yield Span(
-            name,
-            not (span.get("parent_span_id") or span.get("parent_id")),
-            True,
-            attributes.get("mlflow.spanInputs", span.get("inputs")),
-            outputs,
-            outputs if retrieves else None,
+            trace=name,
+            first=not (span.get("parent_span_id") or span.get("parent_id")),
+            inputs=attributes.get("mlflow.spanInputs", span.get("inputs")),
+            outputs=outputs,
+            found=outputs if retrieves else None,
             more=_carried(span, "name"),
         )
     if values.get("request") is not None:
-        yield Span(name, True, True, values["request"], values.get("response"))
+        yield Span(trace=name, first=True, inputs=values["request"], outputs=values.get("response"))
 
 
 def openai_evals(values: Values) -> Iterator[Span]:
@@ -300,19 +297,31 @@ def openai_evals(values: Values) -> Iterator[Span]:
     item = _object(values.get("datasource_item") or values.get("item"))
     match values.get("type"):
         case "sampling":
-            name = str(values.get("sample_id"))
-            yield Span(name, True, True, data.get("prompt"), data.get("sampled"), more=_carried(values, "run_id"))
+            yield Span(
+                trace=str(values.get("sample_id")),
+                first=True,
+                inputs=data.get("prompt"),
+                outputs=data.get("sampled"),
+                more=_carried(values, "run_id"),
+            )
         case "match" | "raw_sample":
-            yield Span(str(values.get("sample_id")), references=_ideal(data.get("expected") or data.get("ideal")))
+            ideal = _ideal(data.get("expected") or data.get("ideal"))
+            yield Span(trace=str(values.get("sample_id")), references=ideal)
         case _ if item:
             answered = _object(values.get("sample"))
-            said = answered.get("output_text") or answered.get("output") or answered.get("outputs")
             known = values.get("id") or values.get("datasource_item_id")
-            ideal = _ideal(item.get("ideal") or item.get("ground_truth") or item.get("reference"))
-            more = _carried(answered, "model")
-            yield Span(str(known or text_of(values)), True, bool(known), item, said, None, ideal, more)
+            yield Span(
+                trace=str(known or text_of(values)),
+                first=True,
+                named=bool(known),
+                inputs=item,
+                outputs=answered.get("output_text") or answered.get("output") or answered.get("outputs"),
+                references=_ideal(item.get("ideal") or item.get("ground_truth") or item.get("reference")),
+                more=_carried(answered, "model"),
+            )
         case _ if "input" in values:
-            yield Span(str(text_of(values)), True, False, values["input"], references=_ideal(values.get("ideal")))
+            trace, ideal = str(text_of(values)), _ideal(values.get("ideal"))
+            yield Span(trace=trace, first=True, named=False, inputs=values["input"], references=ideal)
 
 
 def _ideal(value: Any) -> Any:
