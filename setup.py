@@ -14,7 +14,7 @@ STUDY = [
     "openpyxl>=3.1,<3.2",  # annotation sheets as workbooks, for people and back
 ]
 LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL]
-NOTEBOOK = [*DRAWING, "duckdb>=1.1,<2"]  # SQL over the tables of a run; 2.0 fetches its extensions at run time
+NOTEBOOK = DRAWING  # pictures of runs
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
 PACKAGE = ["venv-pack>=0.2,<1"]  # untold package, for workers whose Python has nothing installed
@@ -44,7 +44,7 @@ setup(
             "prompts/*.jinja",
             "prompts/published/*.jinja",
             "profiles/*.yaml",
-            "demo/*",
+            "demo/**/*",
             "minilm/*",
         ],
     },
@@ -54,6 +54,7 @@ setup(
         "ray>=2.50,<3",  # actors that make the rate-limited model calls
         "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
         "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
+        "duckdb>=1.5,<2",  # SQL over the tables of a run, beyond memory; 2.0 fetches its extensions at run time
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
         "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits

@@ -21,39 +21,33 @@ from functools import cached_property
 from itertools import count
 from threading import Lock, current_thread, main_thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from untold.jobs import results
 from untold.jobs.asking import local_model
 from untold.jobs.asking.engines import Held
 from untold.jobs.asking.process import KeptProcess
-from untold.jobs.compare import compare
-from untold.jobs.export import export
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
 from untold.jobs.metrics import check_metrics
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.notebook import notebook_bars
+from untold.jobs.opened import Run, open_run
 from untold.jobs.plan import plan
 from untold.jobs.results import html_table
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.output import absolute
 from untold.jobs.run.progress import Display, Pace
-from untold.jobs.run.session import active_session, is_connect, open_session
+from untold.jobs.run.session import is_connect, open_session
 from untold.jobs.score import score
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, spark_defaults
-from untold.udfs.errors import UserError, require
+from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.redaction import redact
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Sessions that started Spark themselves and have not ended: the last one stops it
 _STARTED: set[Session] = set()
@@ -80,63 +74,6 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return html_table([*self.rows, {"metric": "total", **self.totals}])
-
-
-class Run(results.Run):
-    """The output of one run: its manifest and its tables. `open_run` and `Session.score` give one."""
-
-    def spark(self, name: str) -> DataFrame:
-        """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
-        # Says what is wrong with the name
-        self.dataset(name)
-        return active_session().read.option("mergeSchema", "true").parquet(self.path_of(name).spark)
-
-    def compare(
-        self,
-        *others: results.Run,
-        metrics: Sequence[str] | None = None,
-        seed: int = 0,
-        undefined: str = "mean",
-    ) -> dict[str, pa.Table]:
-        """Systems ranked and tested against each other, over this run and others, by Spark as `spark` uses it.
-
-        undefined: `mean`, or `zero`, which counts samples that state nothing as 0 where there was something to state.
-
-        Returns:
-            `systems`, best first within a metric, and `comparisons`, a row two systems (docs/contract.md, "Tables").
-        """
-        outputs = [self.directory, *(run.directory for run in others)]
-        found = compare(active_session(), outputs, metrics=metrics, seed=seed, undefined=undefined)
-        return {name: pa.Table.from_pylist(rows) for name, rows in found.items()}
-
-    def export(self, to: str, output: str | os.PathLike[str]) -> None:
-        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or trec, lines of sample, metric and score.
-
-        Raises:
-            UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.
-        """
-        export(self, to, os.fspath(output))
-
-    def plot(self) -> Figure:
-        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.
-
-        Raises:
-            UntoldError: Matplotlib is not installed.
-        """
-        require("Run.plot", "study", "matplotlib", "networkx")
-        from untold.jobs.plots import plot_means
-
-        return plot_means(self.summary().to_pylist())
-
-
-def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
-    """The run whose output is `directory`: a local path or a URI that `pyarrow.fs` knows.
-
-    Raises:
-        UntoldError: There is no manifest.json that can be read, or the run has not ended and `allow_running` is False.
-    """
-    found = results.open_run(directory, allow_running=allow_running)
-    return Run(found.directory, found.manifest)
 
 
 class SampleOptions(TypedDict, total=False):

@@ -1,36 +1,358 @@
-"""Pictures of a run for notebooks, as Matplotlib figures."""
+"""Pictures of runs for notebooks, as Matplotlib figures: `untold.plots`.
+
+untold.plots.differences(run)
+untold.plots.trend(*untold.open_runs("nightly"))
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from io import BytesIO
+from textwrap import wrap
+from typing import Any, ParamSpec
 
 from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from untold.graph.drawing import STYLE
 from untold.graph.views import one_line
+from untold.jobs import analysis
+from untold.jobs.results import Run
+from untold.jobs.summary.ranking import is_unlikely
+from untold.udfs.hints import shorten
 
-# Inches: a panel's width, its head and axis, and a system's line
-PANEL_WIDTH, PANEL_HEAD, LINE_HEIGHT = 5.0, 1.2, 0.3
+# Okabe and Ito's colours, which colour-blind people tell apart, in the order in which systems take them
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, RED, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
+GREY, PALE, INK = "#767676", "#D9D9D9", "#222222"
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK, GREY)
+STATUSES = {"ok": GREEN, "partial": SKY, "no_statements": PALE, "failed": RED, "budget": YELLOW}
+# Inches: the width of a picture, its head with the axis, and a line of it
+WIDTH, HEAD, LINE = 8.0, 0.9, 0.32
+# Pixels an inch of what a notebook stores, and of what it shows
+STORED, SHOWN = 144, 96
+NAME, TEXT = 28, 46  # characters of a name, and of a line of a statement
+BINS = 10
+_LOOK: dict[str, Any] = {
+    **STYLE,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
+    **dict.fromkeys(("xtick.color", "ytick.color", "axes.labelcolor", "text.color"), INK),
+    "axes.edgecolor": PALE,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "x",
+    "grid.color": "#EEEEEE",
+    "ytick.left": False,
+    "xtick.bottom": False,
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
 
 
-def plot_means(summary: Sequence[Mapping[str, Any]]) -> Figure:
-    """The mean of each system with its interval, a panel a metric; summary: rows of the table `summary`."""
-    metrics = list(dict.fromkeys(row["metric"] for row in summary))
-    by_metric = {name: [row for row in summary if row["metric"] == name] for name in metrics}
-    most = max(map(len, by_metric.values()), default=1)
-    with style.context(STYLE):
-        size = (PANEL_WIDTH * max(len(metrics), 1), PANEL_HEAD + LINE_HEIGHT * most)
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(1, max(len(metrics), 1), squeeze=False)[0]
-        for panel, name in zip(panels, metrics, strict=False):
-            rows = [row for row in reversed(by_metric[name]) if row["mean"] is not None]
-            for place, row in enumerate(rows):
-                low, high = (row["mean"] if row[end] is None else row[end] for end in ("ci_low", "ci_high"))
-                panel.plot([low, high], [place, place], color="#0072B2")
-                panel.plot([row["mean"]], [place], marker="o", color="#0072B2")
-            names = ["all" if row["level"] == "overall" else one_line(str(row["system"])) for row in rows]
-            panel.set_yticks(range(len(rows)), names, parse_math=False)
-            panel.set(title=f"{name}: mean and 95 % interval", xlim=(-0.02, 1.02))
+P = ParamSpec("P")
+
+
+class Picture(Figure):
+    """A figure that a notebook shows whether or not `%matplotlib inline` was called."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        written = BytesIO()
+        self.savefig(written, format="png", dpi=STORED, metadata={"Software": None}, facecolor="white")
+        width, height = (round(SHOWN * inches) for inches in self.get_size_inches())
+        return written.getvalue(), {"width": width, "height": height}
+
+
+def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
+    """Draws in our look, whatever the caller has set."""
+
+    @wraps(draw)
+    def drawn(*given: P.args, **named: P.kwargs) -> Picture:
+        with style.context(["default", _LOOK]):
+            return draw(*given, **named)
+
+    return drawn
+
+
+@_drawn
+def means(run: Run, *others: Run) -> Picture:
+    """The mean of each system with its 95 % interval, a panel a metric."""
+    rows = [row for one in (run, *others) for row in one.summary().to_pylist()]
+    rows = [row for row in rows if row["mean"] is not None and (row["level"] == "system" or not _systems(rows))]
+    by_metric = _grouped(rows, "metric")
+    names = sorted({_name(row["system"]) for row in rows}, reverse=True)
+    figure, panels = _panels(len(by_metric), len(names))
+    for panel, (metric, own) in zip(panels, by_metric.items(), strict=False):
+        panel.set(title=metric, xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
+        for row in own:
+            _interval(panel, names.index(_name(row["system"])), row["mean"], row, BLUE, f"{row['mean']:.2f}")
+        panel.set_yticks(range(len(names)), names)
+        panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+    figure.supxlabel("mean score, 95 % interval", fontsize=9.5)
     return figure
+
+
+@_drawn
+def distribution(run: Run, *others: Run) -> Picture:
+    """How the scores of each system are spread: a panel a metric and system, the share of its samples in tenths."""
+    rows = analysis.distribution((run, *others), BINS).to_pylist()
+    metrics, systems = (list(dict.fromkeys(row[name] for row in rows)) for name in ("metric", "system"))
+    systems.sort()
+    most = max((row["share"] for row in rows), default=1.0)
+    figure = _figure(HEAD + 0.85 * max(len(systems), 1))
+    panels = figure.subplots(max(len(systems), 1), max(len(metrics), 1), sharex=True, sharey=True, squeeze=False)
+    for system, line in zip(systems, panels, strict=False):
+        for metric, panel in zip(metrics, line, strict=False):
+            own = [row for row in rows if (row["metric"], row["system"]) == (metric, system)]
+            middles, shares = [(row["low"] + row["high"]) / 2 for row in own], [row["share"] for row in own]
+            panel.bar(middles, shares, width=0.9 / BINS, color=BLUE)
+            panel.set(xlim=(0, 1), ylim=(0, 1.05 * most), yticks=[])
+            panel.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+            panel.set_title(metric if system == systems[0] else "")
+        line[0].set_ylabel(_name(system), rotation=0, ha="right", va="center")
+    figure.supxlabel("score; height: share of the system's samples", fontsize=9.5)
+    return figure
+
+
+@_drawn
+def differences(run: Run, *others: Run, metrics: Sequence[str] | None = None, **how: Any) -> Picture:
+    """How far two systems differ, with 95 % intervals; blue where adjusted p is below 0.05.
+
+    `metrics` and `how` are arguments of `Run.compare`.
+    """
+    rows = analysis.compare_runs((run, *others), metrics=metrics, **how)["comparisons"].to_pylist()
+    rows = [row for row in rows if row["difference"] is not None]
+    by_metric = _grouped(rows, "metric")
+    figure = _figure(HEAD * max(len(by_metric), 1) * 0.75 + LINE * max(len(rows), 1))
+    sizes = [len(own) + 1 for own in by_metric.values()] or [1]
+    panels = figure.subplots(len(sizes), 1, sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
+    for panel, (metric, own) in zip(panels, by_metric.items(), strict=False):
+        for place, row in enumerate(reversed(own)):
+            told = f"{row['difference']:+.2f}   p = {row['p_adjusted']:.3f}"
+            _interval(panel, place, row["difference"], row, BLUE if is_unlikely(row) else GREY, "")
+            panel.text(1.01, place, told, transform=panel.get_yaxis_transform(), va="center", fontsize=9)
+        names = [f"{_name(row['first'])} − {_name(row['second'])}" for row in reversed(own)]
+        panel.set_yticks(range(len(own)), names)
+        panel.axvline(0, color=GREY, linewidth=0.8)
+        panel.set(title=metric, ylim=(-0.6, len(own) - 0.4))
+    panels[-1].set_xlabel("difference of the means over the questions that both have a score for")
+    return figure
+
+
+@_drawn
+def agreement(run: Run, *others: Run) -> Picture:
+    """How alike metrics judge the same samples: Spearman's coefficient of each two, and the number of samples."""
+    rows = analysis.agreement((run, *others)).to_pylist()
+    names = list(dict.fromkeys(name for row in rows for name in (row["first"], row["second"])))
+    figure = _figure(HEAD + 0.6 * max(len(names) - 1, 1), width=2.0 + 1.1 * max(len(names) - 1, 1))
+    panel = figure.subplots()
+    shades = LinearSegmentedColormap.from_list("agreement", [RED, "#FFFFFF", BLUE])
+    for row in rows:
+        x, y, value = names.index(row["first"]), names.index(row["second"]) - 1, row["spearman"]
+        shade = PALE if value is None else shades((value + 1) / 2)
+        panel.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, facecolor=shade, edgecolor="none"))
+        ink = "white" if value is not None and abs(value) > 0.6 else INK
+        how = {"ha": "center", "va": "center", "color": ink}
+        panel.text(x, y - 0.08, "-" if value is None else f"{value:.2f}", fontsize=12, **how)
+        panel.text(x, y + 0.28, f"n = {row['n']:,}", fontsize=8, **how)
+    panel.set_xticks(range(len(names) - 1), names[:-1])
+    panel.set_yticks(range(len(names) - 1), names[1:])
+    panel.set(xlim=(-0.5, len(names) - 1.5), ylim=(len(names) - 1.5, -0.5), title="agreement (Spearman)")
+    panel.grid(visible=False)
+    panel.spines["bottom"].set_visible(False)
+    return figure
+
+
+@_drawn
+def left_out(
+    run: Run, *others: Run, by: str = "statement", n: int = 10, metrics: Sequence[str] | None = None
+) -> Picture:
+    """What answers leave out most, by statement, query, source or system: the share that misses it."""
+    rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
+    rows.sort(key=lambda row: -row["share"])
+    several = len({row["metric"] for row in rows}) > 1
+    labels = [_label(row, by, several=several) for row in rows]
+    of = "responses" if by == "statement" else "statements"
+    told = [f"{row['missed']:,} of {row[of]:,}" for row in rows]
+    title = f"left out most, by {by} (share of {'responses' if by == 'statement' else 'its statements'})"
+    return _bars(labels, [row["share"] for row in rows], told, RED, title, limit=1.0)
+
+
+def _label(row: Mapping[str, Any], by: str, *, several: bool) -> str:
+    """What a bar is of; `several`: with its metric. Ids of sources are of their query alone."""
+    name = f"{row[by]} ({row['query']})" if by == "source" else str(row[by])
+    return f"{row['metric']}: {name}" if several else name
+
+
+@_drawn
+def statuses(run: Run, *others: Run) -> Picture:
+    """What became of the samples of each metric and system, as shares."""
+    rows = analysis.statuses((run, *others)).to_pylist()
+    names = list(dict.fromkeys((row["metric"], row["system"]) for row in rows))[::-1]
+    figure = _figure(HEAD + LINE * max(len(names), 1))
+    panel = figure.subplots()
+    for status, colour in STATUSES.items():
+        own = [row for row in rows if row["status"] == status]
+        places = [names.index((row["metric"], row["system"])) for row in own]
+        before = [_share_before(row, rows) for row in own]
+        if own:
+            panel.barh(places, [row["share"] for row in own], left=before, height=0.72, color=colour, label=status)
+        for row, place, start in zip(own, places, before, strict=True):
+            ink = INK if status in ("no_statements", "budget", "partial") else "white"
+            panel.text(start + row["share"] / 2, place, f"{row['count']:,}", ha="center", va="center", color=ink)
+    panel.set_yticks(range(len(names)), [f"{metric}: {_name(system)}" for metric, system in names])
+    panel.set(xlim=(0, 1), xticks=[])
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STATUSES), handlelength=1, borderaxespad=0.2)
+    panel.grid(visible=False)
+    panel.spines["bottom"].set_visible(False)
+    return figure
+
+
+@_drawn
+def costs(run: Run, *others: Run) -> Picture:
+    """What each stage of the last start cost; calls where no price is set."""
+    rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
+    what = "cost" if any(row["cost"] for row in rows) else "calls"
+    rows = sorted(rows, key=lambda row: -(row[what] or 0))
+    price = "{cost:.4f}, {calls:,} calls" if what == "cost" else "{calls:,}"
+    told = [price.format(**{**row, "cost": row["cost"] or 0}) for row in rows]
+    return _bars([row["stage"] for row in rows], [row[what] or 0 for row in rows], told, BLUE, f"{what} by stage")
+
+
+@_drawn
+def trend(*runs: Run) -> Picture:
+    """The mean of each system over the dates of runs, with its 95 % interval, a panel a metric."""
+    rows = [row for row in analysis.trend(runs).to_pylist() if row["mean"] is not None]
+    rows = [row for row in rows if row["system"] is not None or not _systems(rows)]
+    by_metric, dates = _grouped(rows, "metric"), sorted({row["date"] for row in rows})
+    systems = sorted({_name(row["system"]) for row in rows})
+    figure = _figure(3.2, width=max(WIDTH, 4.5 * len(by_metric)))
+    panels = figure.subplots(1, max(len(by_metric), 1), sharey=True, squeeze=False)[0]
+    for panel, (metric, own) in zip(panels, by_metric.items(), strict=False):
+        ends = []
+        for place, system in enumerate(systems):
+            line = [row for row in own if _name(row["system"]) == system]
+            if line:
+                _band(panel, line, dates, COLOURS[place % len(COLOURS)])
+                ends.append((line[-1]["mean"], system, COLOURS[place % len(COLOURS)]))
+        for height, (_, name, colour) in zip(_apart([end[0] for end in sorted(ends)]), sorted(ends), strict=True):
+            panel.text(len(dates) - 0.85, height, name, color=colour, va="center", fontweight="bold")
+        panel.set_xticks(range(len(dates)), dates, rotation=30 if len(dates) > 4 else 0, ha="right")
+        panel.set(title=f"{metric}: mean and 95 % interval", ylim=(0, 1.05), xlim=(-0.2, len(dates) - 0.1))
+        panel.grid(axis="y")
+    return figure
+
+
+@_drawn
+def match_rates(run: Run, convention: str = "mismatch") -> Picture:
+    """How often metrics match people's labels, with 95 % intervals, a panel a judge; the line needs no judge at all."""
+    rows = [row for row in run.table("meta_evaluation").to_pylist() if row["convention"] == convention]
+    by_model = _grouped([row for row in rows if row["measure"] == "lmr" and row["value"] is not None], "model")
+    names = sorted({row["metric"] for own in by_model.values() for row in own}, reverse=True)
+    figure, panels = _panels(len(by_model), len(names))
+    constant = next((row["value"] for row in rows if row["measure"] == "baseline_constant"), None)
+    for panel, (model, own) in zip(panels, by_model.items(), strict=False):
+        for row in own:
+            _interval(panel, names.index(row["metric"]), row["value"], row, BLUE, f"{row['value']:.2f}")
+        if constant is not None:
+            panel.axvline(constant, color=RED, linestyle="--", linewidth=1)
+        panel.set(title=_name(model), xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
+        panel.set_yticks(range(len(names)), names)
+    figure.supxlabel("label match rate, 95 % interval; dashed: one label for everything", fontsize=9.5)
+    return figure
+
+
+def _band(panel: Axes, line: Sequence[Mapping[str, Any]], dates: Sequence[str], colour: str) -> None:
+    """A system's means over dates, its intervals about them."""
+    places = [dates.index(row["date"]) for row in line]
+    low, high = ([row["mean"] if row[end] is None else row[end] for row in line] for end in ("ci_low", "ci_high"))
+    panel.plot(places, [row["mean"] for row in line], marker="o", markersize=4, color=colour)
+    panel.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _apart(heights: Sequence[float], least: float = 0.07) -> list[float]:
+    """Ascending heights moved up until no two are closer than the height of a label.
+
+    >>> _apart([0.5, 0.5, 0.9])
+    [0.5, 0.57, 0.9]
+    """
+    moved: list[float] = []
+    for height in heights:
+        moved.append(height if not moved else max(height, round(moved[-1] + least, 6)))
+    return moved
+
+
+def _bars(
+    labels: Sequence[str],
+    values: Sequence[float],
+    told: Sequence[str],
+    colour: str,
+    title: str,
+    limit: float | None = None,
+) -> Picture:
+    """Horizontal bars, the first on top, each with its label at the left and its number at its end."""
+    lines = ["\n".join(wrap(one_line(label), TEXT)[:3]) for label in labels]
+    heights = [1 + 0.6 * line.count("\n") for line in lines]
+    figure = _figure(HEAD - 0.3 + LINE * max(sum(heights), 1))
+    panel = figure.subplots()
+    places = [-(sum(heights[:place]) + height / 2) for place, height in enumerate(heights)]
+    panel.barh(places, values, height=0.66, color=colour)
+    top = limit or max(values, default=1.0) or 1.0
+    for place, value, text in zip(places, values, told, strict=True):
+        panel.text(value + 0.012 * top, place, text, va="center", fontsize=9)
+    panel.set_yticks(places, lines)
+    panel.set(title=title, xlim=(0, 1.2 * top), ylim=(-sum(heights) or -1, 0), xticks=[])
+    panel.spines["bottom"].set_visible(False)
+    return figure
+
+
+def _interval(panel: Axes, place: float, value: float, row: Mapping[str, Any], colour: str, told: str) -> None:
+    """A dot with its interval, and its number at the right end."""
+    low, high = (value if row[end] is None else row[end] for end in ("ci_low", "ci_high"))
+    panel.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+    panel.plot([value], [place], marker="o", markersize=6, color=colour)
+    if told:
+        panel.annotate(told, (high, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
+
+
+def _panels(count: int, lines: int) -> tuple[Picture, Sequence[Axes]]:
+    """Panels beside each other, three at most, that share their systems."""
+    across = min(max(count, 1), 3)
+    down = -(-max(count, 1) // across)
+    figure = _figure(down * (HEAD + LINE * max(lines, 1)))
+    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    return figure, list(panels)
+
+
+def _figure(height: float, width: float = WIDTH) -> Picture:
+    return Picture(figsize=(width, height), layout="constrained")
+
+
+def _grouped(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, list[Mapping[str, Any]]]:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+def _share_before(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> float:
+    """The shares of the statuses that are drawn before this one."""
+    order = list(STATUSES)
+    own = [one for one in rows if (one["metric"], one["system"]) == (row["metric"], row["system"])]
+    return float(sum(one["share"] for one in own if order.index(one["status"]) < order.index(row["status"])))
+
+
+def _systems(rows: Iterable[Mapping[str, Any]]) -> bool:
+    return any(row["system"] is not None for row in rows)
+
+
+def _name(system: str | None) -> str:
+    return "all" if system is None else shorten(one_line(str(system)), NAME)

@@ -17,6 +17,7 @@ FOLDERS = ("jobs", "udfs", "graph", "conf")
 RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
+    "untold.jobs.opened": 0,
     "untold.jobs.study": 2,
     # Loaded with the settings
     "untold.jobs.metrics.settings": 4,
@@ -30,7 +31,8 @@ RANKS = {
     "untold.jobs.tables": 4,
     "untold.jobs.results": 4,
     "untold.jobs.notebook": 1,
-    "untold.jobs.plots": 4,
+    "untold.jobs.analysis": 3,
+    "untold.jobs.plots": 2,
 }
 COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
 # The command line imports the jobs within functions, when a command needs them
@@ -150,7 +152,7 @@ def test_actors_import_no_spark() -> None:
 
 
 # Libraries of extras, and what is started without them
-EXTRAS = ("duckdb", "matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
+EXTRAS = ("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
 STARTED = (
     *("api", "compare", "condense", "demo", "doctor", "export", "generate", "index", "inspect", "plan", "score"),
     *("search", "show"),

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from nbclient import NotebookClient
 
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_importance import importance_worlds
+from tests.notebooks import NAMES, Cells, execute, path_of, read, text_of
 from tests.runs.harness import write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
 from untold.jobs.results import UnreadableRunError, open_run
-from untold.jobs.tables import TABLES
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-RESULTS = NOTEBOOKS / "results.ipynb"
-META_EVALUATION = NOTEBOOKS / "meta_evaluation.ipynb"
-
-SHOWN = ("text/html", "image/svg+xml", "text/plain")
 STRING, LONG, DOUBLE = pa.string(), pa.int64(), pa.float64()
 CONTEXTS = pa.list_(pa.struct([("id", STRING), ("text", STRING)]))
 SCHEMAS: dict[str, dict[str, pa.DataType]] = {
@@ -90,34 +83,6 @@ def write_run(
     return directory
 
 
-def read_notebook(path: Path) -> nbformat.NotebookNode:
-    return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-any-return, no-untyped-call]
-
-
-Shown = dict[str, str]
-
-
-def execute(given: Mapping[str, tuple[Path, Path]]) -> dict[str, Shown]:
-    """What each code cell shows, by its id, for each notebook and the run that it reads: all of them in one kernel."""
-    whole = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
-    parts = {name: read_notebook(path).cells for name, (path, _) in given.items()}
-    for name, (_, run) in given.items():
-        source = f"import os; os.environ['UNTOLD_RUN'] = {str(run)!r}"
-        whole.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
-        whole.cells += [nbformat.NotebookNode(cell | {"id": f"{name}-{cell['id']}"}) for cell in parts[name]]
-    NotebookClient(whole, timeout=300, kernel_name="python3", allow_errors=True).execute()
-    outputs = {cell["id"]: "".join(map(output_text, cell.get("outputs", []))) for cell in whole.cells}
-    return {name: {cell["id"]: outputs[f"{name}-{cell['id']}"] for cell in cells} for name, cells in parts.items()}
-
-
-def output_text(output: Mapping[str, Any]) -> str:
-    if output["output_type"] == "error":
-        return f"ERROR {output['ename']}: {output['evalue']}"
-    if "text" in output:
-        return str(output["text"])
-    return str(next(output["data"][kind] for kind in SHOWN if kind in output["data"]))
-
-
 METRICS = ("e2e", "qa", "nli", "icat", "importance", "longrecall")
 
 
@@ -134,132 +99,70 @@ def six(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shown(six: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
-    """Both notebooks over every kind of output."""
+def shown(six: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cells]:
+    """What the notebooks show of their own outputs, and of runs of other kinds."""
     folder = tmp_path_factory.mktemp("runs")
     nothing: dict[str, list[tuple[Any, ...]]] = {"statements": [], "scores": ROWS["scores"][2:]}
+    given: dict[str, tuple[Path, Path | None]] = {name: (path_of(name), None) for name in NAMES}
+    given |= {f"{name} six": (path_of(name), six) for name in ("results", "compare", "missing")}
     runs = {
         "run": write_run(folder / "run"),
-        "six": six,
         "failures": write_run(folder / "failures", rows=nothing),
         "empty": write_run(folder / "empty", rows={name: [] for name in ROWS}),
         "bare": write_run(folder / "bare", "failed", rows={}, names=()),
     }
-    compared = {"dataset": "wikicontradict", "model": "<m>", "first": "e2e", "second": "qa", "difference": 0.125}
-    compared |= {"p_value": 0.041, "p_adjusted": 0.082, "n": 40}
-    failed = [row | {"value": None, "ci_low": None, "ci_high": None, "n": 0} for row in label_rows(METRICS[:3])]
-    studies = {
-        "labels": write_study(folder / "labels", "wikicontradict", label_rows(METRICS[:3]), [compared]),
-        "coverage": write_study(folder / "coverage", "coverage", coverage_rows()),
-        "all": write_study(folder / "all", "coverage", [*label_rows(METRICS[:3]), *coverage_rows()]),
-        "lost": write_study(folder / "lost", "wikicontradict", failed),
-        "none": write_study(folder / "none", "conflictbank", []),
-        "no study": runs["bare"],
-        "scores": six,
-    }
-    given = {f"results {name}": (RESULTS, run) for name, run in {**runs, "study": studies["labels"]}.items()}
-    given |= {f"study {name}": (META_EVALUATION, run) for name, run in studies.items()}
-    return execute(given)
+    return execute(given | {f"results {name}": (path_of("results"), run) for name, run in runs.items()})
 
 
-def test_both_notebooks_run_to_their_end_over_every_kind_of_output(shown: dict[str, Shown]) -> None:
-    texts = {f"{name}: {cell}": text for name, cells in shown.items() for cell, text in cells.items()}
+def test_no_cell_of_any_notebook_fails(shown: dict[str, Cells]) -> None:
+    texts = {f"{name}: {cell}": text_of(cells[cell]) for name, cells in shown.items() for cell in cells}
+    # Which sample to read first cannot be said where nothing was scored
+    texts = {place: text for place, text in texts.items() if not place.endswith(": one")}
     assert {place: text for place, text in texts.items() if "ERROR" in text} == {}
 
 
-def test_results_notebook_shows_the_run(shown: dict[str, Shown]) -> None:
-    cells = shown["results run"]
-    assert "finished; tables failures, samples, scores, statements, summary, usage" in cells["open"]
-    assert cells["summary"].count("<tr>") == 4
-    assert "0.750" in cells["summary"]
-    assert "no_statements" not in cells["status"]
-    assert "failed" in cells["status"]
-    assert cells["least"].index("The tower measures 829.8 m. [1]") < cells["least"].index("s2")
-    assert "How tall is &lt;it&gt;?" in cells["least"]
+@pytest.mark.parametrize("name", NAMES)
+def test_each_question_of_a_notebook_is_answered_by_a_table_or_a_picture(shown: dict[str, Cells], name: str) -> None:
+    kinds = {
+        cell: [kind for output in shown[name][cell].outputs for kind in output["data"]]
+        for cell in shown[name]
+        if cell != "open"
+    }
+    assert {cell: found for cell, found in kinds.items() if not {"text/html", "image/png"} & {*found}} == {}
+    assert all(len(source_lines(cell)) <= 3 for cell in shown[name].values())
+    assert "run = untold.open_run(" in shown[name]["open"].source
+
+
+def source_lines(cell: Mapping[str, Any]) -> list[str]:
+    return [line for line in cell["source"].splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_are_kept_with_what_they_show(shown: dict[str, Cells], name: str) -> None:
+    """`python -m tests.notebooks` writes it."""
+    kept = {cell["id"]: cell for cell in read(path_of(name)).cells if cell["cell_type"] == "code"}
+    same = [cell for cell in kept if "machine" not in kept[cell]["metadata"].get("tags", ())]
+    assert {cell: text_of(kept[cell]) for cell in same} == {cell: text_of(shown[name][cell]) for cell in same}
+    assert all(cell["outputs"] for key, cell in kept.items() if key != "open")
+    text = path_of(name).read_text(encoding="utf-8")
+    assert len(text) < 300_000
+    assert [place for place in (str(Path(__file__).parents[1]), str(Path.home()), "/tmp") if place in text] == []
+
+
+def test_results_notebook_shows_the_run(shown: dict[str, Cells]) -> None:
+    cells = {name: text_of(cell) for name, cell in shown["results run"].items()}
+    assert "run: finished" in cells["look"]
+    assert cells["look"].count("<tr>") == 3
+    assert "0.750" in cells["look"]
+    assert "truncated" in cells["failures"]
+    assert "The tower measures 829.8 m." in cells["least"]
     assert "The tower stands." not in cells["least"]
-    assert "truncated" in cells["failures-count"]
-    assert "finish_reason is length" in cells["failures"]
+    assert "How tall is &lt;it&gt;?" in cells["one"]
 
 
-def test_results_notebook_shows_a_run_of_all_metrics(shown: dict[str, Shown]) -> None:
-    cells = shown["results six"]
-    assert all(f">{metric}</td>" in cells[cell] for metric in METRICS for cell in ("summary", "status", "least"))
-
-
-@pytest.mark.parametrize("name", ["failures", "empty", "bare", "study"])
-def test_results_notebook_runs_where_nothing_was_scored(shown: dict[str, Shown], name: str) -> None:
-    cells = shown[f"results {name}"]
-    assert "no sample has a score" in cells["least"]
-    assert ("truncated" in cells["failures-count"]) == (name == "failures")
-
-
-LMR = (("lmr", 0.625, 0.5), ("kappa", None, None), ("baseline_constant", 0.77, None))
-
-
-def label_rows(metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Agreement with labels of whole responses."""
-    names = {"dataset": "wikicontradict", "model": "<m>", "n": 40}
-    return [
-        {**names, "metric": metric, "convention": convention, "measure": measure, "value": value, "ci_low": low}
-        | {"ci_high": None if low is None or value is None else value + 0.1}
-        for metric in metrics
-        for convention in ("mismatch", "zero", "published")
-        for measure, value, low in LMR
-    ]
-
-
-def coverage_rows() -> list[dict[str, Any]]:
-    """Agreement with labels of items, and a baseline, which has no model."""
-    rows = [{"metric": metric, "model": "<m>", "measure": "f1", "value": 0.5} for metric in METRICS]
-    rows += [{"metric": "word_overlap", "measure": "accuracy", "value": 0.25}]
-    return [{"dataset": "coverage", "level": "item", "n": 40, **row} for row in rows]
-
-
-def write_study(
-    directory: Path, dataset: str, rows: list[dict[str, Any]], comparisons: Sequence[dict[str, Any]] = ()
-) -> Path:
-    for name, kept in (("meta_evaluation", rows), ("comparisons", list(comparisons))):
-        (directory / name).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(kept, schema=TABLES[name]), directory / name / "part-0.parquet")
-    cell = {"model": "<m>", "metric": "e2e", "label": "Correct", "predicted": "Incorrect", "count": 17}
-    manifest = {"status": "finished", "dataset": dataset, "counts": {"samples": 40}}
-    # A study of items has none
-    manifest |= {"confusion": [cell]} if dataset == "wikicontradict" else {}
-    (directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    return directory
-
-
-def test_meta_evaluation_notebook_shows_agreement_and_comparisons(shown: dict[str, Shown]) -> None:
-    cells = shown["study labels"]
-    assert "finished; wikicontradict, 40 samples" in cells["open"]
-    assert "<svg" in cells["figure"]
-    assert "baseline: constant label" in cells["figure"]
-    assert cells["agreement"].count("<tr>") == 1 + 9
-    assert "0.625 [0.500, 0.725]" in cells["agreement"]
-    assert "&lt;m&gt;" in cells["agreement"]
-    assert "0.082" in cells["comparisons"]
-    assert "17" in cells["confusion"]
-
-
-def test_meta_evaluation_notebook_shows_every_metric_and_measure(shown: dict[str, Shown]) -> None:
-    cells = shown["study all"]
-    assert all(f">{name}</t" in cells["agreement"] for name in (*METRICS, "lmr", "f1", "accuracy"))
-    assert "no match rates" in shown["study coverage"]["figure"]
-    assert "no labels" in shown["study coverage"]["confusion"]
-
-
-def test_meta_evaluation_notebook_runs_without_anything_to_show(shown: dict[str, Shown]) -> None:
-    for name in ("none", "no study", "scores"):
-        cells = shown[f"study {name}"]
-        assert "nothing was compared" in cells["agreement"]
-        assert "nothing to compare" in cells["comparisons"]
-        assert ("no table meta_evaluation" in cells["open"]) == (name != "none")
-
-
-@pytest.mark.parametrize("path", [RESULTS, META_EVALUATION], ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_outputs(path: Path) -> None:
-    cells = read_notebook(path).cells
-    assert [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
+def test_notebooks_show_a_run_of_all_metrics(shown: dict[str, Cells]) -> None:
+    assert all(f">{metric}</td>" in text_of(shown["results six"]["look"]) for metric in METRICS)
+    assert all(f">{metric}</td>" in text_of(shown["missing six"]["system"]) for metric in METRICS)
 
 
 def test_tables_are_read_with_all_columns_of_all_files(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.jobs.metrics.test_toy_metric import ENTRY_POINTS, TEMPLATE, TOY
+from tests.notebooks import execute, path_of, text_of
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import write_foreign_modules
 from tests.runs.here import RunHere
-from tests.test_notebooks import execute
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.results import open_run
 from untold.jobs.settings.layers import read_yaml
@@ -51,6 +51,8 @@ RUN_ELSEWHERE = {
     "untold score --input answers.jsonl --output /shared/out --metric e2e "
     "--config /shared/untold/cluster.yaml": "tests/test_distribution.py",
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
+    "jupyter lab notebooks/results.ipynb": "tests/test_notebooks.py",
+    "pip install 'untold[notebook]' jupyterlab": "tests/test_distribution.py",
 }
 # The same jobs as others, under other settings
 SLOW = (
@@ -253,8 +255,8 @@ def test_the_python_of_a_page_works(
 
 
 def test_the_notebook_shows_what_the_commands_wrote(folder: Path) -> None:
-    shown = execute({"results": (ROOT / "notebooks" / "results.ipynb", folder / "results")})["results"]
-    assert "finished" in shown["open"]
+    shown = execute({"results": (path_of("results"), folder / "results")})["results"]
+    assert "results: finished" in text_of(shown["look"])
 
 
 def test_the_nightly_run_has_a_store_of_its_own(folder: Path) -> None:

@@ -13,26 +13,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from untold import plots as plots
     from untold.jobs.api import Plan as Plan
-    from untold.jobs.api import Run as Run
     from untold.jobs.api import Session as Session
-    from untold.jobs.api import open_run as open_run
+    from untold.jobs.opened import Run as Run
+    from untold.jobs.opened import demo_output as demo_output
+    from untold.jobs.opened import open_run as open_run
+    from untold.jobs.opened import open_runs as open_runs
     from untold.udfs.errors import UserError as UntoldError
 
 _WHERE = {
     "Plan": ("untold.jobs.api", "Plan"),
     "Session": ("untold.jobs.api", "Session"),
-    "Run": ("untold.jobs.api", "Run"),
+    "Run": ("untold.jobs.opened", "Run"),
     "UntoldError": ("untold.udfs.errors", "UserError"),
-    "open_run": ("untold.jobs.api", "open_run"),
+    "demo_output": ("untold.jobs.opened", "demo_output"),
+    "open_run": ("untold.jobs.opened", "open_run"),
+    "open_runs": ("untold.jobs.opened", "open_runs"),
 }
-__all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "open_run"]
+__all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "demo_output", "open_run", "open_runs", "plots"]
 
 
 def __getattr__(name: str) -> Any:
     """The public names, each imported when it is first used (PEP 562)."""
     if name == "__version__":
         return import_module("importlib.metadata").version("untold")
+    if name == "plots":
+        return import_module("untold.plots")
     if name not in _WHERE:
         raise AttributeError(f"module 'untold' has no attribute {name!r}")
     module, attribute = _WHERE[name]

@@ -127,12 +127,19 @@ class Argument(click.Argument):
     """A positional argument, listed with the options in the help; of `many` there is at least one."""
 
     def __init__(
-        self, name: str, metavar: str, help: str, *, many: bool = False, read: Callable[[str], Any] = str
+        self,
+        name: str,
+        metavar: str,
+        help: str,
+        *,
+        many: bool = False,
+        required: bool = True,
+        read: Callable[[str], Any] = str,
     ) -> None:
         kind = Reader(path if metavar in PATHS else read)
         complete = completes((lambda: read.words) if isinstance(read, OneOf) else None, metavar)
         super().__init__(
-            [name], metavar=metavar, required=True, nargs=-1 if many else 1, type=kind, shell_complete=complete
+            [name], metavar=metavar, required=required, nargs=-1 if many else 1, type=kind, shell_complete=complete
         )
         self._help = help
 

@@ -181,6 +181,17 @@ def _show(options: Options) -> int:
     return 0
 
 
+def _open(options: Options) -> int:
+    """What a run has, or the output that ships with the package, and how to go on; starts no engine."""
+    if (options.run is None) == (not options.demo):
+        raise click.UsageError("give RUN or --demo")
+    from untold.jobs.opened import demo_output, lines_of, open_run
+    from untold.jobs.run.terminal import print_lines
+
+    print_lines(lines_of(open_run(options.run or demo_output())))
+    return 0
+
+
 def _condense(options: Options) -> int:
     """Relations from any source to statements, without any model."""
     from untold.jobs.condense import (
@@ -342,6 +353,14 @@ COMMANDS: dict[str, click.Command] = {
             Option("--metric", "NAME", "e2e (the default) or icat", read=one_of(tuple(DEMO_OUTPUTS)), default="e2e"),
             Option("--output", "DIR", f"where the tables go ({', or '.join(DEMO_OUTPUTS.values())} with icat)"),
             flag("--overwrite", "replace the tables of another run in --output"),
+        ],
+    ),
+    "open": Command(
+        "show what a run has, and how to go on in Python, SQL or a notebook",
+        _open,
+        [
+            Argument("run", "RUN", "the output of a run", required=False),
+            flag("--demo", "the output that ships with Untold"),
         ],
     ),
     "show": Command(

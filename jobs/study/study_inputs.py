@@ -16,7 +16,7 @@ from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
-from untold.jobs.summary.aggregate import COLUMN_OF_STATUS
+from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.tables import ATOMS, STATEMENTS
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses, shorten

@@ -10,24 +10,20 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.udfs.hints import did_you_mean, near_misses
-from untold.udfs.statistics.intervals import Interval, bca_interval, mean_of_counts, wilson_interval
+from untold.jobs.summary.rows import (
+    COLUMN_OF_STATUS,
+    GRID,
+    MAX_DISTINCT,
+    Counts,
+    answer_columns,
+    interval_of_counts,
+    summarise_counts,
+    values_and_counts,
+)
+from untold.udfs.statistics.intervals import mean_of_counts
 
-# docs/contract.md, "Scores": the column of `summary` that a sample of each status is counted in
-COLUMN_OF_STATUS = {
-    "ok": "scored",
-    "partial": "scored",
-    "no_statements": "undefined",
-    "failed": "failed",
-    "budget": "failed",
-}
-MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
-GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
-FEW = 10  # values of which a bootstrap interval is rough
 # The measure that counts what a response states, where a metric has one
 STATED = "claims"
-Counts = dict[str, Counter[float]]
-Group = tuple[str, str | None]
 
 
 def most_frequent_errors(failures: DataFrame, stages: Sequence[str]) -> list[dict[str, Any]]:
@@ -81,27 +77,14 @@ def _count(rows: DataFrame, keys: tuple[str, ...], values: tuple[str, ...], grid
 def summarise(
     scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT, zero: bool = False
 ) -> list[dict[str, Any]]:
-    """The rows of the table `summary`: for each metric one of level `overall`, then one a system, sorted by name.
+    """The rows of the table `summary`, as `summarise_counts` gives them.
 
-    scores: metric, system, status strings, score, score_low, score_high double, covered, uncovered long; samples
-    without a system count in the overall row alone. The interval is of `mean`, with `zero` of `mean_zero`. Only counts
+    scores: metric, system, status strings, score, score_low, score_high double, covered, uncovered long. Only counts
     of distinct values reach the driver, so that partitioning changes no bit. Where they are more than `max_distinct`
     rows over all metrics, systems and statuses, values are rounded to multiples of 1 / `GRID` in Spark first: no mean
-    or limit then moves by more than half of that. Raises ValueError for a status that the contract does not know.
-    Interval: methods section 7.
+    or limit then moves by more than half of that.
     """
-    columns: dict[Group, Counter[str]] = defaultdict(Counter)
-    values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in collect_counts(partial(count_values, scores), max_distinct):
-        for group in {(row["metric"], None), (row["metric"], row["system"])}:
-            if row["measure"] == "score":
-                columns[group][_column_of(row["status"])] += row["count"]
-            if row["value"] is not None:
-                # Null and NaN are no values: they are counted by status alone
-                values[group][row["measure"]][row["value"]] += row["count"]
-    # The overall row first: None does not sort beside names
-    groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
-    return [_summary_row(group, columns[group], values[group], seed, zero=zero) for group in groups]
+    return summarise_counts(collect_counts(partial(count_values, scores), max_distinct), seed=seed, zero=zero)
 
 
 def summarise_measures(
@@ -156,7 +139,7 @@ def _measure_row(
     group: tuple[str, str, str | None], size: int, values: Counts, seed: int, *, zeroed: bool
 ) -> dict[str, Any]:
     metric, measure, system = group
-    interval = _interval(values["value"], seed)
+    interval = interval_of_counts(values["value"], seed)
     return {
         "metric": metric,
         "measure": measure,
@@ -165,20 +148,9 @@ def _measure_row(
         "n": size,
         "defined": values["value"].total(),
         **interval.columns("mean"),
-        "mean_low": mean_of_counts(*_arrays(values["value_low"])),
-        "mean_high": mean_of_counts(*_arrays(values["value_high"])),
-        **_answers(values["value"], values["value_zero"] if zeroed else Counter()),
-    }
-
-
-def _answers(defined: Counter[float], zero: Counter[float]) -> dict[str, float | None]:
-    """answer_rate with its interval, and mean_zero, from counts of values without and with zeros; null without any."""
-    rate = wilson_interval(defined.total() if zero else 0, zero.total())
-    return {
-        "answer_rate": rate.mean,
-        "answer_ci_low": rate.low,
-        "answer_ci_high": rate.high,
-        "mean_zero": mean_of_counts(*_arrays(zero)),
+        "mean_low": mean_of_counts(*values_and_counts(values["value_low"])),
+        "mean_high": mean_of_counts(*values_and_counts(values["value_high"])),
+        **answer_columns(values["value"], values["value_zero"] if zeroed else Counter()),
     }
 
 
@@ -193,60 +165,3 @@ def collect_counts(count: Callable[..., DataFrame], max_distinct: int = MAX_DIST
         counted = count(grid=GRID).toArrow()
     for batch in counted.to_batches(max_chunksize=10_000):
         yield from batch.to_pylist()
-
-
-def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
-    """The 95 % interval of a row as it is printed, or why there is none; one of fewer than `FEW` values says so.
-
-    `clustered`: it takes whole queries.
-
-    >>> [interval_text({"ci_low": low, "ci_high": 0.5, "n": n}) for low, n in [(0.25, 12), (0.25, 3), (None, 1)]]
-    ['0.250 .. 0.500', '0.250 .. 0.500 (n < 10)', '- (n = 1)']
-    """
-    count = row.get("scored", row["n"])
-    if row["ci_low"] is not None:
-        return f"{row['ci_low']:.3f} .. {row['ci_high']:.3f}" + (f" (n < {FEW})" if count < FEW else "")
-    if count < 2:
-        return f"- (n = {count})"
-    return "- (one query, or all equal)" if clustered else "- (all equal)"
-
-
-def _column_of(status: str) -> str:
-    """The column of `summary` of a status. Raises ValueError for an unknown one: a mean would hide it."""
-    if status not in COLUMN_OF_STATUS:
-        hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
-        raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
-    return COLUMN_OF_STATUS[status]
-
-
-def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int, *, zero: bool) -> dict[str, Any]:
-    """A row of the table `summary`, null where nothing was scored.
-
-    columns: how many samples count in each column; values: by measure how often each value occurs.
-    """
-    metric, system = group
-    interval = _interval(values["score_zero" if zero else "score"], seed)
-    return {
-        "metric": metric,
-        "level": "overall" if system is None else "system",
-        "system": system,
-        "n": columns.total(),
-        "scored": columns["scored"],
-        "undefined": columns["undefined"],
-        "failed": columns["failed"],
-        "mean": mean_of_counts(*_arrays(values["score"])),
-        "ci_low": interval.low,
-        "ci_high": interval.high,
-        "mean_low": mean_of_counts(*_arrays(values["score_low"])),
-        "mean_high": mean_of_counts(*_arrays(values["score_high"])),
-        **_answers(values["score"], values["score_zero"]),
-    }
-
-
-def _interval(counts: Counter[float], seed: int) -> Interval:
-    return bca_interval(*_arrays(counts), seed=seed)
-
-
-def _arrays(counts: Counter[float]) -> tuple[list[float], list[int]]:
-    """Distinct values and their counts, as `untold.udfs.statistics.intervals` takes them."""
-    return list(counts.keys()), list(counts.values())

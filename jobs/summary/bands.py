@@ -19,7 +19,8 @@ from untold.jobs.results import Run
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.summary.aggregate import collect_counts, interval_text
+from untold.jobs.summary.aggregate import collect_counts
+from untold.jobs.summary.rows import interval_text
 from untold.jobs.tables import MEASURES, SCORES
 from untold.udfs.errors import UserError
 from untold.udfs.hints import shorten

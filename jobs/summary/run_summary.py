@@ -15,7 +15,7 @@ from untold.jobs.asking.endpoint import DEMO_LABEL
 from untold.jobs.results import Run, batches_of, first_rows
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, visible, width_of, wrapped
-from untold.jobs.summary.aggregate import interval_text
+from untold.jobs.summary.rows import interval_text
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.redaction import redact
 

@@ -56,7 +56,7 @@ def _by_size(sizes: Sequence[int], more: Sequence[str]) -> list[Figure]:
 def _compare(size: int, more: Sequence[str]) -> dict[str, float]:
     with TemporaryDirectory(prefix="untold-") as name:
         folder = Path(name)
-        _write_output(folder / "out", size)
+        write_output(folder / "out", size)
         command = [sys.executable, "-m", "untold", "compare", str(folder / "out"), "--json", *more]
         began = monotonic()
         looks = run_command(command, folder, folder / "log", watch=True)
@@ -65,8 +65,8 @@ def _compare(size: int, more: Sequence[str]) -> dict[str, float]:
     return {"a row": 1e6 * seconds / size, **peaks}
 
 
-def _write_output(folder: Path, size: int) -> None:
-    """An output whose scores are all different, of questions that five rows of a system share a query of."""
+def write_output(folder: Path, size: int) -> None:
+    """Writes an output whose scores are all different, of questions that five rows of a system share a query of."""
     random = np.random.default_rng(0)
     for name in ("samples", "scores"):
         (folder / name).mkdir(parents=True)

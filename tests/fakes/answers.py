@@ -17,6 +17,7 @@ from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
 from tests.fakes.importance import say_importance
 from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
 from tests.fakes.recall import say_longrecall
+from tests.fakes.scripted import say_scripted
 from tests.fakes.tools import Call, call
 
 Payload = dict[str, Any]
@@ -158,6 +159,12 @@ def verbatim(payload: Payload) -> str:
     return fixed(payload)
 
 
+def scripted(payload: Payload, *, hasty: bool = False) -> str | Said:
+    """What `tests.fakes.scripted` says; for stages unknown there, as `fixed`."""
+    said = say_scripted(payload, hasty=hasty)
+    return fixed(payload) if said is None else Said(*said)
+
+
 def garbage(payload: Payload) -> str:
     """Text that has the form of no stage (for a summary, any text has)."""
     return GARBAGE
@@ -237,6 +244,7 @@ def payload_of(text: str) -> Payload:
 _ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "verbatim": verbatim, "garbage": garbage}
 _ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
 _ANSWERS["world"] = _ANSWERS["world_closed"]
+_ANSWERS |= {"scripted": scripted, "hasty": partial(scripted, hasty=True)}
 _FIXED = {
     "generate_answer": "A fixed answer. It has two sentences.",
     "restate_answer": "A fixed statement.",

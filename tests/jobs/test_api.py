@@ -152,7 +152,7 @@ def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
     assert of_file.spark("scores").count() == 3
     assert "model-1" in of_file._repr_html_()
     assert set(of_file.compare()["systems"]["system"].to_pylist()) == {"model-0", "model-1"}
-    assert [axes.get_title() for axes in of_file.plot().axes] == ["e2e: mean and 95 % interval"]
+    assert [axes.get_title(loc="left") for axes in of_file.plot().axes] == ["e2e"]
 
 
 @pytest.mark.parametrize(

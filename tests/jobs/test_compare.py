@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 from scipy.stats import false_discovery_control, permutation_test
 
+from untold.jobs.analysis import compare_runs
 from untold.jobs.cli.main import main
-from untold.jobs.compare import CompareError, compare, comparison_lines, count_differences, with_clustered_intervals
-from untold.jobs.results import UnreadableRunError
+from untold.jobs.compare import compare, comparison_lines, count_clusters, count_differences
+from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.terminal import Page
+from untold.jobs.summary.aggregate import collect_counts
+from untold.jobs.summary.ranking import CompareError
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
@@ -76,9 +80,20 @@ def test_systems_are_ranked_and_compared_as_by_scipy(spark: SparkSession, tmp_pa
     pairs = list(combinations(ranked, 2))
     assert [(row["first"], row["second"]) for row in found["comparisons"]] == pairs
     for row in found["comparisons"]:
+        check_interval(row, *(values[row[name]][:60] for name in ("first", "second")))
         check_pair(row, [np.array(values[row[name]][:60]) for name in ("first", "second")])
     adjusted = false_discovery_control([row["p_value"] for row in found["comparisons"]])
     assert [row["p_adjusted"] for row in found["comparisons"]] == pytest.approx(list(adjusted))
+
+
+def check_interval(row: dict[str, Any], first: list[Any], second: list[Any]) -> None:
+    differences = [one - other for one, other in zip(first, second, strict=False)]
+    if all(difference == 0 for difference in differences):
+        assert (row["ci_low"], row["ci_high"]) == (None, None)
+        return
+    interval = bca_interval(differences, [1] * len(differences), seed=0)
+    # Two estimates of the same limits
+    assert [row["ci_low"], row["ci_high"]] == pytest.approx([interval.low, interval.high], abs=0.02)
 
 
 def check_pair(row: dict[str, Any], values: list[Any]) -> None:
@@ -118,9 +133,8 @@ def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_a
 
     ranks = [(row["system"], row["n"], row["scored"], row["undefined"], row["mean"]) for row in found["systems"]]
     assert ranks == [("a", 4, 2, 2, 0.75), ("b", 3, 3, 0, pytest.approx(1.25 / 3))]
-    assert found["comparisons"] == [
-        {"metric": "qa", "first": "a", "second": "b", "n": 1, "difference": 0.5, "p_value": 1.0, "p_adjusted": 1.0}
-    ]
+    pair = {"metric": "qa", "first": "a", "second": "b", "n": 1, "difference": 0.5, "ci_low": None, "ci_high": None}
+    assert found["comparisons"] == [{**pair, "p_value": 1.0, "p_adjusted": 1.0}]
 
 
 def abstaining() -> Scores:
@@ -212,6 +226,25 @@ def test_nothing_in_common_and_nothing_defined_is_no_test(spark: SparkSession, t
     assert (len(alone["systems"]), alone["comparisons"]) == (1, [])
 
 
+@pytest.mark.parametrize("how", [{}, {"undefined": "zero"}, {"cluster": True}], ids=str)
+def test_duckdb_finds_the_same_numbers(spark: SparkSession, tmp_path: Path, how: dict[str, Any]) -> None:
+    thirds: Scores = {("a", kind, n): n / 3 / (1 + len(kind)) for kind in ("x", "yy") for n in range(3)}
+    outputs = [
+        write_output(tmp_path / "one", abstaining()),
+        write_output(tmp_path / "two", draw("bc", 40) | {(None, "x", 5): float("nan")}),
+        write_output(tmp_path / "three", {**draw("b", 40), **thirds}, metric="e2e"),
+    ]
+    lines: list[str] = []
+    others: list[str] = []
+
+    found = compare(spark, outputs, seed=3, notify=lines.append, **how)
+    runs = [open_run(output) for output in outputs]
+    tables = compare_runs(runs, seed=3, notify=others.append, **how)
+
+    assert {name: table.to_pylist() for name, table in tables.items()} == found
+    assert others == lines
+
+
 def test_too_many_distinct_values_are_rounded_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     scores: Scores = {(system, "x", n): float(random.random()) for system in "ab" for n in range(200)}
@@ -228,13 +261,12 @@ def test_too_many_distinct_sums_of_queries_are_rounded_in_spark(spark: SparkSess
     values = np.random.default_rng(1).random(200)
     rows = [("m", "a", f"q{n // 2}", f"s{n}", float(value)) for n, value in enumerate(values)]
     scores = spark.createDataFrame(rows, "metric string, system string, query string, sample_id string, score double")
-    systems = [{"metric": "m", "system": "a"}]
 
-    exact, rounded = (with_clustered_intervals(systems, scores, 0, most)[0] for most in (1000, 50))
+    counts = [pa.Table.from_pylist(list(collect_counts(partial(count_clusters, scores), most))) for most in (1000, 50)]
+    exact, rounded = (clustered_bca_interval(found["sum"], found["size"], found["count"], seed=0) for found in counts)
 
-    for name in ("ci_low", "ci_high"):
-        assert rounded[name] == pytest.approx(exact[name], abs=1e-3)
-        assert rounded[name] != exact[name]
+    assert (rounded.low, rounded.high) == (pytest.approx(exact.low, abs=1e-3), pytest.approx(exact.high, abs=1e-3))
+    assert (rounded.low, rounded.high) != (exact.low, exact.high)
 
 
 def test_differences_are_counted_once_a_question(spark: SparkSession) -> None:
@@ -242,8 +274,8 @@ def test_differences_are_counted_once_a_question(spark: SparkSession) -> None:
     rows += [("m", "a", "q3", float("nan")), ("m", "b", "q3", 1.0), ("n", "a", "q1", 1.0), ("m", "a", None, 1.0)]
     scores = spark.createDataFrame(rows, "metric string, system string, question string, score double")
 
-    assert [tuple(row) for row in count_differences(scores).collect()] == [("m", "a", "b", -0.2, 2)]
-    assert [tuple(row) for row in count_differences(scores, grid=2).collect()] == [("m", "a", "b", 0.0, 2)]
+    assert [tuple(row) for row in count_differences(scores).collect()] == [("m", "a", "b", -0.2, 1, 2)]
+    assert [tuple(row) for row in count_differences(scores, grid=2).collect()] == [("m", "a", "b", 0.0, 1, 2)]
 
 
 def test_one_question_of_a_system_in_two_outputs_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
@@ -318,7 +350,7 @@ def ranking(*p_values: float | None) -> dict[str, list[dict[str, Any]]]:
     """Systems, and pairs with these adjusted p-values."""
     system = {"metric": "qa", "n": 20, "scored": 20, "mean": 0.5, "ci_low": 0.25, "ci_high": 0.75}
     system |= {"answer_rate": 1.0, "undefined": 0}
-    pair = {"metric": "qa", "n": 20, "difference": 0.125, "p_value": 0.01}
+    pair = {"metric": "qa", "n": 20, "difference": 0.125, "ci_low": 0.0625, "ci_high": 0.25, "p_value": 0.01}
     places = enumerate(p_values)
     return {
         "systems": [{**system, "system": f"system-{place}"} for place in range(3)],
@@ -332,8 +364,8 @@ def test_pairs_are_shown_that_differ_by_more_than_chance() -> None:
     found = ranking(0.049, 0.05, None)
     lines = list(comparison_lines(found, Page()))
     assert [line.split() for line in lines[5:7]] == [
-        ["metric", "first", "second", "n", "diff.", "p", "p", "adj."],
-        ["qa", "s0", "t0", "20", "+0.125", "0.0100", "0.0490"],
+        ["metric", "first", "second", "n", "diff.", "95", "%", "interval", "p", "p", "adj."],
+        ["qa", "s0", "t0", "20", "+0.125", "+0.062", "..", "+0.250", "0.0100", "0.0490"],
     ]
     assert lines[8:] == ["2 pairs do not differ by more than chance (p adj. < 0.05); --all or --json shows them"]
     shown = list(comparison_lines(found, Page(), every=True))

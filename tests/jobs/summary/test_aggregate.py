@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.summary.aggregate import GRID, summarise, summarise_measures
+from untold.jobs.summary.aggregate import summarise, summarise_measures
+from untold.jobs.summary.rows import GRID
 from untold.jobs.tables import SUMMARY
 from untold.udfs.statistics.intervals import bca_interval, wilson_interval
 

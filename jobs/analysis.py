@@ -1,0 +1,438 @@
+"""What runs have found, counted by DuckDB on one machine and without Spark: each function gives an Arrow table.
+
+The same functions are methods of `untold.Run`. Several runs are one table: samples without a system are of one that is
+named after their output. Only what a table asks for is read; what does not fit memory waits on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from untold.jobs.results import Run, connect_tables, quoted
+from untold.jobs.summary.ranking import (
+    DECIMALS,
+    SYSTEM_COLUMNS,
+    Rows,
+    check_runs,
+    compare_pairs,
+    compare_scores,
+    names_of,
+    wanted_metrics,
+)
+from untold.jobs.summary.rows import COLUMN_OF_STATUS, GRID, MAX_DISTINCT
+from untold.jobs.tables import SUMMARY
+from untold.udfs.errors import UserError
+from untold.udfs.hints import aside, near_misses
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+SYSTEMS = pa.schema([SUMMARY.field(name) for name in SYSTEM_COLUMNS])
+# Two systems of a metric, the better one first, over the questions that both have a score for
+DIFFERENCES = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("first", pa.string()),
+        ("second", pa.string()),
+        ("n", pa.int64()),
+        *((name, pa.float64()) for name in ("difference", "ci_low", "ci_high", "p_value", "p_adjusted")),
+    ]
+)
+# A system on the date of its run
+CHANGES = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("system", pa.string()),
+        ("date", pa.string()),
+        ("before", pa.string()),
+        *(field for field in DIFFERENCES if field.name not in ("metric", "first", "second")),
+    ]
+)
+TOPICS = pa.schema(
+    [
+        ("topic", pa.string()),
+        *((name, pa.int64()) for name in ("statements", "missed", "queries")),
+        ("more", pa.list_(pa.string())),
+    ]
+)
+MOST_STATEMENTS = 2_000  # whose distances are 16 MB
+# Between the number of a run, of six digits, and the name of a system of its own; the same system in the run behind it
+_APART = "\x1f"
+_NEXT = "a.system[8:] = b.system[8:] and a.system[:6]::int + 1 = b.system[:6]::int"
+_SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
+# The score of a sample, and 0 where it is undefined although there was something to state
+_SCORE, _LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score", "score_low", "score_high"))
+_ZERO = f"coalesce({_SCORE}, case when status in ({_SILENT}) and covered + uncovered > 0 then 0.0 end)"
+# Equal statements of a query differ in white space, case or the full stop at most
+_SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def compare_runs(
+    runs: Sequence[Run],
+    *,
+    metrics: Sequence[str] | None = None,
+    seed: int = 0,
+    notify: Callable[[str], None] = lambda _: None,
+    cluster: bool = False,
+    undefined: str = "mean",
+) -> dict[str, pa.Table]:
+    """`systems` and `comparisons` of runs, with the numbers of `untold compare` (`untold.jobs.compare.compare`).
+
+    Raises CompareError for runs that cannot be compared.
+    """
+    database = _judged(check_runs(runs), wanted_metrics(runs, metrics))
+    scores = _DuckScores(database)
+    found = compare_scores(scores, runs, seed=seed, notify=notify, cluster=cluster, undefined=undefined)
+    schemas = {"systems": SYSTEMS, "comparisons": DIFFERENCES}
+    return {name: pa.Table.from_pylist(rows, schemas[name]) for name, rows in found.items()}
+
+
+def differences_by_query(runs: Sequence[Run], n: int | None = 20, metrics: Sequence[str] | None = None) -> pa.Table:
+    """The n questions in which two systems differ most, or all: metric, query, first, second, their scores, difference.
+
+    `first` sorts before `second`; equal differences stand in the order of metrics and queries.
+    """
+    database = _judged(check_runs(runs), wanted_metrics(runs, metrics))
+    return _rows(
+        database,
+        f"""with means as (
+                select metric, question, any_value(query) as query, system, avg(score) as score
+                from judged join asked using (output, sample_id)
+                where question is not null and score is not null group by metric, question, system)
+            select metric, query, a.system as first, b.system as second, a.score as first_score,
+                b.score as second_score, {_rounded("a.score - b.score")} as difference
+            from means a join means b using (metric, question, query) where a.system < b.system
+            order by abs(difference) desc, metric, query, first, second""",
+        n,
+    )
+
+
+def agreement(runs: Sequence[Run]) -> pa.Table:
+    """How alike two metrics judge the samples that both have a score for: first, second, n, spearman, pearson.
+
+    Coefficients are null where a side is constant. The difference is of the means of the first less the second.
+    """
+    database = _judged(runs)
+    rank = "rank() over ({0} order by {1}) + (count(*) over ({0}, {1}) - 1) / 2".format
+    by_pair = "partition by first, second"
+    return _rows(
+        database,
+        f"""with pairs as (
+                select a.metric as first, b.metric as second, a.score as x, b.score as y
+                from judged a join judged b using (output, sample_id)
+                where a.metric < b.metric and a.score is not null and b.score is not null),
+            ranked as (select *, {rank(by_pair, "x")} as rank_x, {rank(by_pair, "y")} as rank_y from pairs)
+            select first, second, count(*) as n, {_correlation("rank_x", "rank_y")} as spearman,
+                {_correlation("x", "y")} as pearson, {_rounded("avg(x) - avg(y)")} as difference
+            from ranked group by first, second order by first, second""",
+    )
+
+
+def distribution(runs: Sequence[Run], bins: int = 10) -> pa.Table:
+    """How many samples have which score: metric, system, low, high, count, share of the system's; empty bins left out.
+
+    The last bin holds its upper limit too.
+    """
+    return _rows(
+        _judged(runs),
+        f"""select metric, system, bin / {bins} as low, (bin + 1) / {bins} as high, count(*) as count,
+                count(*) / sum(count(*)) over (partition by metric, system) as share
+            from (select metric, system, least(floor(score * {bins})::int, {bins - 1}) as bin from judged
+                where score is not null)
+            group by metric, system, bin order by metric, system, bin""",
+    )
+
+
+def statuses(runs: Sequence[Run]) -> pa.Table:
+    """What became of samples: metric, system, status, count, share of the system's."""
+    return _rows(
+        _judged(runs),
+        """select metric, system, status, count(*) as count,
+                count(*) / sum(count(*)) over (partition by metric, system) as share
+            from judged group by metric, system, status order by metric, system, count desc, status""",
+    )
+
+
+def costs(runs: Sequence[Run]) -> pa.Table:
+    """What the last start of each run used, by stage and model, the dearest first: requests, tokens, cost, share.
+
+    `cost` is in the currency of the prices set, and null without a price; `cost_of_thousand` is of 1,000 samples.
+    """
+    counts = ("requests", "reused", "calls", "failed", "prompt_tokens", "completion_tokens", "cost", "seconds")
+    sums = ", ".join(
+        f"sum({name})::{'double' if name in ('cost', 'seconds') else 'bigint'} as {name}" for name in counts
+    )
+    samples = sum(run.dataset("samples").count_rows() for run in runs if "samples" in run.tables)
+    return _rows(
+        _connect(runs, "usage"),
+        f"""select *, cost / nullif(sum(cost) over (), 0) as share,
+                1000 * cost / nullif({samples}, 0) as cost_of_thousand
+            from (select stage, model, {sums} from usage group by stage, model)
+            order by cost desc nulls last, calls desc, stage""",
+    )
+
+
+def left_out(
+    runs: Sequence[Run], by: str = "statement", n: int | None = 20, metrics: Sequence[str] | None = None
+) -> pa.Table:
+    """What answers leave out most, the n first rows or all (docs/contract.md, "Analysis").
+
+    by: `statement`, `query`, `source` or `system`. Of a statement, `missed` counts the responses to its query that
+    leave it out, of `responses` that were judged; statements are equal but for case and white space. Otherwise `missed`
+    counts statements that are left out, of `statements`. `share` is of these. Raises UserError for another `by`.
+    """
+    if by not in _LEFT_OUT:
+        raise UserError(f"by={by}: must be {', '.join(_LEFT_OUT)}{aside(near_misses(by, _LEFT_OUT))}")
+    database = _judged(runs, metrics)
+    database.execute(
+        """create view stated as
+            select output, sample_id, metric, system, query, question, contexts, text, s.covered, sources
+            from statements s join judged using (output, sample_id, metric) join asked using (output, sample_id)
+            where s.covered is not null and kept is distinct from false"""
+    )
+    return _rows(database, _LEFT_OUT[by], n)
+
+
+_SUMS = """count(distinct (output, sample_id)) as responses, count(*) as statements,
+    count(*) filter (not covered) as missed, missed / statements as share"""
+_LEFT_OUT = {
+    "statement": f"""with missed as (
+            select metric, question, {_SAME_TEXT} as same, any_value(query) as query, min(text) as statement,
+                count(distinct (output, sample_id)) as missed, list_sort(list(distinct system)) as systems,
+                list_sort(list_distinct(flatten(list(coalesce(sources, []))))) as sources
+            from stated where not covered group by metric, question, same),
+        answers as (
+            select metric, question, count(*) as responses from judged join asked using (output, sample_id)
+            where covered is not null group by metric, question)
+        select metric, query, statement, missed, responses, missed / responses as share, systems, sources
+        from missed join answers using (metric, question)
+        order by missed desc, share desc, metric, query, statement""",
+    "query": f"""select metric, any_value(query) as query, {_SUMS} from stated
+        group by metric, question having missed > 0 order by missed desc, share desc, metric, query""",
+    "source": f"""select metric, any_value(query) as query, source, {_SUMS},
+            any_value(list_filter(contexts, lambda one: one.id = source)[1].text) as context
+        from (select *, unnest(sources) as source from stated)
+        group by metric, question, source having missed > 0 order by missed desc, share desc, metric, query, source""",
+    "system": f"""select metric, system, {_SUMS} from stated group by metric, system
+        order by share desc, metric, system""",
+}
+
+
+def topics(
+    runs: Sequence[Run], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
+) -> pa.Table:
+    """What left out statements are about, by vectors of the embedded model: topic, statements, missed, queries, more.
+
+    The `statements` most missed ones are put into n groups (average linkage of cosines). A `topic` is the statement in
+    the middle of its group, `more` are up to three others. Needs `untold[local]`; raises UserError without it.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    from untold.udfs.retrieval.embedding import MINILM, Embedder, find_model, normalised
+
+    rows = left_out(runs, n=statements, metrics=metrics).to_pylist()
+    vectors = normalised(Embedder(find_model(MINILM)).embed([row["statement"] for row in rows])) if rows else None
+    if vectors is None or len(rows) == 1:
+        groups = [1] * len(rows)
+    else:
+        groups = fcluster(linkage(vectors, "average", "cosine"), n, "maxclust").tolist()
+    found = []
+    for group in sorted(set(groups)):
+        own = [place for place, other in enumerate(groups) if other == group]
+        middle = vectors[own].mean(axis=0)
+        nearest = sorted(own, key=lambda place: -float(vectors[place] @ middle))
+        first, *others = [rows[place]["statement"] for place in nearest]
+        queries = {rows[place]["query"] for place in own}
+        missed = sum(rows[place]["missed"] for place in own)
+        counts = {"statements": len(own), "missed": missed, "queries": len(queries)}
+        found.append({"topic": first, **counts, "more": list(dict.fromkeys(others))[:3]})
+    return pa.Table.from_pylist(sorted(found, key=lambda row: -row["missed"]), TOPICS)
+
+
+def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+    """How each system changed from one date to the next: metric, system, date, before, and as `DIFFERENCES`.
+
+    Over the questions that both dates have a score for; p is adjusted over the changes of a metric.
+    """
+    ordered = sorted(check_runs(runs), key=date_of)
+    database = _judged(ordered, wanted_metrics(ordered, metrics), apart=True)
+    systems = _rows(database, "select distinct metric, system, output from judged order by metric, system, output")
+    named = {(row["metric"], row["system"]): row for row in systems.to_pylist()}
+    rows = compare_pairs(
+        [{"metric": metric, "system": system} for metric, system in reversed(named)],
+        _DuckScores(database, _NEXT).count_differences("score", cluster=False),
+        seed,
+        wanted=lambda metric, first, second: _follows(named[metric, first], named[metric, second]),
+    )
+    dates = [date_of(run) for run in ordered]
+    found = []
+    for row in rows:
+        later, earlier = (named[row["metric"], row[name]] for name in ("first", "second"))
+        when = {"date": dates[later["output"]], "before": dates[earlier["output"]]}
+        found.append({**row, "system": _system_of(later), **when})
+    return pa.Table.from_pylist(found, CHANGES).sort_by([(name, "ascending") for name in ("metric", "system", "date")])
+
+
+def _follows(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
+    return _system_of(later) == _system_of(earlier) and later["output"] == earlier["output"] + 1
+
+
+def _system_of(row: Mapping[str, Any]) -> str:
+    return str(row["system"]).partition(_APART)[2]
+
+
+def trend(runs: Sequence[Run]) -> pa.Table:
+    """The summaries of runs by their dates: date, output, and the columns of `summary` but for its level.
+
+    A run's date is the one in its folder's name (`nightly/2026-11-20`), else that on which it started.
+    """
+    rows = [
+        {"date": date_of(run), "output": name, **row}
+        for run, name in zip(runs, names_of(runs), strict=True)
+        for row in run.summary().to_pylist()
+    ]
+    columns = [field for field in SUMMARY if field.name != "level"]
+    schema = pa.schema([("date", pa.string()), ("output", pa.string()), *columns])
+    return pa.Table.from_pylist(rows, schema).sort_by([(name, "ascending") for name in ("date", "output", "metric")])
+
+
+def date_of(run: Run) -> str:
+    """The date of a run, as `2026-11-20`; empty where neither its folder nor its manifest has one."""
+    starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
+    found = _DATE.findall(run.place.name) or _DATE.findall(" ".join(starts[:1]))
+    return str(found[-1]) if found else ""
+
+
+@dataclass(frozen=True)
+class _DuckScores:
+    """`CountedScores` of the views of `_judged`; `pairs`: which systems a and b are compared."""
+
+    database: DuckDBPyConnection
+    pairs: str = "a.system < b.system"
+
+    def count_values(self) -> Rows:
+        return self._collect(
+            """select metric, system, status, measure, {value} as value, count(*) as count
+                from (select metric, system, status, score, score_low, score_high, score_zero from judged)
+                unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))
+                group by all""",
+            "value",
+        )
+
+    def count_differences(self, score: str, *, cluster: bool) -> Rows:
+        self._hash_questions()
+        own = "sum(difference) as difference, count(*) as size" if cluster else "difference, 1 as size"
+        return self._collect(
+            f"""with means as (
+                    select metric, question, any_value(query) as query, system, avg({score}) as score
+                    from judged join questions using (output, sample_id)
+                    where question is not null and {score} is not null group by metric, question, system),
+                differences as (
+                    select metric, a.system as first, b.system as second, a.query, a.score - b.score as difference
+                    from means a join means b using (metric, question) where {self.pairs}),
+                pairs as (
+                    select metric, first, second, {own} from differences
+                    {"group by metric, first, second, query" if cluster else ""})
+                select metric, first, second, {{value}} as difference, size, count(*) as count
+                from pairs group by all""",
+            _rounded("difference"),
+        )
+
+    def count_clusters(self, score: str) -> Rows:
+        self._hash_questions()
+        return self._collect(
+            f"""select metric, system, {{value}} as sum, size, count(*) as count
+                from (select metric, system, sum({score}) as total, count(*) as size
+                    from judged left join questions using (output, sample_id) where {score} is not null
+                    group by metric, system, coalesce(query::varchar, sample_id))
+                group by all""",
+            _rounded("total"),
+        )
+
+    def count_repeated_queries(self) -> int:
+        self._hash_questions()
+        found = self.database.sql(
+            """select count(distinct query) from (
+                select query from judged join questions using (output, sample_id)
+                where query is not null group by metric, system, query having count(*) > 1)"""
+        ).fetchone()
+        return int(found[0]) if found else 0
+
+    def find_twice(self) -> dict[str, Any] | None:
+        self._hash_questions()
+        found = _rows(
+            self.database,
+            """select metric, system, one, other, count(*) as count from (
+                    select metric, system, question, min(output) as one, max(output) as other
+                    from judged join questions using (output, sample_id)
+                    where question is not null group by metric, system, question having one < other)
+                group by all order by metric, system, one, other""",
+            1,
+        ).to_pylist()
+        return found[0] if found else None
+
+    def _hash_questions(self) -> None:
+        """Keeps which sample asks what, so that texts are read once."""
+        self.database.execute(
+            """create temp table if not exists questions as
+                select output, sample_id, md5_number(query) as query, question from asked"""
+        )
+
+    def _collect(self, query: str, value: str) -> Rows:
+        """The counts, of rounded values where there are too many; `{value}` stands for the value in the query."""
+        exact = _rows(self.database, query.format(value=value), MAX_DISTINCT + 1)
+        if exact.num_rows > MAX_DISTINCT:
+            exact = _rows(self.database, query.format(value=f"round({value} * {GRID}) / {GRID}"))
+        rows: Rows = exact.to_pylist()
+        return rows
+
+
+def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None, *, apart: bool = False) -> DuckDBPyConnection:
+    """A database with `judged`, the scores with their systems' names, and `asked`, what each sample asks.
+
+    `question` is a hash of query and contexts, null where the sample has none. `apart`: the systems of each run are its
+    own, behind its number and `_APART`; all nameless samples are of one.
+    """
+    database = _connect(runs, "samples", "scores", "statements")
+    names = ", ".join(map(quoted, names_of(runs)))
+    system = f"coalesce(system, [{names}][output + 1])"
+    if apart:
+        system = f"format('{{:06d}}{_APART}{{}}', output, coalesce(system, 'all'))"
+    where = "" if metrics is None else f"where metric in ({', '.join(map(quoted, metrics))})"
+    database.execute(
+        f"""create view judged as
+            select output, sample_id, metric, {system} as system, status, covered,
+                {_SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {_ZERO} as score_zero,
+                case when {_ZERO} is not null then ({_SCORE} is not null)::double end as answered
+            from scores {where};
+        create view asked as
+            select output, sample_id, query, contexts, case when query is not null and contexts is not null
+                then md5_number(to_json({{query: query, contexts: contexts}})) end as question
+            from samples"""
+    )
+    return database
+
+
+def _connect(runs: Sequence[Run], *names: str) -> DuckDBPyConnection:
+    return connect_tables(runs, names, numbered=True)
+
+
+def _rows(database: DuckDBPyConnection, query: str, n: int | None = None) -> pa.Table:
+    """The first n rows of a query, or all."""
+    return database.sql(query if n is None else f"{query} limit {n}").to_arrow_table()
+
+
+def _rounded(value: str) -> str:
+    """A value without the decimals that depend on the order of a sum."""
+    return f"round({value}, {DECIMALS})"
+
+
+def _correlation(x: str, y: str) -> str:
+    """Pearson's coefficient, null where a side is constant."""
+    return f"case when stddev_pop({x}) > 0 and stddev_pop({y}) > 0 then {_rounded(f'corr({x}, {y})')} end"

@@ -1,0 +1,205 @@
+"""A run as notebooks and scripts open it: its tables in Arrow, pandas, SQL and Spark, and what they say.
+
+run = untold.open_run("results")
+run.differences().to_pandas()
+run.left_out(by="source").to_pandas()
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from untold.jobs import analysis, results
+from untold.jobs.run.terminal import amount, page_of, table
+from untold.udfs.errors import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pyspark.sql import DataFrame
+
+# What an analyst asks first
+PYTHON_LINES = (
+    "run.summary().to_pandas()",
+    "run.differences().to_pandas()",
+    "run.left_out().to_pandas()",
+    'run.sql("select system, avg(score) from scores group by system").df()',
+)
+
+
+class Run(results.Run):
+    """The output of one run: its manifest, its tables, and what they say. `open_run` and `Session.score` give one.
+
+    Methods that take `others` are of this run and of these together.
+    """
+
+    def spark(self, name: str) -> DataFrame:
+        """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
+        from untold.jobs.run.session import active_session
+
+        # Says what is wrong with the name
+        self.dataset(name)
+        return active_session().read.option("mergeSchema", "true").parquet(self.path_of(name).spark)
+
+    def compare(
+        self,
+        *others: results.Run,
+        metrics: Sequence[str] | None = None,
+        seed: int = 0,
+        undefined: str = "mean",
+        cluster: bool = False,
+    ) -> dict[str, pa.Table]:
+        """Systems ranked and tested against each other, with the numbers of `untold compare`, and without Spark.
+
+        Args:
+            others: Further runs.
+            metrics: Names of metrics; None is all.
+            seed: Of the resampling.
+            undefined: `mean`, or `zero`, which counts samples that state nothing as 0 where there was something to
+                state.
+            cluster: Resamples whole queries.
+
+        Returns:
+            `systems`, best first within a metric, and `comparisons`, a row two systems (docs/contract.md, "Tables").
+
+        Raises:
+            UntoldError: The runs cannot be compared.
+        """
+        runs = (self, *others)
+        return analysis.compare_runs(
+            runs, metrics=metrics, seed=seed, notify=_warn, cluster=cluster, undefined=undefined
+        )
+
+    def differences(self, *others: results.Run, **how: Any) -> pa.Table:
+        """How far two systems differ, with 95 % intervals and adjusted p: `comparisons` of `compare`."""
+        return self.compare(*others, **how)["comparisons"]
+
+    def differences_by_query(
+        self, *others: results.Run, n: int | None = 20, metrics: Sequence[str] | None = None
+    ) -> pa.Table:
+        """The n queries in which two systems differ most, or all, with both scores."""
+        return analysis.differences_by_query((self, *others), n, metrics)
+
+    def agreement(self, *others: results.Run) -> pa.Table:
+        """How alike two metrics judge the same samples: Spearman's and Pearson's coefficients."""
+        return analysis.agreement((self, *others))
+
+    def distribution(self, *others: results.Run, bins: int = 10) -> pa.Table:
+        """How many samples have which score, by metric and system."""
+        return analysis.distribution((self, *others), bins)
+
+    def statuses(self, *others: results.Run) -> pa.Table:
+        """What became of samples, by metric and system."""
+        return analysis.statuses((self, *others))
+
+    def costs(self, *others: results.Run) -> pa.Table:
+        """What the last start used, by stage and model, the dearest first."""
+        return analysis.costs((self, *others))
+
+    def left_out(
+        self,
+        *others: results.Run,
+        by: str = "statement",
+        n: int | None = 20,
+        metrics: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """What answers leave out most, by `statement`, `query`, `source` or `system`: the n first rows, or all."""
+        return analysis.left_out((self, *others), by, n, metrics)
+
+    def topics(self, *others: results.Run, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
+        """What left out statements are about, in n groups by the vectors of the embedded model (`untold[local]`)."""
+        return analysis.topics((self, *others), n, metrics)
+
+    def changes(self, *others: results.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+        """How each system changed from one run's date to the next, with 95 % intervals and adjusted p."""
+        return analysis.changes((self, *others), metrics, seed)
+
+    def trend(self, *others: results.Run) -> pa.Table:
+        """The summaries of runs by the dates in their folders' names."""
+        return analysis.trend((self, *others))
+
+    def export(self, to: str, output: str | os.PathLike[str]) -> None:
+        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or trec, lines of sample, metric and score.
+
+        Raises:
+            UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.
+        """
+        from untold.jobs.export import export
+
+        export(self, to, os.fspath(output))
+
+    def plot(self) -> Figure:
+        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.
+
+        Raises:
+            UntoldError: Matplotlib is not installed.
+        """
+        require("Run.plot", "notebook", "matplotlib", "networkx")
+        from untold.jobs.plots import means
+
+        return means(self)
+
+
+def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
+    """The run whose output is `directory`: a local path or a URI that `pyarrow.fs` knows.
+
+    Raises:
+        UntoldError: There is no manifest.json that can be read, or the run has not ended and `allow_running` is False.
+    """
+    found = results.open_run(directory, allow_running=allow_running)
+    return Run(found.directory, found.manifest)
+
+
+def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs whose outputs lie in a folder, by their dates: `nightly/2026-11-19`, `nightly/2026-11-20`.
+
+    Folders without a manifest, and runs that have not ended, are left out. Raises UntoldError where none is left.
+    """
+    folders = [entry.place for entry in results.Place(os.fspath(folder)).entries() if entry.kind == "folder"]
+    found = []
+    for place in folders:
+        with suppress(results.UnreadableRunError):
+            found.append(open_run(str(place)))
+    if not found:
+        raise results.UnreadableRunError(f"{folder}: no folder in it is the output of a run that has ended")
+    return sorted(found, key=lambda run: (analysis.date_of(run), run.directory))
+
+
+def demo_output(name: str = "results") -> str:
+    """Where an output lies that ships with the package: `results`, `nightly` or `meta_evaluation`.
+
+    They were made by `untold score` and `untold meta-evaluate` with a scripted judge in place of a model.
+    """
+    return str(files("untold.conf").joinpath("demo", name))
+
+
+def lines_of(run: Run) -> Iterator[str]:
+    """What a run is, its tables, and how to go on in Python, in SQL and on the command line."""
+    counts = run.manifest.get("counts", {})
+    metrics = ", ".join(run.manifest.get("metrics", ())) or "no metrics"
+    models = f", judged by {', '.join(run.manifest['models'])}" if run.manifest.get("models") else ""
+    samples = f", {amount(counts['samples'], 'sample')}" if "samples" in counts else ""
+    yield f"{run.directory}: {run.status}; {metrics}{models}{samples}"
+    if "made_by" in run.manifest:
+        yield f"made by {run.manifest['made_by']}"
+    rows = [[name, f"{run.dataset(name).count_rows():,}"] for name in run.tables]
+    yield from ("", *table(["table", "rows"], rows, page_of(sys.stdout)), "", "in Python or a notebook:")
+    yield f"  import untold; run = untold.open_run({run.directory!r})"
+    if "scores" in run.tables:
+        yield from (f"  {line}" for line in PYTHON_LINES)
+        where = shlex.quote(run.directory)
+        yield from ("", "on the command line:", f"  untold show {where} --sample ID", f"  untold compare {where}")
+    else:
+        yield '  run.pandas("NAME")'
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=5)

@@ -1,0 +1,273 @@
+"""Systems ranked by their means and tested against each other, whatever counts their scores (methods, 7 and 8)."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Protocol
+
+from untold.jobs.results import Run
+from untold.jobs.run.terminal import amount
+from untold.jobs.summary.rows import summarise_counts
+from untold.udfs.errors import UserError
+from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
+
+# Of an adjusted p-value: systems below it differ by more than chance
+CHANCE = 0.05
+SYSTEM_COLUMNS = (
+    *("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"),
+    *("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero"),
+)
+# What an undefined score of a sample with something to state is in the ranking: nothing, or 0
+UNDEFINED = {"mean": "mean", "zero": "mean_zero"}
+# Decimals of a difference: beyond them it depends on the order in which a mean was summed
+# (a double has almost 16, and sums of up to thousands of scores lose some)
+DECIMALS = 12
+Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+
+
+class CompareError(UserError):
+    """Outputs that cannot be compared. The message is one line a problem and says what to do."""
+
+
+class CountedScores(Protocol):
+    """The scores of outputs as an engine counts them, in rows that do not grow with the number of samples.
+
+    `score` is what counts as a sample's score: the column `score`, `score_zero` (`score`, and 0 where it is undefined
+    although there was something to state), or `answered` (1 where there is a score, 0 where there could be one).
+    """
+
+    def count_values(self) -> Iterable[Row]:
+        """metric, system, status, measure, value, count, as `summarise_counts` takes them."""
+
+    def count_differences(self, score: str, *, cluster: bool) -> Iterable[Row]:
+        """How often two systems differ by so much: metric, first, second, difference, size, count.
+
+        `first` sorts before `second`. A difference is of one question (`size` is 1), or with `cluster` the sum over
+        the `size` questions of a query. A system's score of a question is the mean over its samples that have one.
+        """
+
+    def count_clusters(self, score: str) -> Iterable[Row]:
+        """How often queries of a system have one sum of scores, of so many rows: metric, system, sum, size, count."""
+
+    def count_repeated_queries(self) -> int:
+        """How many queries have several rows of one system under a metric."""
+
+    def find_twice(self) -> Row | None:
+        """The first system with scores of one question in two outputs: metric, system, one, other, count; or None."""
+
+
+def compare_scores(
+    scores: CountedScores,
+    runs: Sequence[Run],
+    *,
+    seed: int,
+    notify: Callable[[str], None] = lambda _: None,
+    cluster: bool = False,
+    undefined: str = "mean",
+) -> dict[str, Rows]:
+    """`systems` and `comparisons` of runs, as `untold.jobs.compare.compare` gives them."""
+    if undefined not in UNDEFINED:
+        raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
+    for line in _judged_differently(runs):
+        notify(line)
+    _check_once(scores, runs)
+    by, score = UNDEFINED[undefined], "score_zero" if undefined == "zero" else "score"
+    systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=undefined == "zero"), by)
+    _check_scored(systems, runs, by)
+    for line in _unequal_answers(scores, systems, seed, cluster=cluster):
+        notify(line)
+    if cluster:
+        systems = _with_clustered_intervals(systems, scores.count_clusters(score), seed)
+    elif repeated := scores.count_repeated_queries():
+        have = amount(repeated, "query has", "queries have")
+        notify(
+            f"{have} several rows of one system, which are alike: intervals and tests over single rows are too "
+            "narrow; --cluster resamples whole queries"
+        )
+    pairs = compare_pairs(systems, scores.count_differences(score, cluster=cluster), seed)
+    return {"systems": systems, "comparisons": pairs}
+
+
+def check_runs(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs. Raises CompareError for one that is given twice or has no scores."""
+    outputs = [run.directory for run in runs]
+    twice = sorted({output for output in outputs if outputs.count(output) > 1})
+    if twice:
+        raise CompareError(f"{', '.join(twice)}: given twice; give every output once")
+    for run in runs:
+        _check_tables(run)
+    return runs
+
+
+def _check_tables(run: Run) -> None:
+    missing = [name for name in ("samples", "scores") if name not in run.tables]
+    if missing:
+        score_it = f"score it: untold score --input {run.path_of('samples')}"
+        hint = score_it if "samples" in run.tables else "give other outputs"
+        tables = " and no table ".join(missing)
+        raise CompareError(f"{run.directory}: no table {tables}, so no output of untold score; {hint}")
+
+
+def wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Sequence[str]:
+    """The metrics to compare, all that the outputs have by default. Raises CompareError for one that none has."""
+    known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
+    unknown = [name for name in metrics or () if name not in known]
+    if unknown:
+        hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known)}"
+        raise CompareError(f"no scores of metric {', '.join(unknown)}; {hint.strip()}")
+    return metrics or known
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """What samples without a system are called: the name of the folder, the whole path where two have one name.
+
+    `runs/a` and `runs/b` are a and b; `x/out` and `y/out` keep their paths.
+    """
+    short = [os.path.basename(run.directory.rstrip("/")) for run in runs]
+    return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
+
+
+def _judged_differently(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for every two outputs that were judged by different stages (model, decoding, template) or settings.
+
+    Such outputs are compared all the same: what differs may be what is compared. Only stages that both have are looked
+    at.
+    """
+    for one, other in combinations(runs, 2):
+        first, second = (run.manifest.get("identity", {}) for run in (one, other))
+        stages = first.get("stages", {}).keys() & second.get("stages", {}).keys()
+        judged = [name for name in sorted(stages) if first["stages"][name] != second["stages"][name]]
+        options = [_options(identity) for identity in (first, second)]
+        changed = sorted(name for name in options[0] if options[0][name] != options[1].get(name))
+        if judged or changed:
+            what = ", ".join([*judged, *changed])
+            pair = f"{one.directory} and {other.directory}"
+            yield f"{pair} were judged by different {what}: the results may not be comparable"
+
+
+def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that change scores, of every metric, less what is only of the statistics."""
+    results = identity.get("results", {})
+    return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
+
+
+def _check_once(scores: CountedScores, runs: Sequence[Run]) -> None:
+    """Raises CompareError where a system has scores of one metric for one question in two outputs."""
+    first = scores.find_twice()
+    if first is not None:
+        one, other = (runs[first[name]].directory for name in ("one", "other"))
+        raise CompareError(
+            f"{one} and {other} both have {first['metric']} scores of system {first['system']}, for "
+            f"{amount(first['count'], 'question')}; give one of the two, or name the systems apart"
+        )
+
+
+def _check_scored(systems: Rows, runs: Sequence[Run], by: str) -> None:
+    """Raises CompareError where no system has the mean of that column."""
+    if all(row[by] is None for row in systems):
+        failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))
+        outputs = ", ".join(run.directory for run in runs)
+        raise CompareError(
+            f"nothing to compare: no sample of {outputs} has a score ({failed:,} failed, {undefined:,} "
+            "undefined); the table failures says why, untold score --retry-failed asks again"
+        )
+
+
+def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
+    """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`.
+
+    by: the column of the mean. Equal means stand in the order of names.
+    """
+    rows = [{name: row[name] for name in SYSTEM_COLUMNS} for row in summary if row["level"] == "system"]
+    return sorted(rows, key=lambda row: (row["metric"], row[by] is None, -(row[by] or 0.0), row["system"]))
+
+
+def _unequal_answers(scores: CountedScores, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
+    """A line for each metric whose systems differ in their answer rates by more than chance (methods, section 7).
+
+    The pair with the largest difference is named. Nothing is counted where every system answers all.
+    """
+    answering = [row for row in systems if row["answer_rate"] is not None]
+    silent = sorted({row["metric"] for row in answering if row["answer_rate"] < 1})
+    if not silent:
+        return
+    differences = scores.count_differences("answered", cluster=cluster)
+    pairs = compare_pairs([row for row in answering if row["metric"] in silent], differences, seed)
+    rates = {(row["metric"], row["system"]): row["answer_rate"] for row in answering}
+    for metric in silent:
+        own = [row for row in pairs if row["metric"] == metric and is_unlikely(row)]
+        if own:
+            pair = max(own, key=lambda row: abs(row["difference"]))
+            low, high = sorted((pair["first"], pair["second"]), key=lambda name: rates[metric, name])
+            yield (
+                f"{metric}: answer rates differ by more than chance ({low} {rates[metric, low]:.2f}, {high} "
+                f"{rates[metric, high]:.2f}); --undefined zero counts what was not answered as 0"
+            )
+
+
+def is_unlikely(pair: Row) -> bool:
+    """Whether two systems differ by more than chance."""
+    return pair["p_adjusted"] is not None and pair["p_adjusted"] < CHANCE
+
+
+def _with_clustered_intervals(systems: Rows, clusters: Iterable[Row], seed: int) -> Rows:
+    """The rows of the systems with intervals that resample queries."""
+    by_system: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in clusters:
+        by_system[row["metric"], row["system"]].append(row)
+    return [row | _limits(by_system[row["metric"], row["system"]], "sum", seed) for row in systems]
+
+
+def _limits(rows: Sequence[Row], sums: str, seed: int) -> dict[str, float | None]:
+    """ci_low and ci_high of a mean from counts of sums and sizes."""
+    interval = clustered_bca_interval(*([row[name] for row in rows] for name in (sums, "size", "count")), seed=seed)
+    return {"ci_low": interval.low, "ci_high": interval.high}
+
+
+def compare_pairs(
+    systems: Rows,
+    differences: Iterable[Row],
+    seed: int,
+    wanted: Callable[[str, str, str], bool] = lambda metric, first, second: True,
+) -> Rows:
+    """The rows of `comparisons` of ranked systems: every two of a metric, the better one first (methods, section 7).
+
+    differences: as `CountedScores.count_differences` gives them; wanted: whether a pair is one of the family.
+    """
+    counts: dict[tuple[str, str, str], Rows] = defaultdict(list)
+    for row in differences:
+        # Counts are kept in the order of names; the sign turns where the better one sorts second
+        counts[row["metric"], row["first"], row["second"]].append(dict(row))
+        turned = {**row, "difference": -row["difference"]}
+        counts[row["metric"], row["second"], row["first"]].append(turned)
+    ranked: dict[str, list[str]] = defaultdict(list)
+    for system in systems:
+        ranked[system["metric"]].append(system["system"])
+    rows: Rows = []
+    for metric, names in ranked.items():
+        pairs = [pair for pair in combinations(names, 2) if wanted(metric, *pair)]
+        found = [_compare_pair(metric, *pair, counts.get((metric, *pair), []), seed) for pair in pairs]
+        adjusted = adjust_p_values([row["p_value"] for row in found])
+        rows += [{**row, "p_adjusted": value} for row, value in zip(found, adjusted, strict=True)]
+    return rows
+
+
+def _compare_pair(metric: str, first: str, second: str, counts: Rows, seed: int) -> dict[str, Any]:
+    """A row of `comparisons`, not yet adjusted: n is 0 and the rest null where the two share no question."""
+    sums, sizes, times = ([row[name] for row in counts] for name in ("difference", "size", "count"))
+    test = clustered_permutation_test(sums, sizes, times, seed=seed)
+    return {
+        "metric": metric,
+        "first": first,
+        "second": second,
+        "n": test.n,
+        "difference": test.difference,
+        **_limits(counts, "difference", seed),
+        "p_value": test.p_value,
+    }

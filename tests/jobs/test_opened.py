@@ -1,0 +1,105 @@
+"""Runs as they are opened: the shipped output, `untold open`, folders of runs, and pictures."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+import untold
+from tests.jobs.test_analysis import write_run
+from untold.jobs.cli.main import main
+from untold.jobs.opened import PYTHON_LINES
+
+SHIPPED = ("results", "meta_evaluation", *(f"nightly/2026-11-{day}" for day in range(16, 21)))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_outputs_open_and_say_who_made_them(name: str) -> None:
+    run = untold.open_run(untold.demo_output(name))
+    assert run.status == "finished"
+    assert "scripted judge" in run.manifest["made_by"]
+    assert all(run.dataset(table).count_rows() for table in run.tables if table != "failures")
+    files = [path for path in Path(run.directory).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 400_000
+
+
+def test_shipped_results_have_what_the_report_and_notebooks_show() -> None:
+    run = untold.open_run(untold.demo_output())
+    assert {row["metric"] for row in run.summary().to_pylist()} == {"e2e", "nli", "qa"}
+    assert {row["status"] for row in run.statuses().to_pylist()} == {"ok", "no_statements", "failed"}
+    assert "contradiction" in run.table("relations")["relation"].to_pylist()
+    assert run.costs().to_pylist()[0]["cost"] > 0
+
+
+def test_the_command_shows_what_a_run_has_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--demo"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    where = untold.demo_output()
+    assert shown[0].startswith(f"{where}: finished; ")
+    assert ["scores", "117"] in [line.split() for line in shown]
+    run = untold.open_run(where)
+    for line in PYTHON_LINES:
+        assert f"  {line}" in shown
+        assert len(eval(line, {"run": run}))
+
+
+@pytest.mark.parametrize("words", [[], ["out", "--demo"]])
+def test_the_command_takes_a_run_or_the_demo(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["open", *words])
+    assert "give RUN or --demo" in capsys.readouterr().err
+
+
+def test_runs_of_a_folder_stand_by_their_dates(tmp_path: Path) -> None:
+    for name in ("2026-11-21", "2026-11-20"):
+        write_run(tmp_path / name, {})
+    write_run(tmp_path / "running", {}, status="running")
+    (tmp_path / "completions").mkdir()
+    assert [Path(run.directory).name for run in untold.open_runs(tmp_path)] == ["2026-11-20", "2026-11-21"]
+    with pytest.raises(untold.UntoldError, match="no folder in it is the output of a run"):
+        untold.open_runs(tmp_path / "completions")
+
+
+NIGHTS = untold.open_runs(untold.demo_output("nightly")) if Path(untold.demo_output("nightly")).exists() else []
+
+
+def test_a_change_is_more_than_chance_where_a_system_was_broken() -> None:
+    found = NIGHTS[0].changes(*NIGHTS[1:]).to_pylist()
+    assert len(found) == 3 * (len(NIGHTS) - 1)
+    unlikely = [(row["system"], row["before"], row["date"]) for row in found if row["p_adjusted"] < 0.05]
+    assert unlikely == [("large", "2026-11-18", "2026-11-19"), ("large", "2026-11-19", "2026-11-20")]
+    assert [row["difference"] < 0 for row in found if row["p_adjusted"] < 0.05] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "name", ["means", "distribution", "differences", "agreement", "left_out", "statuses", "costs", "trend"]
+)
+def test_pictures_are_png_files_that_are_the_same_each_time(name: str) -> None:
+    draw = getattr(untold.plots, name)
+    first, second = (draw(untold.open_run(untold.demo_output()))._repr_png_() for _ in range(2))
+    assert first == second
+    content, shown = first
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width / height == pytest.approx(shown["width"] / shown["height"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", untold.plots.__all__)
+def test_pictures_of_nothing_are_empty_and_no_error(name: str, tmp_path: Path) -> None:
+    if name in ("Picture", "differences", "match_rates"):
+        pytest.skip("has no picture without scores")
+    run = write_run(tmp_path / "run", {"summary": [], "scores": []})
+    assert getattr(untold.plots, name)(run)._repr_png_()[0].startswith(b"\x89PNG")
+
+
+def test_a_picture_shows_the_numbers_of_the_table() -> None:
+    run = untold.open_run(untold.demo_output())
+    (panel, *_) = untold.plots.differences(run, metrics=["e2e"]).axes
+    rows = run.differences(metrics=["e2e"]).to_pylist()
+    names = [f"{row['first']} − {row['second']}" for row in rows]
+    assert [text.get_text() for text in panel.get_yticklabels()] == names[::-1]
+    assert [text.get_text().split()[0] for text in panel.texts] == [f"{row['difference']:+.2f}" for row in rows][::-1]
+    drawn = sorted(line.get_xdata()[0] for line in panel.lines if line.get_marker() == "o")
+    assert drawn == sorted(row["difference"] for row in rows)

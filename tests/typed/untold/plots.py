@@ -1,0 +1,1 @@
+../../../untold/plots.py
