@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import io
 import json
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from openpyxl import load_workbook
 
+from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.runs.harness import clean_environment
 from untold import open_run
 from untold.jobs import export as exports
@@ -258,6 +260,21 @@ def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="Parquet"):
         export(run, "csv", str(tmp_path / "out.csv"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_files_and_runs_of_an_object_store_are_inspected_and_exported(
+    tmp_path: Path, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    object_store.put("in/a.jsonl.bz2", bz2.compress(b'{"query": "q", "response": "r", "contexts": ["a"]}\n' * 3))
+    assert main(["inspect", f"s3://{BUCKET}/in/*.bz2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 3
+    folder = write_run(tmp_path / "run")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            object_store.put(str(path.relative_to(tmp_path)), path.read_bytes())
+    assert main(["export", f"s3://{BUCKET}/run", "--to", "csv", "--output", f"s3://{BUCKET}/out.csv"]) == 0
+    open_run(folder).export("csv", tmp_path / "out.csv")
+    assert object_store.objects["out.csv"] == (tmp_path / "out.csv").read_bytes()
 
 
 def test_what_mlflow_is_told(tmp_path: Path) -> None:
