@@ -137,7 +137,7 @@ def test_progress_goes_to_a_callback(session: untold.Session) -> None:
     session.score(pa.Table.from_pylist(other), "e2e", progress=events.append)
     done = {event["stage"]: event["done"] for event in events if "stage" in event}
     assert done == {"summarise_context": 2, "evaluate_coverage": 3}
-    assert {event["left"] for event in events if event.get("done") == event.get("total")} == {None}
+    assert {event["left"] for event in events if "total" in event and event["done"] == event["total"]} == {None}
 
 
 def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
