@@ -21,7 +21,7 @@ from untold.jobs.settings.loading import describe, preset_names
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.profiles import profile_names
 from untold.jobs.settings.templates import find_template, stages_that_differ
-from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
 from untold.udfs.stages import STAGES
 
@@ -150,6 +150,11 @@ def stages() -> str:
     return "\n".join(parts)
 
 
+def _needs(adapter: Adapter) -> Iterable[str]:
+    """The columns of a format, those that it maps by the names that it looks for."""
+    return adapter.required or [name for names in adapter.names.values() for name in names]
+
+
 def formats() -> str:
     known = {
         "Samples (`untold score --format`)": (FORMATS, FORMATS),
@@ -159,7 +164,7 @@ def formats() -> str:
     }
     parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]
     for heading, (names, adapters) in known.items():
-        rows = [(f"`{name}`", code(adapters[name].required) if name in adapters else "") for name in names]
+        rows = [(f"`{name}`", code(_needs(adapters[name])) if name in adapters else "") for name in names]
         parts.append(f"## {heading}\n\n{table(('format', 'columns that a row needs'), rows)}")
     return "\n".join(parts)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from threading import Lock, current_thread, main_thread
+from time import monotonic
 from typing import Any, Self, TypedDict, Unpack
 
 from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ from untold.jobs.plan import plan
 from untold.jobs.results import html_table
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.output import absolute
-from untold.jobs.run.progress import Display
+from untold.jobs.run.progress import Display, Pace
 from untold.jobs.run.session import is_connect, open_session
 from untold.jobs.score import score
 from untold.jobs.settings.layers import known_settings
@@ -161,8 +162,9 @@ class Session:
             overwrite: Replaces the tables of another run in `output`.
             retry_failed: Asks permanently failed requests again.
             wait: Waits for another run on the same store; False refuses.
-            progress: Called with each event: a mapping with stage, done, total, calls, failed and cost, or with note.
-                None draws a bar a stage in a notebook, and a line elsewhere, as the command does.
+            progress: Called with each event: a mapping with stage, done, total, calls, failed, cost and left (the
+                seconds until the stage is done), or with note. None draws a bar a stage in a notebook, and a line
+                elsewhere, as the command does.
             **how: How the samples are read: columns, format, encoding, delimiter, limit and random (`SampleOptions`).
 
         Returns:
@@ -313,11 +315,12 @@ class _Told(Display):
         self._tell({"note": redact(text)})
 
     def start(self, stage: str) -> None:
+        self._pace = Pace(monotonic())
         self._tell({"stage": stage, "done": 0})
 
     def show(self, event: Mapping[str, Any]) -> None:
         counted = {name: event["usage"][name] for name in ("done", "calls", "failed", "cost")}
-        self._tell({"stage": event["stage"], "total": event["total"], **counted})
+        self._tell({"stage": event["stage"], "total": event["total"], **counted, "left": self._left(event)})
 
     def end(self) -> None:
         """A stage's last event was told."""

@@ -29,7 +29,6 @@ class _Bars:
         self._html = display.HTML
         self._handle = display.display(self._html(""), display_id=True)
         self._lines: dict[str, str] = {}
-        self._began: dict[str, float] = {}
         self._drawn = 0.0
 
     def draw(self, event: Mapping[str, Any]) -> None:
@@ -37,21 +36,20 @@ class _Bars:
         if "note" in event:
             self._lines[f"note {len(self._lines)}"] = f"<div>{escape(event['note'])}</div>"
         else:
-            began = self._began.setdefault(event["stage"], monotonic())
-            self._lines[event["stage"]] = _bar(event, monotonic() - began)
+            self._lines[event["stage"]] = _bar(event)
         done = event.get("done") == event.get("total")
         if done or monotonic() - self._drawn >= REDRAW_SECONDS:
             self._drawn = monotonic()
             self._handle.update(self._html("".join(self._lines.values())))
 
 
-def _bar(event: Mapping[str, Any], seconds: float) -> str:
+def _bar(event: Mapping[str, Any]) -> str:
     """A stage's line: its bar, its calls, its cost, and the time that is left of it."""
     done, total = event["done"], event.get("total")
     parts = [f"{done:,} / {total:,}" if total else "starting", f"{event.get('calls', 0):,} calls"]
     if event.get("cost") is not None:
         parts.append(f"cost {event['cost']:.4f}")
-    if total and 0 < done < total:
-        parts.append(f"{clock(seconds * (total - done) / done)} left")
+    if event.get("left") is not None:
+        parts.append(f"{clock(event['left'])} left")
     bar = f'<progress value="{done}" max="{total or 1}"></progress>'
     return f"<div>{bar} {escape(event['stage'])}: {', '.join(parts)}</div>"

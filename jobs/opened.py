@@ -128,6 +128,16 @@ class Run(results.Run):
         """The summaries of runs by the dates in their folders' names."""
         return analysis.trend((self, *others))
 
+    def export(self, to: str, output: str | os.PathLike[str]) -> None:
+        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or trec, lines of sample, metric and score.
+
+        Raises:
+            UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.
+        """
+        from untold.jobs.export import export
+
+        export(self, to, os.fspath(output))
+
     def report(self, file: str | os.PathLike[str] | None = None, *others: results.Run) -> Report:
         """This run, beside others, as one HTML page: shown in the notebook, or written to the file.
 

@@ -154,7 +154,10 @@ def test_actors_import_no_spark() -> None:
 
 # Libraries of extras, and what is started without them
 EXTRAS = ("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
-STARTED = ("api", "compare", "condense", "demo", "doctor", "generate", "index", "plan", "score", "search", "show")
+STARTED = (
+    *("api", "compare", "condense", "demo", "doctor", "export", "generate", "index", "inspect", "plan", "score"),
+    *("search", "show"),
+)
 PARTS = ("untold.jobs.answer", "untold.jobs.cli", "untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages")
 
 

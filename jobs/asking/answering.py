@@ -243,6 +243,7 @@ class Answering:
         known = {"stage": self._job.stage.name, "total": self.total, "usage": asdict(self.usage)}
         states = self.pool.states
         waits = {
+            "in_flight": sum(state.in_flight for state in states),
             "paused": max((state.paused for state in states), default=0.0),
             "unwritten": sum(state.unwritten for state in states),
             "trouble": next((state.trouble for state in states if state.trouble), None),

@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from untold.jobs.cli.values import (
+    OneOf,
     bars,
     column_pairs,
     count,
@@ -27,6 +29,8 @@ from untold.jobs.cli.values import (
     metric_names,
     one_of,
     path,
+    preset_names,
+    setting_keys,
     with_hint,
 )
 from untold.udfs.errors import require
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
 # In the context's meta, which every context of one command line shares
 DEBUG = "untold.debug"
+# The variable by which a shell asks what a word may be
+COMPLETE = "_UNTOLD_COMPLETE"
 Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line` itself
 Names = Callable[[], Iterable[str]]
 # What the help calls values that are paths
@@ -80,10 +86,15 @@ class Option(click.Option):
         read: Callable[[str], Any] = str,
         names: Names | None = None,
         to: str | None = None,
+        completed_by: Names | None = None,
         **more: Any,
     ) -> None:
         kind = Reader(path if metavar in PATHS and read is str else read)
-        super().__init__([flag, to] if to else [flag], metavar=metavar, help=help, type=kind, **more)
+        words = completed_by or names or ((lambda: read.words) if isinstance(read, OneOf) else None)
+        complete = completes(words, metavar)
+        super().__init__(
+            [flag, to] if to else [flag], metavar=metavar, help=help, type=kind, shell_complete=complete, **more
+        )
         self._names = names
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -94,6 +105,21 @@ class Option(click.Option):
         return super().get_help_record(ctx)
 
 
+def completes(
+    words: Names | None, metavar: str = ""
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
+    """What completes a value in a shell: paths, or words, of a LIST the last one. None where anything may stand."""
+    if words is None:
+        kind = "dir" if metavar == "DIR" else "file"
+        return (lambda _, __, begun: [CompletionItem(begun, kind)]) if metavar in PATHS else None
+
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+        before, comma, last = begun.rpartition(",") if metavar == "LIST" else ("", "", begun)
+        return [CompletionItem(f"{before}{comma}{word}") for word in words() if word.startswith(last)]
+
+    return complete
+
+
 def flag(name: str, help: str) -> click.Option:
     """An option without a value."""
     return click.Option([name], is_flag=True, help=help)
@@ -102,9 +128,21 @@ def flag(name: str, help: str) -> click.Option:
 class Argument(click.Argument):
     """A positional argument, listed with the options in the help; of `many` there is at least one."""
 
-    def __init__(self, name: str, metavar: str, help: str, *, many: bool = False, required: bool = True) -> None:
-        kind = Reader(path if metavar in PATHS else str)
-        super().__init__([name], metavar=metavar, required=required, nargs=-1 if many else 1, type=kind)
+    def __init__(
+        self,
+        name: str,
+        metavar: str,
+        help: str,
+        *,
+        many: bool = False,
+        required: bool = True,
+        read: Callable[[str], Any] = str,
+    ) -> None:
+        kind = Reader(path if metavar in PATHS else read)
+        complete = completes((lambda: read.words) if isinstance(read, OneOf) else None, metavar)
+        super().__init__(
+            [name], metavar=metavar, required=required, nargs=-1 if many else 1, type=kind, shell_complete=complete
+        )
         self._help = help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -213,8 +251,16 @@ def settings_options(*, several: bool = False) -> list[click.Parameter]:
     more = "; repeatable" if several else ""
     return [
         Option("--config", "F", "a settings file (YAML)"),
-        Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
-        Option("--endpoint", "NAME", f"a preset: openai, vllm, local, ...{more}", multiple=several),
+        Option(
+            "--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True, completed_by=setting_keys
+        ),
+        Option(
+            "--endpoint",
+            "NAME",
+            f"a preset: openai, vllm, local, ...{more}",
+            multiple=several,
+            completed_by=preset_names,
+        ),
         Option("--profile", "NAME", "settings beneath your own: published, as in the papers"),
     ]
 

@@ -27,6 +27,7 @@ from untold.jobs.cli.arguments import (
     Option,
     Options,
     bars_of,
+    completes,
     flag,
     input_options,
     load,
@@ -39,6 +40,7 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
+from untold.jobs.cli.data import COMMANDS as DATA
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
@@ -340,6 +342,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--overwrite", "replace what --output holds"),
         ],
     ),
+    **DATA,
     **STUDIES,
     **META_EVALUATION,
     **LOOKUPS,
@@ -399,13 +402,16 @@ COMMANDS: dict[str, click.Command] = {
     "schema": Command(
         "show the tables and their columns",
         _schema,
-        [click.Argument(["table"], metavar="TABLE", required=False)],
+        [click.Argument(["table"], metavar="TABLE", required=False, shell_complete=completes(_table_names))],
         names=_table_names,
     ),
     "prompts": Command(
         "show the stages and their templates",
         _prompts,
-        [click.Argument(["stage"], metavar="STAGE", required=False), *settings_options()],
+        [
+            click.Argument(["stage"], metavar="STAGE", required=False, shell_complete=completes(_stage_names)),
+            *settings_options(),
+        ],
         names=_stage_names,
     ),
 }

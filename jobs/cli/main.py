@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import shell_complete
 
-from untold.jobs.cli.arguments import DEBUG
+from untold.jobs.cli.arguments import COMPLETE, DEBUG
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.values import with_hint
 from untold.udfs.errors import UserError
@@ -23,7 +24,31 @@ MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
 LONGEST = 500
 
 
+# What the help puts together, in the order in which somebody needs it; what no group names is in the last
+GROUPS = {
+    "Score": ("demo", "inspect", "plan", "score", "generate", "nightly"),
+    "Look": ("show", "report", "open", "export"),
+    "Search": ("index", "search"),
+    "Study": ("compare", "meta-evaluate", "combine-studies", "sweep", "curve", "condense"),
+    "Run": (),
+}
+
+
 class _Group(click.Group):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by their groups, with one width for all names."""
+        known = {name for names in GROUPS.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in known]
+        width = max(map(len, self.commands)) + formatter.current_indent
+        for heading, names in GROUPS.items():
+            rows = [
+                (f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width))
+                for name in (*names, *(others if heading == list(GROUPS)[-1] else ()))
+                if name in self.commands
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
     def list_commands(self, _: click.Context) -> list[str]:
         """In the order in which somebody needs them, where click would sort them."""
         return list(self.commands)
@@ -55,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     click's own `main` is passed over: it turns an interrupt and a closed pipe into exits of its own.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if asked := os.environ.get(COMPLETE):
+        return shell_complete(UNTOLD, {}, "untold", COMPLETE, asked)
     # Schedulers end jobs by SIGTERM: as an interrupt it ends a run resumable
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

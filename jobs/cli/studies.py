@@ -68,7 +68,9 @@ def _check_questions(options: Options) -> ReadOptions:
     from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
     if options.contexts is None:
-        return check_samples(options, QUESTION, adapter_of(options.format))
+        adapter = adapter_of(options.format)
+        # A known data set may have questions without contexts
+        return check_samples(options, QUESTION if adapter is None else QUESTION[:1], adapter)
     read = check_samples(options, (), QUESTIONS)
     check_input(options.contexts, replace(read, columns={}), (), CONTEXTS)
     return read

@@ -23,16 +23,27 @@ def with_hint(message: str, word: str, known: Iterable[str]) -> str:
     return f"{message}; {near}" if near else message
 
 
-def one_of(words: Sequence[str] | Callable[[], Sequence[str]]) -> Callable[[str], str]:
+def one_of(words: Sequence[str] | Callable[[], Sequence[str]]) -> OneOf:
     """Reads one of these words. What it gives raises ValueError for any other."""
+    return OneOf(words)
 
-    def read(text: str) -> str:
-        known = words() if callable(words) else words
+
+class OneOf:
+    """A reader of one of some words, which a shell completes."""
+
+    def __init__(self, words: Sequence[str] | Callable[[], Sequence[str]]) -> None:
+        self._words = words
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The words."""
+        return self._words() if callable(self._words) else self._words
+
+    def __call__(self, text: str) -> str:
+        known = self.words
         if text not in known:
             raise ValueError(with_hint(f"invalid choice: {text!r} (choose from {', '.join(known)})", text, known))
         return text
-
-    return read
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -69,6 +80,20 @@ def known_formats(use: str | None = None) -> Sequence[str]:
     from untold.udfs.samples.adapters import FORMATS
 
     return [name for name, adapter in FORMATS.items() if use is None or use in adapter.uses]
+
+
+def preset_names() -> Sequence[str]:
+    """The names of the shipped presets."""
+    from untold.jobs.settings.loading import preset_names as shipped
+
+    return shipped()
+
+
+def setting_keys() -> Sequence[str]:
+    """The keys of all settings, as a value of `--set` begins."""
+    from untold.jobs.settings.layers import known_settings
+
+    return [f"{key}=" for key in known_settings()]
 
 
 def question_formats() -> Sequence[str]:

@@ -22,15 +22,13 @@ from untold.jobs.inputs.files import (
     raise_problems,
 )
 from untold.udfs.hints import aside, near_misses
-from untold.udfs.samples.adapters import FORMATS, Adapter
-from untold.udfs.samples.batches import Tally
-from untold.udfs.samples.conversion import KNOWN, OPTIONAL, QUESTION_ID, REQUIRED
+from untold.udfs.samples.adapters import FORMATS, Adapter, needed
+from untold.udfs.samples.batches import Tally, columns_of, expanded, reader_of
+from untold.udfs.samples.conversion import EITHER, KNOWN, OPTIONAL, OTHER_NAMES, QUESTION_ID, REQUIRED
 from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
     READ_ERRORS,
-    READERS_OF_PARTS,
     WIDTH_ADVICE,
-    Reader,
     Unit,
     UnreadableFileError,
     describe_break,
@@ -46,18 +44,10 @@ HEAD_BYTES = 1 << 20
 # Of a file with thousands of columns the message stays a line or two
 SHOWN_COLUMNS = 20
 SHOWN_LEFT_OUT = 5
-# What data sets and tools call these columns, as ragas, RAGChecker and TREC RAG do; spelling alone does not bring one
-# near the other
-OTHER_NAMES = {
-    "query": ("question", "user_input", "topic", "prompt", "input", "instruction"),
-    "response": ("answer", "output", "completion", "prediction"),
-    "contexts": ("retrieved_contexts", "retrieved_context", "context", "documents", "passages", "sources"),
-    "references": ("reference", "ground_truth", "ground_truths", "gt_answer"),
-    "query_id": ("topic_id",),
-}
 # An object with the results of RAGChecker, and what in a file is one of TREC RAG
 RESULTS = "results"
 TREC_RAG = {"topic", "references"}
+NO_CONTEXTS = {"contexts", EITHER}
 
 
 def adapter_of(name: str | None) -> Adapter | None:
@@ -74,7 +64,9 @@ def adapter_of(name: str | None) -> Adapter | None:
 
 def known_columns(adapter: Adapter | None = None) -> tuple[str, ...]:
     """The columns that `ReadOptions.columns` may name: those of samples, or those that an adapter requires."""
-    return (*KNOWN, *OPTIONAL, QUESTION_ID) if adapter is None else (*adapter.required, *adapter.optional)
+    if adapter is None or adapter.required is None:
+        return (*KNOWN, *OPTIONAL, QUESTION_ID)
+    return (*adapter.required, *adapter.optional)
 
 
 def check_names(columns: Mapping[str, str], adapter: Adapter | None = None) -> None:
@@ -136,10 +128,9 @@ def check_input(
     `required`: the columns that are needed without an adapter; `names`: what else these may be called.
     """
     files, _ = input_files(path, adapter, options, CHECKED_FILES)
-    read = None if adapter is None else adapter.read
-    heads = {number: _head(file, read, options.columns) for number, file in enumerate(files)}
+    heads = {number: _head(file, adapter, options.columns) for number, file in enumerate(files)}
     heads = with_names(heads, files, names or {})
-    check_columns(path, files, heads, adapter.required if adapter else required, options.columns)
+    check_columns(path, files, heads, needed(adapter, required), options.columns)
     if len(files) < CHECKED_FILES and not any(head.rows for head in heads.values()):
         raise NoInputError(f"{path}: no samples in it; give a file with at least one row")
 
@@ -153,19 +144,24 @@ def with_names(facts: Mapping[int, FileFacts], files: Sequence[InputFile], names
     }
 
 
-def _head(file: InputFile, read: Reader | None, columns: Mapping[str, str]) -> FileFacts:
-    """What the first rows of a file tell, or the footer of Parquet; `read` is how an adapter reads files of its own."""
-    if file.kind == "parquet":
+def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) -> FileFacts:
+    """What the first rows of a file tell, or the footer of Parquet, which has all columns but those of an adapter."""
+    ours = adapter is not None and adapter.required is None
+    if file.kind == "parquet" and not ours:
         return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
-    length = HEAD_BYTES if file.kind == "lines" else 0
-    unit = Unit(0, file.path, file.kind, length=length, encoding=file.encoding, delimiter=file.delimiter)
-    found, tally = set(file.types), Tally()
+    found, tally, unit = set[str]() if ours else set(file.types), Tally(), head_unit(file)
     try:
-        for record in islice(tally.rows(unit, read or READERS_OF_PARTS[file.kind], columns), HEAD_ROWS):
-            found.update(record.values)
+        for record in islice(tally.rows(unit, reader_of(unit, adapter), columns), HEAD_ROWS):
+            found |= columns_of(adapter, record, expanded(adapter, record, tally.rows_read - 1) if ours else ())
     except (UnreadableFileError, *READ_ERRORS) as error:
         return FileFacts(problem=describe_break(error))
     return FileFacts(frozenset(found), rows=tally.rows_read)
+
+
+def head_unit(file: InputFile, number: int = 0) -> Unit:
+    """The beginning of a file: a MiB of JSON Lines, a row group of Parquet, else all of it, to be read lazily."""
+    length = HEAD_BYTES if file.kind == "lines" else 0
+    return Unit(number, file.path, file.kind, length=length, encoding=file.encoding, delimiter=file.delimiter)
 
 
 def check_columns(
@@ -200,7 +196,7 @@ def _describe_missing(missing: Sequence[str], columns: set[str], renaming: Mappi
     if not columns:
         return (
             "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet (--format ragchecker reads "
-            "one object with `results`)"
+            "one object with `results`; `untold inspect` says what a file is)"
         )
     theirs = set(_as_given(columns, renaming))
     parts = [_describe_one(name, theirs, renaming) for name in missing]
@@ -235,22 +231,36 @@ def _candidates(name: str, columns: set[str]) -> list[str]:
     return list(dict.fromkeys([*same, *near]))
 
 
+def likely_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> dict[str, str] | None:
+    """What the file calls our columns, by ours, with those that are missing; None where one has no likely name."""
+    found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
+    if _is_trec(theirs) and "contexts" in found:
+        found["contexts"] = "references"
+    if None in found.values() or len(set(found.values())) < len(found):
+        return None
+    # What samples have besides; queries and documents have neither
+    for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
+        same = [other for other in OTHER_NAMES[name] if other in theirs and name not in theirs]
+        found |= {name: same[0]} if same and name not in found else {}
+    return {**renaming, **{name: other for name, other in found.items() if other is not None}}
+
+
+def _is_trec(theirs: set[str]) -> bool:
+    return theirs >= TREC_RAG
+
+
 def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> str:
     """What to do about missing columns: the options that would read the file, where there are any."""
     if any(name in renaming for name in missing):
         return "correct --columns"
     if RESULTS in theirs:
         return f"--format ragchecker reads one object with `{RESULTS}`"
-    found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
-    of_trec = theirs >= TREC_RAG
-    if of_trec and "contexts" in found:
-        found["contexts"] = "references"
-    if None in found.values() or len(set(found.values())) < len(found):
-        return "rename or add columns"
-    # What samples have besides; queries and documents have neither
-    for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
-        same = [other for other in OTHER_NAMES[name] if other in theirs and name not in theirs]
-        found |= {name: same[0]} if same and name not in found else {}
-    pairs = ",".join(f"{name}={other}" for name, other in {**renaming, **found}.items())
-    texts = " (where `references` are texts and no ids)" if of_trec and found.get("contexts") == "references" else ""
+    columns = likely_columns(missing, theirs, renaming)
+    if columns is None:
+        without = (
+            ", or choose a metric that reads no contexts, such as longrecall" if set(missing) <= NO_CONTEXTS else ""
+        )
+        return f"rename or add columns{without}"
+    pairs = ",".join(f"{name}={other}" for name, other in columns.items())
+    texts = " (where `references` are texts and no ids)" if columns.get("contexts") == "references" else ""
     return f"give --columns {pairs}{texts}, or rename them"

@@ -36,7 +36,7 @@ from untold.jobs.inputs.files import (
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
-from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
@@ -153,10 +153,10 @@ def read_rows(
         raise SampleError(f"limit is {limit}; it must be at least 1")
     check_names(options.columns, adapter)
     files, left_out = input_files(path, adapter, options)
-    units = plan_units(spark, files, whole_files=adapter is not None)
+    units = plan_units(spark, files, whole_files=adapter is not None and adapter.whole_files)
     found = _read(units, Wanted(adapter, tuple(required), tuple(optional), dict(options.columns)))
     facts = found.parts.facts
-    check_columns(path, files, facts, adapter.required if adapter else required, options.columns)
+    check_columns(path, files, facts, needed(adapter, required), options.columns)
     if found.conflicts:
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:

@@ -14,13 +14,16 @@ from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
 
-# In a log or a pipe lines stay: six a minute are read, those of a terminal, two a second, are not
-PLAIN_SECONDS = 10.0
+# In a log or a pipe lines stay: two a minute are read, those of a terminal, two a second, are not
+PLAIN_SECONDS = 30.0
 # A shorter wait is over before it is read.
 LONG_WAIT_SECONDS = 60.0
 # What a line that is too long leaves out, the first of it first
 LEAST = ("tokens", "calls", "limited", "cost", "paused", "failed")
 CLEAR = "\r\x1b[2K"
+# After so many times the wait for the first answer, the pace is that of the later half of the time
+SETTLED = 10
+MOST_RISES = 256
 
 
 @dataclass
@@ -30,9 +33,6 @@ class Course:
     total: int = 0
     metric: str = ""
     begun: set[tuple[str, str]] = field(default_factory=set)
-    # Of the stages that were asked and have ended
-    ended: int = 0
-    seconds: float = 0.0
 
     def enter(self, metric: str) -> None:
         """Says whose the stages are from here on."""
@@ -47,20 +47,57 @@ class Course:
         number = f"stage {len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
         return visible(f"{number}{self.metric} {stage}" if self.metric else f"{number}{stage}")
 
-    def left(self, seconds: float, done: int, total: int) -> str | None:
-        """The time that is left over all stages, after so many seconds of this one; None while nothing is done.
-
-        By the mean so far, which is too long at first: the first requests wait for the start of actors. Stages that
-        were not asked yet are taken to be as long as those that were.
-        """
-        if not 0 < done <= total:
+    def left(self, seconds: float | None) -> str | None:
+        """What is said of the seconds that are left of the stage; later ones are not known before they begin."""
+        if seconds is None:
             return None
-        own = seconds * (total - done) / done
-        later = max(0, self.total - len(self.begun))
-        if not later:
-            return f"{clock(own)} left" if done < total else None
-        mean = (self.seconds + seconds + own) / (self.ended + 1)
-        return f"about {clock(own + later * mean)} left"
+        return f"{clock(seconds)} left{' of this stage' if self.total > len(self.begun) else ''}"
+
+
+class Pace:
+    """How fast a stage goes: how much was done when, from the moment at which the first request was under way.
+
+    Before that actors start, which says nothing of the requests. Answers come in bursts where many are asked at once,
+    so that what counts are the moments at which more is done, and not the time since.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._idle = self._now = now
+        self._rises: list[tuple[float, int]] = []
+        self._longest = 0.0
+        self._in_flight = 0
+
+    def see(self, now: float, done: int, in_flight: int) -> None:
+        """Takes how much is done now, and how many requests are being asked."""
+        self._now, self._in_flight = now, max(self._in_flight, in_flight)
+        if not self._rises and not (done or in_flight):
+            self._idle = now
+            return
+        if not self._rises:
+            self._rises.append((self._idle, 0))
+        if done > self._rises[-1][1]:
+            self._longest = max(self._longest, now - self._rises[-1][0])
+            self._rises.append((now, done))
+        if len(self._rises) > MOST_RISES:
+            self._rises = [*self._rises[:2], *self._rises[2::2]]
+
+    def left(self, total: int) -> float | None:
+        """The seconds until all is done; None before the second answer, and once all is."""
+        if len(self._rises) < 3 or self._rises[-1][1] >= total:
+            return None
+        last, done = self._rises[-1]
+        # What stands still longer than ever is not about to go on
+        waited = self._now - last if self._now - last <= self._longest else 0.0
+        return max((total - done) / self._a_second() - waited, 0.0)
+
+    def _a_second(self) -> float:
+        """How much is done a second: of late where the stage has settled, else so far."""
+        (began, _), (first, early), (last, done) = self._rises[0], self._rises[1], self._rises[-1]
+        if last - began >= SETTLED * (first - began):
+            since, before = next(one for one in reversed(self._rises) if one[0] <= (began + last) / 2)
+            return (done - before) / (last - since)
+        # The first answer takes longer where caches are cold, and may be one of many that come at once
+        return max(done / (last - began), (done - early - max(self._in_flight - 1, 0)) / (last - first))
 
 
 class Display:
@@ -74,6 +111,7 @@ class Display:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
         self._began = monotonic()
+        self._pace = Pace(self._began)
         self._shown = 0.0
         self._parts: Mapping[str, str] = {}
         self._waiting: str | None = None
@@ -100,6 +138,7 @@ class Display:
     def start(self, stage: str) -> None:
         """Begins to ask a stage."""
         self._began, self._shown, self._parts = monotonic(), 0.0, {}
+        self._pace = Pace(self._began)
         text = f"{self.course.describe(stage)}: starting"
         if self._terminal:
             self.status(text)
@@ -112,7 +151,7 @@ class Display:
         if waiting is not None and self._waiting is None:
             self._print(waiting)
         self._waiting = waiting
-        self._parts = describe(event, monotonic() - self._began, self.course)
+        self._parts = describe(event, monotonic() - self._began, self.course, self._left(event))
         if self._terminal:
             self._draw(self._parts)
         elif monotonic() - self._shown >= PLAIN_SECONDS:
@@ -122,10 +161,15 @@ class Display:
     def end(self) -> None:
         """Ends a stage; its last line stays."""
         if self._parts:
-            self.course.ended += 1
-            self.course.seconds += monotonic() - self._began
-            self._print(fit(self._parts, self._width) if self._terminal else ", ".join(self._parts.values()))
+            parts = {**self._parts, "left": f"took {clock(monotonic() - self._began)}"}
+            self._print(fit(parts, self._width) if self._terminal else ", ".join(parts.values()))
         self._parts = {}
+
+    def _left(self, event: Mapping[str, Any]) -> float | None:
+        """The seconds that are left of the stage; at least those for which the endpoint asks to be left alone."""
+        self._pace.see(monotonic(), event["usage"]["done"], event.get("in_flight", 0))
+        left = self._pace.left(event["total"])
+        return None if left is None else max(left, event.get("paused", 0.0))
 
     @property
     def _width(self) -> int:
@@ -149,21 +193,33 @@ class Display:
             self._stream.flush()
 
 
-def describe(event: Mapping[str, Any], seconds: float, course: Course) -> dict[str, str]:
-    """The parts of the line for a progress event after so many seconds of the stage, by what they tell."""
+def describe(event: Mapping[str, Any], seconds: float, course: Course, left: float | None = None) -> dict[str, str]:
+    """The parts of the line for a progress event after so many seconds of the stage, by what they tell.
+
+    left: the seconds until the stage is done.
+    """
     used, total = Usage(**event["usage"]), event["total"]
     paused = event.get("paused", 0.0)
     parts = {
         "stage": f"{course.describe(event['stage'])}: {used.done:,} / {total:,}",
-        "calls": f"{used.calls / max(seconds, 0.1):,.1f} calls/s",
+        "calls": _rate(used.calls / max(seconds, 0.1)),
         "tokens": f"{shown_tokens(used.tokens, estimated=used.estimated)} tokens",
         "cost": None if used.cost is None else f"cost {used.cost:.4f}",
         "failed": f"{used.failed:,} failed" if used.failed else None,
         "limited": f"{used.rate_limited:,} rate limited" if used.rate_limited else None,
         "paused": f"paused by the endpoint for {clock(paused)}" if paused > LONG_WAIT_SECONDS else None,
-        "left": course.left(seconds, used.done, total),
+        "left": course.left(left),
     }
     return {name: part for name, part in parts.items() if part is not None}
+
+
+def _rate(a_second: float) -> str:
+    """Calls a second, or a minute where these would be less than one.
+
+    >>> _rate(12.34), _rate(0.025)
+    ('12.3 calls/s', '1.5 calls/min')
+    """
+    return f"{a_second:,.1f} calls/s" if a_second >= 1 else f"{60 * a_second:,.1f} calls/min"
 
 
 def fit(parts: Mapping[str, str], width: int) -> str:

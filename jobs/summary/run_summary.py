@@ -14,12 +14,15 @@ import pyarrow.dataset as ds
 from untold.jobs.asking.endpoint import DEMO_LABEL
 from untold.jobs.results import Run, batches_of, first_rows
 from untold.jobs.run.progress import clock
-from untold.jobs.run.terminal import Page, amount, table, wrapped
+from untold.jobs.run.terminal import Page, amount, table, visible, width_of, wrapped
 from untold.jobs.summary.rows import interval_text
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.redaction import redact
 
 WORST_SHOWN = 3
+# Of an interval that is drawn as text: its columns, and its left end, line, right end and mean
+DRAWN_COLUMNS = 41
+MARKS, PLAIN_MARKS = "├─┤●", "|-|o"
 OTHER_FORMS = ("lenient", "unparsable", "refused")
 NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before
 # As `aggregate.Group`: a metric, and a system or None
@@ -59,7 +62,29 @@ def _summary(rows: Sequence[Row], unasked: Unasked, page: Page) -> list[str]:
         mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
         system = "all" if row["level"] == "overall" else row["system"]
         lines.append([row["metric"], system, *(f"{number:,}" for number in numbers), mean, interval_text(row)])
-    return table(heads, lines, page, names=2, texts=1)
+    plain = table(heads, lines, page, names=2, texts=1)
+    if page.width is None:
+        return plain
+    drawings = [[*line, drawn_interval(row, page)] for line, row in zip(lines, rows, strict=True)]
+    drawn = table([*heads, f"0{'1':>{DRAWN_COLUMNS - 1}}"], drawings, Page(None, page.encoding), names=2, texts=2)
+    # Only where nothing has to be cut for it
+    return drawn if max(map(width_of, drawn)) <= page.width else plain
+
+
+def drawn_interval(row: Row, page: Page) -> str:
+    """The mean of a row with its interval as a line of text from 0 to 1; empty without a mean.
+
+    >>> drawn_interval({"mean": 0.5, "ci_low": 0.25, "ci_high": 0.75}, Page())
+    '          ├─────────●─────────┤'
+    """
+    if row["mean"] is None:
+        return ""
+    marks = MARKS if visible(MARKS, page.encoding) == MARKS else PLAIN_MARKS
+    ends = [float(row["mean"] if row[end] is None else row[end]) for end in ("ci_low", "mean", "ci_high")]
+    low, mean, high = (round(end * (DRAWN_COLUMNS - 1)) for end in ends)
+    # The mean over an end that it meets
+    line = {low: marks[0], high: marks[2], mean: marks[3]}
+    return " " * low + "".join(line.get(place, marks[1]) for place in range(low, high + 1))
 
 
 def _statuses(statuses: Mapping[str, int]) -> str:

@@ -137,6 +137,7 @@ def test_progress_goes_to_a_callback(session: untold.Session) -> None:
     session.score(pa.Table.from_pylist(other), "e2e", progress=events.append)
     done = {event["stage"]: event["done"] for event in events if "stage" in event}
     assert done == {"summarise_context": 2, "evaluate_coverage": 3}
+    assert {event["left"] for event in events if "total" in event and event["done"] == event["total"]} == {None}
 
 
 def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
@@ -183,7 +184,9 @@ def test_a_notebook_draws_a_bar_a_stage() -> None:
     with patch.dict(sys.modules, {"IPython": kernel}):
         draw = notebook_bars()
     assert draw is not None
-    draw({"stage": "match_one", "total": 4, "done": 4, "calls": 5, "failed": 0, "cost": 0.25})
+    draw({"stage": "match_one", "total": 4, "done": 3, "calls": 4, "failed": 0, "cost": 0.2, "left": 65.0})
+    assert "match_one: 3 / 4, 4 calls, cost 0.2000, 1:05 left" in shown[-1]
+    draw({"stage": "match_one", "total": 4, "done": 4, "calls": 5, "failed": 0, "cost": 0.25, "left": None})
     draw({"note": "<b>late</b>"})
     draw({"stage": "match_many", "total": 2, "done": 2, "calls": 2, "failed": 0, "cost": None})
     assert 'value="4" max="4"' in shown[-1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from untold.udfs.samples import expertqa, k_qa, list_questions, ragchecker, realsumm, trec_web
+from untold.udfs.samples import expertqa, k_qa, list_questions, ragchecker, realsumm, tool_files, traces, trec_web
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit
 
 LINES = "*.jsonl"
@@ -29,8 +29,8 @@ Use = Literal["questions", "items", "labels"]
 class Adapter:
     """Another layout of files."""
 
-    # The columns that it needs
-    required: tuple[str, ...]
+    # The columns that it needs; None where its records have the columns of samples, which are needed as of any file
+    required: tuple[str, ...] | None
     # The records that a record and its 0-based row stand for
     expand: Callable[[FileRecord, int], list[FileRecord]]
     # Names of the files that `read` is given: those that no extension names have a reader of their own
@@ -42,6 +42,26 @@ class Adapter:
     optional: tuple[str, ...] = ()
     # What the rows are besides samples
     uses: tuple[Use, ...] = ()
+    # What a file of it is known by: sets of columns, of which its first row has one whole; `required` where it is empty
+    marks: tuple[tuple[str, ...], ...] = ()
+    # What its files call our columns
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def whole_files(self) -> bool:
+        """Whether a file has to be read from its start, as its rows are numbered or belong together."""
+        return self.by_row or self.read is not None
+
+    def knows(self, columns: Iterable[str]) -> bool:
+        """Whether a row with these columns is one of its files."""
+        there = set(columns)
+        marks = self.marks or ((self.required,) if self.required else ())
+        return any(there.issuperset(mark) for mark in marks)
+
+
+def needed(adapter: Adapter | None, columns: Sequence[str]) -> Sequence[str]:
+    """The columns that files need for samples with these: those of the adapter where it has some of its own."""
+    return columns if adapter is None or adapter.required is None else adapter.required
 
 
 def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
@@ -114,6 +134,17 @@ def _as_read(record: FileRecord, _: int) -> list[FileRecord]:
     return [record]
 
 
+def _samples_of(
+    files: str, read: Callable[[Unit], Iterator[FileRecord]], marks: tuple[tuple[str, ...], ...] = ()
+) -> Adapter:
+    """Files of a tool whose records are read as samples, or as questions."""
+    return Adapter(None, _as_read, files, read, by_row=False, uses=("questions",), marks=marks)
+
+
+def _traces_of(spans: Callable[[traces.Values], Iterable[traces.Span]], *marks: tuple[str, ...]) -> Adapter:
+    return _samples_of(traces.FILES, partial(traces.read_traces, spans), marks)
+
+
 _CONFLICTBANK_COLUMNS = ("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values())
 FORMATS: dict[str, Adapter] = {
     "wikicontradict": Adapter(
@@ -128,7 +159,7 @@ FORMATS: dict[str, Adapter] = {
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
     "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system, uses=("items",)),
-    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers, uses=("items",)),
+    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers, uses=("items",), marks=(k_qa.COLUMNS,)),
     # Their folders hold a licence and other files beside the rows
     "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines, uses=("items",)),
     "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines, uses=("questions", "items")),
@@ -136,6 +167,44 @@ FORMATS: dict[str, Adapter] = {
     "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics, uses=("questions",)),
     "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, uses=("questions",)),
     "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, uses=("questions",)),
-    "longfact": Adapter(("prompt",), _longfact, uses=("questions",)),
-    "ragchecker": Adapter((), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False),
+    "longfact": Adapter(("prompt",), _longfact, uses=("questions",), marks=(("prompt", "canary"),)),
+    "ragas": Adapter(
+        None,
+        tool_files.ragas,
+        by_row=False,
+        uses=("questions",),
+        marks=(("user_input",), ("question", "answer", "contexts"), ("question", "contexts", "ground_truth")),
+        names=tool_files.RAGAS,
+    ),
+    "trec_rag": Adapter(
+        None,
+        tool_files.trec_rag,
+        by_row=False,
+        uses=("questions",),
+        marks=(("topic", "references"), ("metadata", "references", "answer"), ("query", "candidates")),
+        names=tool_files.TREC_RAG,
+    ),
+    "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
+    "langsmith": _traces_of(traces.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
+    "langfuse": _traces_of(
+        traces.langfuse,
+        ("observations",),
+        ("traceId", "input"),
+        ("trace_id", "parent_observation_id"),
+        ("id", "input", "output", "timestamp"),
+    ),
+    "phoenix": _traces_of(traces.phoenix, ("context.trace_id",), ("context", "span_kind", "attributes")),
+    "mlflow": _traces_of(traces.mlflow, ("info", "data"), ("trace_id", "request", "response")),
+    "openai_evals": _traces_of(
+        traces.openai_evals,
+        ("spec",),
+        ("sample_id", "type", "data"),
+        ("item", "sample"),
+        ("datasource_item",),
+        ("input", "ideal"),
+    ),
+    # Last, as others have a column of that name
+    "ragchecker": Adapter(
+        (), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False, marks=((ragchecker.RESULTS,),)
+    ),
 }

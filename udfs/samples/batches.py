@@ -84,11 +84,12 @@ def _rows(unit: Unit, wanted: Wanted) -> Iterator[dict[str, Any]]:
     tally, n, part = Tally(), 0, 0
     # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
     try:
-        for record in tally.rows(unit, _reader(unit, wanted.adapter), wanted.columns):
-            columns.update(record.values)
+        for record in tally.rows(unit, reader_of(unit, wanted.adapter), wanted.columns):
+            rows = expanded(wanted.adapter, record, unit.start + tally.rows_read - 1)
+            columns.update(columns_of(wanted.adapter, record, rows))
             # As it grows: a file whose keys are data would fill the memory before its end.
             check_width(len(columns))
-            for sample in _samples(unit, record, tally.rows_read, wanted):
+            for sample in samples_of(unit, rows, wanted):
                 if not types_are_known:
                     for name, value in sample.rest.items():
                         shapes[name] = merge_shapes(shapes.get(name, "null"), shape_of(value))
@@ -103,14 +104,24 @@ def _rows(unit: Unit, wanted: Wanted) -> Iterator[dict[str, Any]]:
     yield {"file": unit.file, "block": unit.start, "n": tally.row, "facts": facts}
 
 
-def _reader(unit: Unit, adapter: Adapter | None) -> Reader:
+def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
+    """What reads a unit."""
     return READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
 
 
-def _samples(unit: Unit, record: FileRecord, number: int, wanted: Wanted) -> list[Sample]:
-    """The samples of a record, which is the `number`th of its unit."""
-    adapter = wanted.adapter
-    rows = adapter.expand(record, unit.start + number - 1) if adapter else [record]
+def expanded(adapter: Adapter | None, record: FileRecord, row: int) -> list[FileRecord]:
+    """The records that a record stands for, which is the 0-based row of its file."""
+    return adapter.expand(record, row) if adapter else [record]
+
+
+def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
+    """The columns that a file is checked by: those of the record, or of what it stands for where these are ours."""
+    found = rows if adapter is not None and adapter.required is None else [record]
+    return {name for one in found for name in one.values}
+
+
+def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: Wanted) -> list[Sample]:
+    """The records of a unit as samples."""
     as_text = unit.kind in ITEMS_ARE_TEXT
     return [to_sample(row, as_text, wanted.required, wanted.optional) for row in rows]
 

@@ -19,6 +19,16 @@ REQUIRED = ("query", "response", "contexts")
 OPTIONAL = ("query_id", "aspects", "references")
 # A required column that another may stand in for: what is looked in for facts, or the facts themselves
 EITHER = "contexts or references"
+# What data sets and tools call these columns, as ragas, RAGChecker and TREC RAG do; spelling alone does not bring one
+# near the other
+OTHER_NAMES = {
+    "query": ("question", "user_input", "topic", "prompt", "input", "instruction"),
+    "response": ("answer", "output", "completion", "prediction"),
+    "contexts": ("retrieved_contexts", "retrieved_context", "context", "documents", "passages", "sources"),
+    "references": ("reference", "ground_truth", "ground_truths", "gt_answer"),
+    "query_id": ("topic_id",),
+}
+CONTEXT_NAMES = ("contexts", *OTHER_NAMES["contexts"])
 # How those of them are read that hold items
 ITEMS = {"aspects": normalise_aspects, "references": normalise_references}
 # What text begins with that is meant as JSON, whole or not; a text may begin with a bracket
@@ -208,7 +218,7 @@ def items_of_text(value: Any, column: str) -> Any:
     try:
         found = load_json(text)
     except (ValueError, RecursionError):
-        if _is_python(text):
+        if is_python_list(text):
             mended = f'df["{column}"] = df["{column}"].map(json.dumps)'
             raise ValueError(f"{column} is a Python list, not JSON; write the file again after {mended}") from None
         if column not in ONE_TEXT or text.lstrip().startswith(JSON_BEGINNINGS):
@@ -218,10 +228,10 @@ def items_of_text(value: Any, column: str) -> Any:
     return text if is_text else found
 
 
-def _is_python(text: str) -> bool:
+def is_python_list(text: str) -> bool:
     """Whether a text that is no JSON is a list as Python writes it.
 
-    >>> _is_python("['a', 'b']"), _is_python('["a", None]'), _is_python('["cut')
+    >>> is_python_list("['a', 'b']"), is_python_list('["a", None]'), is_python_list('["cut')
     (True, True, False)
     """
     bare = text.strip()

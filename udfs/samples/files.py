@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
@@ -16,7 +17,7 @@ from untold.udfs.storage import Place
 
 # A read of an object store is a request: lines are taken from a megabyte at a time.
 BUFFER_BYTES = 1 << 20
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2"}
 # Without its byte order mark, where there is one
 UTF_8 = "utf-8-sig"
 # That of UTF-32 begins with that of UTF-16
@@ -44,7 +45,7 @@ def is_remote(path: str) -> bool:
 
 
 def compression_of(path: str) -> str | None:
-    """How a file is compressed, by its name: gzip, zstd or not at all.
+    """How a file is compressed, by its name: gzip, zstd, bzip2 or not at all.
 
     >>> compression_of("a.jsonl.gz"), compression_of("a.CSV.ZST"), compression_of("a.csv")
     ('gzip', 'zstd', None)
@@ -64,6 +65,8 @@ def open_file(path: str) -> IO[bytes]:
     match compression_of(path):
         case "gzip":
             return cast(IO[bytes], gzip.open(stream))
+        case "bzip2":
+            return cast(IO[bytes], io.BufferedReader(bz2.open(stream), BUFFER_BYTES))
         case "zstd":
             return cast(IO[bytes], io.BufferedReader(pa.CompressedInputStream(stream, "zstd"), BUFFER_BYTES))
     return stream

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import IO, Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from openpyxl import Workbook, load_workbook
+from openpyxl.cell import WriteOnlyCell
 from openpyxl.styles import Alignment, Font
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 from openpyxl.writer.excel import ExcelWriter
 
 from untold.udfs.errors import UserError
+from untold.udfs.sheets.formulas import FORMULA, guard, unguard
 
 Cell = str | int | float | None
 Table = Sequence[Sequence[Cell]]
@@ -25,8 +29,6 @@ MAX_CELL = 32_767  # UTF-16 units that Excel takes in a cell
 CUT = " [... cut: the whole text is in the CSV]"
 # The least and the greatest width of a column, in characters: a number, and a line of text that can be read.
 WIDTHS = (8, 60)
-# What spreadsheets take for a formula, full-width forms included; the apostrophes make guarding reversible
-FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 ESCAPE_OF_XLSX = re.compile("_(?=x[0-9A-Fa-f]{4}_)")
 DELIMITERS = ",;\t"
@@ -36,24 +38,6 @@ UNDATED = datetime(1980, 1, 1)
 
 class SpreadsheetError(UserError):
     """A file that is no spreadsheet that can be read. The message says what to do."""
-
-
-def guard(text: str) -> str:
-    """The text with an apostrophe before it where a spreadsheet would take it for a formula.
-
-    >>> guard("=1+1"), guard("'=1+1"), guard("plain")
-    ("'=1+1", "''=1+1", 'plain')
-    """
-    return f"'{text}" if FORMULA.match(text) else text
-
-
-def unguard(text: str) -> str:
-    """The text that `guard` was given.
-
-    >>> unguard(guard("=1+1")), unguard("'quoted'")
-    ('=1+1', "'quoted'")
-    """
-    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
 def to_csv(rows: Table) -> bytes:
@@ -79,6 +63,31 @@ def to_xlsx(sheets: Mapping[str, Table]) -> bytes:
     stream = io.BytesIO()
     ExcelWriter(workbook, ZipFile(stream, "w", ZIP_DEFLATED)).save()
     return _undated(stream.getvalue())
+
+
+def stream_xlsx(file: IO[bytes], title: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows, the header first, as a workbook of one worksheet; a row at a time, of any number.
+
+    Texts are as `to_xlsx` has them; numbers and truth values are what they are, and any other value is text.
+    """
+    workbook = Workbook(write_only=True)
+    sheet = workbook.create_sheet(title)
+    sheet.freeze_panes = "A2"
+    for row in rows:
+        sheet.append([_streamed(sheet, value) for value in row])
+    workbook.save(file)
+
+
+def _streamed(sheet: Any, value: Any) -> Any:
+    """A value as a cell that is written at once."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    text = str(value)
+    cell = WriteOnlyCell(sheet, excel_text(text))
+    if text:
+        cell.data_type = "s"
+        cell.quotePrefix = bool(FORMULA.match(text))
+    return cell
 
 
 def read_rows(name: str, content: bytes) -> list[list[str]]:
@@ -116,14 +125,14 @@ def _set_cell(sheet: Worksheet, row: int, column: int, value: Cell) -> None:
     cell.alignment = Alignment(wrap_text=True, vertical="top")
     if row == 1:
         cell.font = Font(bold=True)
-    cell.value = _excel_text(value) if isinstance(value, str) else value
+    cell.value = excel_text(value) if isinstance(value, str) else value
     if isinstance(value, str) and value:
         cell.data_type = "s"  # also for what begins with =
         # A type is forgotten when somebody edits the cell, this is not
         cell.quotePrefix = bool(FORMULA.match(value))
 
 
-def _excel_text(text: str) -> str:
+def excel_text(text: str) -> str:
     """The text as a cell can hold it: line feeds alone, no control characters, no more than `MAX_CELL`."""
     lines = NOT_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
     # Excel counts UTF-16 units, two for a character beyond the first plane; half of one at the cut is dropped.

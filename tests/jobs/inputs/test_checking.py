@@ -240,3 +240,17 @@ def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "no column `response` (did you mean `respones`?)" in ended.stderr
     assert "Java" not in ended.stderr
+
+
+def test_files_are_inspected_where_there_is_no_java(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [ROW])
+    ended = subprocess.run(
+        [sys.executable, "-m", "untold", "inspect", path],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.endswith(f"next: untold plan --input {path} --metric e2e\n")

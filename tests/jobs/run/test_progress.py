@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from untold.jobs.run import progress
 from untold.jobs.run.interrupts import Interrupts
-from untold.jobs.run.progress import CLEAR, Course, Display, describe, fit
+from untold.jobs.run.progress import CLEAR, Course, Display, Pace, describe, fit
 from untold.jobs.run.terminal import width_of
 
 
@@ -29,7 +29,15 @@ def event(**fields: Any) -> dict[str, Any]:
 
 
 def line_of(event: dict[str, Any], seconds: float, course: Course | None = None) -> str:
-    return ", ".join(describe(event, seconds, course or Course()).values())
+    return ", ".join(described(event, seconds, course or Course()).values())
+
+
+def described(event: dict[str, Any], seconds: float, course: Course) -> dict[str, str]:
+    """The parts of the line where everything that is done was done evenly."""
+    pace, done = Pace(0.0), event["usage"]["done"]
+    for share in (0.0, 0.5, 1.0):
+        pace.see(seconds * share, int(done * share), 1)
+    return describe(event, seconds, course, pace.left(event["total"]))
 
 
 def test_a_line_says_how_far_a_stage_is() -> None:
@@ -51,7 +59,7 @@ def test_what_went_wrong_is_counted() -> None:
     assert "3 failed, 12 rate limited" in line
 
 
-@pytest.mark.parametrize(("done", "shown"), [(0, False), (1, True), (5999, True), (6000, False)])
+@pytest.mark.parametrize(("done", "shown"), [(0, False), (1, False), (2, True), (5999, True), (6000, False)])
 def test_the_time_left_is_known_between_start_and_end(done: int, shown: bool) -> None:
     assert ("left" in line_of(event(done=done), 10.0)) is shown
 
@@ -85,7 +93,7 @@ def test_without_a_terminal_lines_are_seconds_apart(monkeypatch: pytest.MonkeyPa
     stream = StringIO()
     display = Display(stream)
     display.start("s")
-    for _ in range(100):
+    for _ in range(300):
         now += 0.5
         display.show(event())
     assert 4 <= len(stream.getvalue().splitlines()) - 1 <= 6
@@ -154,15 +162,91 @@ def test_a_stage_that_is_asked_in_turns_counts_once() -> None:
     assert course(3, "embed_text", "extract_claims", "embed_text").describe("embed_text").startswith("stage 2 of 3, ")
 
 
-def test_the_time_left_is_that_of_all_stages() -> None:
-    # 300 s of this one, and two more of 400 s each, as this one will have taken 400 s
-    assert course(3, "one").left(100.0, 1500, 6000) == "about 18:20 left"
-    later = course(3, "one", "two")
-    later.ended, later.seconds = 1, 200.0
-    # 300 s of this one, and one more of the mean of 200 s and 400 s
-    assert later.left(100.0, 1500, 6000) == "about 10:00 left"
-    assert later.left(400.0, 6000, 6000) == "about 5:00 left"
-    assert course(2, "one", "two").left(100.0, 1500, 6000) == "5:00 left"
+def test_the_time_left_is_that_of_the_stage_while_others_are_to_come() -> None:
+    assert line_of(event(), 100.0, course(3, "one")).endswith(", 5:00 left of this stage")
+    assert line_of(event(), 100.0, course(1, "one")).endswith(", 5:00 left")
+
+
+def by_concurrency(total: int, at_once: int, latency: float) -> list[tuple[float, int]]:
+    """When how much is done where so many requests are in flight: bursts, one a latency."""
+    return [(latency * burst, min(total, at_once * burst)) for burst in range(1, -(-total // at_once) + 1)]
+
+
+def by_rate(total: int, a_second: float, latency: float) -> list[tuple[float, int]]:
+    """When how much is done where requests are sent one by one."""
+    return [(latency + number / a_second, number) for number in range(1, total + 1)]
+
+
+def slower_from(given: list[tuple[float, int]], share: float, times: float) -> list[tuple[float, int]]:
+    """The same where everything after a share of the time takes so many times as long."""
+    turn = given[-1][0] * share
+    return [(at if at <= turn else turn + (at - turn) * times, done) for at, done in given]
+
+
+# With how many are in flight
+COURSES = {
+    "few at once": (10, by_concurrency(100, 10, 3.0)),
+    "many at once": (64, by_concurrency(4000, 64, 2.0)),
+    "one by one": (1, by_concurrency(40, 1, 5.0)),
+    "by a rate": (50, by_rate(1200, 10.0, 5.0)),
+    "slowly by a rate": (2, by_rate(60, 0.5, 4.0)),
+    "a slow beginning": (10, slower_from(by_rate(2000, 10.0, 1.0), 0.03, 0.5)),
+    "a cold cache": (1, [(90.0 + 40.0 * number, number + 1) for number in range(6)]),
+}
+
+
+@pytest.mark.parametrize("startup", [0.0, 60.0])
+@pytest.mark.parametrize("name", COURSES)
+def test_the_time_left_is_right_within_half_as_much_after_a_tenth(name: str, startup: float) -> None:
+    """On a simulated clock, seen twice a second; the start of actors is no part of the pace."""
+    (in_flight, course), pace, now, seen = COURSES[name], Pace(0.0), 0.0, 0
+    total, end = course[-1][1], startup + course[-1][0]
+    while now < end:
+        done = max((done for at, done in course if startup + at <= now), default=0)
+        pace.see(now, done, in_flight if now >= startup else 0)
+        left = pace.left(total)
+        # A second more or less is none of the pace's, but of how often it is looked at
+        if done >= total / 10 and done > course[0][1]:
+            assert left is not None
+            assert (end - now) / 1.5 - 1 <= left <= (end - now) * 1.5 + 1, (done, now, end)
+            seen += 1
+        now += 0.5
+    assert seen > 10
+
+
+def test_what_stands_still_is_not_about_to_be_done() -> None:
+    pace = Pace(0.0)
+    for now, done in [(0.0, 0), (1.0, 10), (2.0, 20), (2.5, 20)]:
+        pace.see(now, done, 10)
+    assert pace.left(30) == 0.5
+    pace.see(60.0, 20, 10)
+    assert pace.left(30) == 1.0
+
+
+def test_the_pace_follows_an_endpoint_that_became_slower() -> None:
+    pace = Pace(0.0)
+    for at, done in slower_from(by_rate(1000, 10.0, 1.0), 0.2, 4.0):
+        pace.see(at, done, 10)
+        if done == 600:
+            left = pace.left(1000)
+    assert left is not None
+    assert left == pytest.approx(400 * 0.4, rel=0.1)
+
+
+def test_a_pause_that_the_endpoint_asks_for_is_a_part_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stream = 0.0, Terminal()
+    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    display = Display(stream)
+    display.start("s")
+    display.show({**event(done=0), "in_flight": 1})
+    now = 5.0
+    display.show({**event(done=2900), "in_flight": 1})
+    now = 10.0
+    display.show({**event(done=5900), "in_flight": 1, "paused": 45.0, "unwritten": 0, "trouble": None})
+    assert stream.getvalue().endswith("0:45 left")
+    now = 70.0
+    display.end()
+    assert stream.getvalue().endswith(", took 1:10\n")
 
 
 @given(
@@ -174,7 +258,7 @@ def test_the_time_left_is_that_of_all_stages() -> None:
 )
 def test_the_line_fits_any_terminal(width: int, done: int, metric: str, failed: int, paused: float) -> None:
     told = {**event(done=done, total=10**9, failed=failed), "paused": paused}
-    line = fit(describe(told, 1000.0, course(12, "evaluate_coverage", metric=metric)), width)
+    line = fit(described(told, 1000.0, course(12, "evaluate_coverage", metric=metric)), width)
     assert width_of(line) <= width
     assert line.isprintable()
 
@@ -182,12 +266,12 @@ def test_the_line_fits_any_terminal(width: int, done: int, metric: str, failed: 
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (76, "stage 1 of 2, e2e evaluate_coverage: 1,500 / 6,000, about 11:40 left"),
-        (50, "stage 1 …coverage: 1,500 / 6,000, about 11:40 left"),
+        (76, "stage 1 of 2, e2e evaluate_coverage: 1,500 / 6,000, 5:00 left of this stage"),
+        (57, "stage 1 …coverage: 1,500 / 6,000, 5:00 left of this stage"),
     ],
 )
 def test_a_narrow_terminal_has_what_matters_most(width: int, line: str) -> None:
-    assert fit(describe(event(), 100.0, course(2, "evaluate_coverage")), width) == line
+    assert fit(described(event(), 100.0, course(2, "evaluate_coverage")), width) == line
 
 
 class Screen:

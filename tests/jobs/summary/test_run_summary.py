@@ -13,10 +13,10 @@ import pytest
 from untold.jobs.asking.start import Outcome
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.results import open_run
-from untold.jobs.run.terminal import Page
+from untold.jobs.run.terminal import Page, width_of
 from untold.jobs.score import show_summary
 from untold.jobs.settings.model import Settings
-from untold.jobs.summary.run_summary import end_of_run
+from untold.jobs.summary.run_summary import DRAWN_COLUMNS, _summary, end_of_run
 from untold.jobs.tables import RESULT_TABLES
 
 Row = dict[str, Any]
@@ -92,6 +92,23 @@ def test_a_whole_run(tmp_path: Path) -> None:
         f"next: untold show {output} --sample b --metric e2e",
         f"report: untold report {output}",
     ]
+
+
+def test_intervals_are_drawn_where_the_terminal_is_wide() -> None:
+    rows = [
+        summarised(None),
+        summarised("a", mean=None, ci_low=None, ci_high=None),
+        summarised("b", mean=1.0, ci_low=None, ci_high=None),
+    ]
+    narrow, wide = _summary(rows, {}, Page(80)), _summary(rows, {}, Page(130))
+
+    assert "├" not in "".join(narrow)
+    start = wide[0].index("0 ")
+    assert wide[0].endswith(f"0{'1':>{DRAWN_COLUMNS - 1}}")
+    assert [line[start:] for line in wide[1:]] == [" " * 10 + "├─────────●─────────┤", "", " " * 40 + "●"]
+    assert all(width_of(line) <= 130 for line in wide)
+    plain = _summary(rows, {}, Page(130, "ascii"))
+    assert plain[1].endswith(" " * 10 + "|---------o---------|")
 
 
 def test_samples_that_were_not_asked_have_not_failed(tmp_path: Path) -> None:

@@ -1,0 +1,263 @@
+"""A run's scores for other tools: one wide row a sample as CSV, XLSX, Parquet or JSON Lines, or lines of measures.
+
+Tables are sorted by sample_id, so that they are read side by side, a batch at a time, whatever their size.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from untold.jobs.results import Run, UnreadableRunError
+from untold.udfs.errors import UserError, require
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.values import text_of
+from untold.udfs.sheets.formulas import guard
+from untold.udfs.storage import Place
+
+BATCH_ROWS = 1000
+GROUP_ROWS = 10_000
+# Of a worksheet, the header included
+XLSX_ROWS = 1_048_576
+# Columns of samples that are long, and are in the table `samples`
+LEFT_OUT = ("contexts", "aspects", "references")
+SCORE_COLUMNS = ("score", "score_low", "score_high", "status", "covered", "uncovered")
+STATEMENT_COLUMNS = ("sample_id", "metric", "text", "covered")
+MISSING = "missing"
+SUMMARY_FIGURES = ("mean", "ci_low", "ci_high", "n", "scored", "undefined", "failed")
+# Older MLflow servers take no longer values of parameters
+PARAMETER_CHARACTERS = 500
+REPORT = "report.html"
+Row = dict[str, Any]
+
+
+def wide_schema(run: Run) -> pa.Schema:
+    """The columns of a wide row: those of samples but the long ones, then `<metric>_<column>` by metric.
+
+    Lists and objects become text, as JSON; `<metric>_missing` has a statement a line.
+    """
+    kept = [field for field in run.dataset("samples").schema if field.name not in LEFT_OUT]
+    of_samples = [(field.name, pa.string() if pa.types.is_nested(field.type) else field.type) for field in kept]
+    types = {field.name: field.type for field in run.dataset("scores").schema}
+    of_metrics = [
+        (f"{metric}_{name}", types.get(name, pa.string()))
+        for metric in metrics_of(run)
+        for name in (*SCORE_COLUMNS, MISSING)
+    ]
+    return pa.schema([*of_samples, *of_metrics])
+
+
+def metrics_of(run: Run) -> list[str]:
+    """The metrics of a run, in the order of its summary."""
+    return list(dict.fromkeys(run.summary()["metric"].to_pylist()))
+
+
+def wide_rows(run: Run) -> Iterator[Row]:
+    """The samples in their order, each with the scores of its metrics and what it leaves out.
+
+    Raises UnreadableRunError for tables that are not sorted by sample_id.
+    """
+    schema = run.dataset("samples").schema
+    nested = [field.name for field in schema if pa.types.is_nested(field.type) and field.name not in LEFT_OUT]
+    samples = _rows(run, "samples", [name for name in schema.names if name not in LEFT_OUT])
+    scores = _Beside(_rows(run, "scores", ["sample_id", "metric", *SCORE_COLUMNS]))
+    uncovered = (row for row in _rows(run, "statements", STATEMENT_COLUMNS) if row["covered"] is False)
+    statements = _Beside(uncovered)
+    for sample in samples:
+        name = sample["sample_id"]
+        row = sample | {column: text_of(sample[column]) for column in nested}
+        missing: dict[str, list[str]] = {}
+        for one in statements.of(name):
+            missing.setdefault(one["metric"], []).append(one["text"] or "")
+        for one in scores.of(name):
+            metric = one["metric"]
+            row |= {f"{metric}_{column}": one[column] for column in SCORE_COLUMNS}
+            row[f"{metric}_{MISSING}"] = "\n".join(missing.get(metric, [])) or None
+        yield row
+
+
+def _rows(run: Run, table: str, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a table in its order, null where a file lacks a column. Raises UnreadableRunError where ids descend.
+
+    A thousand are read at a time, where a scan of the data set would read a whole row group before its first row.
+    """
+    last = ""
+    for fragment in run.dataset(table).get_fragments():
+        with fragment.filesystem.open_input_file(fragment.path) as stream, pq.ParquetFile(stream) as file:
+            there = [name for name in columns if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=there):
+                for row in batch.to_pylist():
+                    if row["sample_id"] < last:
+                        where = f"{run.directory}: the table {table}"
+                        raise UnreadableRunError(f"{where} is not sorted by sample_id; write it as `untold score` does")
+                    last = row["sample_id"]
+                    yield {name: row.get(name) for name in columns}
+
+
+class _Beside:
+    """Rows of a sorted table, taken sample by sample."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._groups = groupby(rows, key=itemgetter("sample_id"))
+        self._name: str | None = ""
+        self._found: Iterator[Row] = iter(())
+
+    def of(self, name: str) -> list[Row]:
+        """The rows of a sample, none where the table has none; samples are asked for in their order."""
+        while self._name is not None and self._name < name:
+            self._name, self._found = next(self._groups, (None, iter(())))
+        return list(self._found) if self._name == name else []
+
+
+def write_csv(run: Run, file: IO[bytes], *, mark: bool = True) -> None:
+    """CSV in UTF-8, with a byte order mark, which Excel asks for. A text that would be a formula gets an apostrophe."""
+    schema = wide_schema(run)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig" if mark else "utf-8", newline="")
+    writer = csv.writer(text)
+    writer.writerow(schema.names)
+    for row in wide_rows(run):
+        cells = (row.get(name) for name in schema.names)
+        writer.writerow([guard(cell) if isinstance(cell, str) else cell for cell in cells])
+    text.detach()
+
+
+def write_lines(run: Run, file: IO[bytes]) -> None:
+    """JSON Lines with all columns in every row."""
+    names = wide_schema(run).names
+    for row in wide_rows(run):
+        line = json.dumps({name: row.get(name) for name in names}, ensure_ascii=False, default=str)
+        file.write(f"{line}\n".encode("utf-8", "replace"))
+
+
+def write_parquet(run: Run, file: IO[bytes]) -> None:
+    """Parquet, in row groups of `GROUP_ROWS` samples."""
+    schema, rows = wide_schema(run), wide_rows(run)
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        while chunk := list(islice(rows, GROUP_ROWS)):
+            writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
+
+
+def write_xlsx(run: Run, file: IO[bytes]) -> None:
+    """A worksheet. Raises UserError for more samples than one holds."""
+    require("export --to xlsx", "study", "openpyxl")
+    samples = run.dataset("samples").count_rows()
+    if samples >= XLSX_ROWS:
+        raise UserError(
+            f"{run.directory}: {samples:,} samples, and a worksheet has {XLSX_ROWS:,} rows; export --to csv or parquet"
+        )
+    from untold.udfs.sheets.spreadsheets import stream_xlsx
+
+    names = wide_schema(run).names
+    rows = ([row.get(name) for name in names] for row in wide_rows(run))
+    stream_xlsx(file, "scores", chain([names], rows))
+
+
+def write_measures(run: Run, file: IO[bytes]) -> None:
+    """Lines `sample_id metric score`, tabs between them, then `all`: the mean of each metric over all samples.
+
+    Samples without a score have no line. White space in an id becomes `_`.
+    """
+    for row in _rows(run, "scores", ["sample_id", "metric", "score"]):
+        if row["score"] is not None:
+            file.write(_measure(row["sample_id"], row["metric"], row["score"]))
+    for row in run.summary().to_pylist():
+        if row["level"] == "overall" and row["mean"] is not None:
+            file.write(_measure("all", row["metric"], row["mean"]))
+
+
+def _measure(name: str, measure: str, value: float) -> bytes:
+    shown = re.sub(r"\s", "_", name)
+    return f"{shown}\t{measure}\t{value:.4f}\n".encode("utf-8", "replace")
+
+
+WRITERS: Mapping[str, Callable[[Run, IO[bytes]], None]] = {
+    "csv": write_csv,
+    "xlsx": write_xlsx,
+    "parquet": write_parquet,
+    "jsonl": write_lines,
+    "trec": write_measures,
+}
+MLFLOW = "mlflow"
+# What a terminal or a pipe takes; the others are files
+TEXTS = ("csv", "jsonl", "trec")
+
+
+def export(run: Run, to: str, output: str) -> None:
+    """Writes a run in one of `WRITERS` to a file, which appears whole. Raises UserError for another form."""
+    if to not in WRITERS:
+        raise UserError(f"no form {to!r}{aside(near_misses(to, WRITERS))}; there are {', '.join(WRITERS)}")
+    Place(output).write_whole(lambda file: WRITERS[to](run, file))
+
+
+def log_to_mlflow(run: Run) -> tuple[str, str]:
+    """Logs a run as one of MLflow: parameters, figures of its summary, and its report where one lies in the output.
+
+    MLflow's own variables say where (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Gives the ids of experiment and
+    run. Raises UserError where mlflow is not installed.
+    """
+    if find_spec(MLFLOW) is None:
+        raise UserError("export --to mlflow needs mlflow: pip install mlflow")
+    import mlflow  # type: ignore[import-not-found, unused-ignore]
+
+    with mlflow.start_run(run_name=run.place.name) as started:
+        mlflow.log_params(parameters(run))
+        mlflow.log_metrics(figures(run))
+        with suppress(FileNotFoundError):
+            mlflow.log_text((run.place / REPORT).read_bytes().decode("utf-8"), REPORT)
+    return started.info.experiment_id, started.info.run_id
+
+
+def parameters(run: Run) -> dict[str, str]:
+    """What a run is of: metrics, models, samples, input and how it ended."""
+    manifest = run.manifest
+    given = manifest.get("input") or {}
+    found = {
+        "metrics": ",".join(metrics_of(run)),
+        "models": ",".join(manifest.get("models") or []),
+        "samples": str((manifest.get("counts") or {}).get("samples", "")),
+        "input": str(given.get("path", "")),
+        "fingerprint": str(given.get("fingerprint", "")),
+        "status": run.status,
+        "untold": str((manifest.get("versions") or {}).get("untold", "")),
+    }
+    return {name: value[:PARAMETER_CHARACTERS] for name, value in found.items() if value}
+
+
+def figures(run: Run) -> dict[str, float]:
+    """The figures of a run's summary, `<metric>.<figure>` over all samples and `<metric>.<figure>.<system>` by system.
+
+    With calls, tokens and cost of all starts. Names have the characters that MLflow takes.
+    """
+    found: dict[str, float] = {}
+    for row in run.summary().to_pylist():
+        behind = "" if row["level"] == "overall" else f".{_plain(row['system'])}"
+        for name in SUMMARY_FIGURES:
+            if row[name] is not None:
+                found[_distinct(f"{_plain(row['metric'])}.{name}{behind}", found)] = float(row[name])
+    totals = run.manifest.get("totals") or {}
+    names = ("calls", "prompt_tokens", "completion_tokens", "cost")
+    return found | {name: float(totals[name]) for name in names if totals.get(name) is not None}
+
+
+def _plain(name: str | None) -> str:
+    return re.sub(r"[^\w\-. /]", "_", name or "none", flags=re.ASCII)
+
+
+def _distinct(name: str, taken: Mapping[str, float]) -> str:
+    """The name, with a number where another has become the same."""
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found

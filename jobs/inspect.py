@@ -1,0 +1,331 @@
+"""What files of samples are taken for: format, columns, first rows, what is wrong, how to go on. Starts no engine."""
+
+from __future__ import annotations
+
+import fnmatch
+import shlex
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import PurePath
+from typing import Any
+
+from untold.jobs.inputs.checking import (
+    CHECKED_FILES,
+    HEAD_BYTES,
+    HEAD_ROWS,
+    adapter_of,
+    check_input,
+    describe_left_out,
+    head_unit,
+    input_files,
+    likely_columns,
+)
+from untold.jobs.inputs.files import InputFile, ReadOptions, SampleError, data_files, inspect_files
+from untold.jobs.run.terminal import Page, amount, cut, table, visible, wrapped
+from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
+from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED, Sample
+from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError, describe_break
+from untold.udfs.samples.files import compression_of, open_file
+from untold.udfs.samples.ragchecker import RESULTS
+
+SHOWN_ROWS = 3
+SHOWN_PROBLEMS = 5
+# What is read of all files to count their rows: lines by their ends, which is quick, and records, which is not
+COUNTED_BYTES = 1 << 28
+COUNTED_RECORDS = 20_000
+KINDS = {"lines": "JSON Lines", "array": "a JSON array", "csv": "CSV", "parquet": "Parquet"}
+# Patterns that say nothing of what a file holds
+ANY_FILE = ("*", "*.csv", "*.jsonl", "*.json*", "*.*json*")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found. `columns`: column (theirs), taken_for (ours, None for one that is kept) and filled (rows read).
+
+    `rows` counts those of the files, all of them where `exact`, else at least; `read` the samples that were read.
+    """
+
+    path: str
+    kind: str
+    files: int
+    bytes: int
+    format: str | None
+    rows: int
+    exact: bool
+    read: int
+    columns: Sequence[Mapping[str, Any]]
+    samples: Sequence[Mapping[str, Any]]
+    problems: Sequence[str]
+    usable: bool
+    command: str
+
+
+def inspect(path: str, format: str | None = None, read: ReadOptions | None = None) -> Inspection:
+    """Looks at the beginnings of the files of a path, a folder or a glob.
+
+    Raises SampleError where there is nothing to be read, and for a format or a column that does not exist.
+    """
+    options = read or ReadOptions()
+    name = format or _format_of(path, options)
+    adapter = adapter_of(name)
+    files, left_out = input_files(path, adapter, options)
+    options = replace(options, columns=options.columns or _columns_of(files, adapter, options))
+    problems = [describe_left_out(left_out)] if left_out else []
+    head = _Head(adapter, options)
+    try:
+        head.read(files[:CHECKED_FILES])
+    except SampleError as error:
+        problems += str(error).splitlines()
+    required = head.required
+    try:
+        check_input(path, options, required, adapter)
+    except SampleError as error:
+        problems += [line for line in str(error).splitlines() if line not in problems]
+    rows, exact = _count(files, adapter, head.whole)
+    return Inspection(
+        path=path,
+        kind=KINDS.get(files[0].kind) or f"*{PurePath(files[0].path).suffix}",
+        files=len(files),
+        bytes=sum(file.size for file in files),
+        format=name,
+        rows=rows,
+        exact=exact,
+        read=len(head.samples),
+        columns=head.columns(),
+        samples=[_shown(one) for one in head.samples[:SHOWN_ROWS]],
+        problems=[*problems, *head.problems()],
+        usable=any(not _error(one, required) for one in head.samples),
+        command=_command(path, name, options, required, head.given),
+    )
+
+
+def _format_of(path: str, options: ReadOptions) -> str | None:
+    """The known data set that the files are of, by their names or by the columns of the first row; None for ours."""
+    found, others = data_files(path)
+    for name, adapter in FORMATS.items():
+        if adapter.files not in ANY_FILE and fnmatch.filter([file.path for file in (*found, *others)], adapter.files):
+            return name
+    columns = _first_columns(inspect_files(found[:1], options)[0])
+    if columns is None:
+        return "ragchecker" if _holds_results(found[0].path) else None
+    if columns.issuperset(REQUIRED):
+        return None
+    return next((name for name, adapter in FORMATS.items() if adapter.knows(columns)), None)
+
+
+def _first_columns(file: InputFile) -> set[str] | None:
+    """The columns of a file's first row; None where that is no object."""
+    if file.types:
+        return set(file.types)
+    try:
+        first = next(READERS[file.kind](head_unit(file)), None)
+    except (UnreadableFileError, *READ_ERRORS):
+        return None
+    return None if first is None or first.problem else set(first.values)
+
+
+def _holds_results(path: str) -> bool:
+    """Whether a file of JSON over several lines begins as one of RAGChecker does."""
+    with closing(open_file(path)) as stream:
+        return stream.read(100).lstrip(b"\xef\xbb\xbf \t\r\n{").startswith(f'"{RESULTS}"'.encode())
+
+
+def _columns_of(files: Sequence[InputFile], adapter: Adapter | None, options: ReadOptions) -> Mapping[str, str]:
+    """What files without a known format are likely to call our columns; nothing where they have ours."""
+    columns = (_first_columns(files[0]) if adapter is None else None) or set(REQUIRED)
+    found: dict[str, str] = {}
+    # One by one: questions have no response, and not every file has contexts
+    for name in REQUIRED:
+        if name not in columns:
+            found |= likely_columns([name], columns - set(found.values()), {}) or {}
+    return found or options.columns
+
+
+class _Head:
+    """The first rows of files as samples."""
+
+    def __init__(self, adapter: Adapter | None, options: ReadOptions) -> None:
+        self.wanted = Wanted(adapter, REQUIRED, OPTIONAL, dict(options.columns))
+        self.samples: list[Sample] = []
+        self.places: list[str] = []
+        self.given: set[str] = set()
+        self.raw: set[str] = set()
+        # Rows of the files that were read to their ends
+        self.whole: dict[str, int] = {}
+
+    def read(self, files: Sequence[InputFile]) -> None:
+        """Takes up to `HEAD_ROWS` rows. Raises SampleError for a file that cannot be read on."""
+        for number, file in enumerate(files):
+            tally, unit = Tally(), head_unit(file, number)
+            try:
+                rows = tally.rows(unit, reader_of(unit, self.wanted.adapter), self.wanted.columns)
+                for record in islice(rows, max(HEAD_ROWS - len(self.samples), 0)):
+                    self.raw.update(record.values)
+                    records = expanded(self.wanted.adapter, record, tally.rows_read - 1)
+                    self.given.update(name for one in records for name in one.values)
+                    found = samples_of(unit, records, self.wanted)
+                    self.samples += found
+                    self.places += [f"{file.path} row {tally.row}"] * len(found)
+            except (UnreadableFileError, *READ_ERRORS) as error:
+                raise SampleError(f"{file.path}: {describe_break(error)}") from error
+            if len(self.samples) < HEAD_ROWS and _is_whole(file):
+                self.whole[file.path] = tally.rows_read
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """What the rows are checked for: questions have no response, and references can do for contexts."""
+        if "response" not in self.given and "query" in self.given:
+            return ("query",)
+        return ("query", "response") if "references" in self.given and "contexts" not in self.given else REQUIRED
+
+    def columns(self) -> list[dict[str, Any]]:
+        """The columns, those of samples first."""
+        filled = Counter(name for one in self.samples for name, value in _all(one) if value not in (None, "", []))
+        ours = [name for name in (*KNOWN, *OPTIONAL) if name in self.given]
+        rest = sorted(name for name in filled if name not in (*KNOWN, *OPTIONAL))
+        return [{"column": self._theirs(name), "taken_for": name, "filled": filled[name]} for name in ours] + [
+            {"column": name, "taken_for": None, "filled": filled[name]} for name in rest
+        ]
+
+    def _theirs(self, name: str) -> str:
+        """What the files call a column of ours."""
+        names = {} if self.wanted.adapter is None else self.wanted.adapter.names
+        return self.wanted.columns.get(name) or next((one for one in names.get(name, ()) if one in self.raw), name)
+
+    def problems(self) -> list[str]:
+        """What is wrong with single rows, the first of them."""
+        required = self.required
+        wrong = [
+            f"{place}: {error}"
+            for place, one in zip(self.places, self.samples, strict=True)
+            if (error := _error(one, required))
+        ]
+        contents: dict[str, set[str]] = {}
+        for one in self.samples:
+            contents.setdefault(str(one.known["sample_id"]), set()).add(one.content)
+        twice = [f"sample_id `{name}` has two contents" for name, found in contents.items() if len(found) > 1]
+        more = [f"and {len(wrong) - SHOWN_PROBLEMS:,} more rows of those read"] if len(wrong) > SHOWN_PROBLEMS else []
+        return [*wrong[:SHOWN_PROBLEMS], *more, *twice[:SHOWN_PROBLEMS]]
+
+
+def _error(sample: Sample, required: Sequence[str]) -> str:
+    """What is wrong with a sample but for what it need not have."""
+    passed = {f"{name} is null" for name in REQUIRED if name not in required}
+    return "; ".join(part for part in (sample.error or "").split("; ") if part and part not in passed)
+
+
+def _all(sample: Sample) -> Iterator[tuple[str, Any]]:
+    yield from sample.known.items()
+    yield from sample.rest.items()
+
+
+def _shown(sample: Sample) -> dict[str, Any]:
+    """A sample as it is shown: what is known of it."""
+    known = {**sample.known, **{name: sample.rest[name] for name in OPTIONAL if name in sample.rest}}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _is_whole(file: InputFile) -> bool:
+    """Whether its head is all of a file."""
+    is_cut = file.size > HEAD_BYTES or compression_of(file.path) is not None
+    return file.kind != "parquet" and not (file.kind == "lines" and is_cut)
+
+
+def _count(files: Sequence[InputFile], adapter: Adapter | None, whole: Mapping[str, int]) -> tuple[int, bool]:
+    """The rows of all files, and whether these are all: what is read for it is bounded. `whole`: those known."""
+    rows, exact, bytes_left, records_left = 0, True, COUNTED_BYTES, COUNTED_RECORDS
+    for file in files:
+        if file.path in whole:
+            found = whole[file.path]
+        elif file.kind == "parquet":
+            found = sum(file.row_groups)
+        elif file.kind == "lines":
+            found, read = _count_lines(file.path, bytes_left)
+            bytes_left -= read
+            exact = exact and bytes_left > 0
+        else:
+            found = _count_records(file, adapter, records_left)
+            records_left -= found
+            exact = exact and records_left > 0
+        rows += found
+    return rows, exact
+
+
+def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
+    """The records of a file that its reader gives, at most so many; of a file that breaks off those before."""
+    unit, tally = head_unit(file), Tally()
+    with suppress(UnreadableFileError, *READ_ERRORS):
+        deque(islice(tally.rows(unit, reader_of(unit, adapter), {}), max(most, 0)), maxlen=0)
+    return tally.rows_read
+
+
+def _count_lines(path: str, most: int) -> tuple[int, int]:
+    """The lines of a file that are not empty, within so many bytes, and the bytes read; all where it breaks off."""
+    lines = read = 0
+    try:
+        with closing(open_file(path)) as stream:
+            for line in stream if most > 0 else ():
+                read += len(line)
+                lines += not line.isspace()
+                if read >= most:
+                    break
+    except READ_ERRORS:
+        return lines, max(read, most)
+    return lines, read
+
+
+def _command(path: str, name: str | None, options: ReadOptions, required: Sequence[str], given: set[str]) -> str:
+    """The command that goes on from here."""
+    words = ["--input", path]
+    words += ["--format", name] if name else []
+    words += ["--columns", ",".join(f"{ours}={theirs}" for ours, theirs in options.columns.items())] * bool(
+        options.columns
+    )
+    words += ["--encoding", options.encoding] if options.encoding else []
+    words += ["--delimiter", options.delimiter] if options.delimiter else []
+    if "response" not in required and "response" not in given:
+        return shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
+    if "contexts" in given or name is None:
+        return shlex.join(["untold", "plan", *words, "--metric", "e2e"])
+    # Without contexts, facts are given as references or looked up
+    metric = ["longrecall"] if "references" in given else ["icat", "--set", "knowledge.index=INDEX"]
+    return shlex.join(["untold", "plan", *words, "--metric", *metric])
+
+
+def inspection_lines(found: Inspection, page: Page) -> list[str]:
+    """The inspection as lines."""
+    rows = f"{'' if found.exact else 'at least '}{found.rows:,}"
+    read = f"; {amount(found.read, 'sample')} read" if found.read != found.rows else ""
+    lines = [
+        *wrapped(f"{found.path}: {amount(found.files, 'file')}, {found.bytes:,} bytes, {found.kind}", page),
+        f"format: {f'{found.format} (--format {found.format})' if found.format else 'samples, by extension'}",
+        f"rows: {rows}{read}",
+        "",
+        *table(
+            ["column", "taken for", "filled"],
+            [
+                [one["column"], one["taken_for"] or "- (kept)", f"{one['filled']:,} / {found.read:,}"]
+                for one in found.columns
+            ],
+            page,
+            names=2,
+        ),
+    ]
+    for number, sample in enumerate(found.samples, start=1):
+        lines += ["", f"sample {number}"]
+        lines += [_line(name, value, page) for name, value in sample.items()]
+    lines += ["", *(["wrong", *found.problems] if found.problems else ["nothing is wrong with what was read"])]
+    return [*lines, "", f"next: {found.command}"]
+
+
+def _line(name: str, value: Any, page: Page) -> str:
+    """A column of a sample on one line, cut to the page."""
+    if isinstance(value, list):
+        first = value[0].get("text") if value else ""
+        value = f"{len(value):,}: {first}" if value else "none"
+    text = visible(f"  {name}: {value}", page.encoding)
+    return cut(text, page.width or 200, mark=page.ellipsis, share=1.0 - 1 / (page.width or 200))

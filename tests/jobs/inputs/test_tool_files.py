@@ -1,0 +1,366 @@
+"""Files as other tools write them (`exports/README.md` says which), read as samples and looked at by `inspect`."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.sample_files import ROW, write_csv, write_lines, write_parquet
+from untold.jobs.cli.arguments import Options
+from untold.jobs.cli.main import main
+from untold.jobs.cli.studies import _check_questions
+from untold.jobs.inputs.checking import check_input, head_unit, input_files
+from untold.jobs.inputs.columns import read_table
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
+from untold.jobs.inputs.questions import read_questions
+from untold.jobs.inputs.samples import fingerprint, read_samples
+from untold.jobs.inspect import inspect, inspection_lines
+from untold.jobs.run.terminal import Page, width_of
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
+from untold.udfs.samples.conversion import OPTIONAL, REQUIRED, Sample
+from untold.udfs.samples.traces import ASKED, ASKING, documents_in, find_text
+
+EXPORTS = Path(__file__).parent / "exports"
+EVEREST = ("How high is Mount Everest?", "8,848 metres, by a survey of 1955.")
+SURVEYS = ["The Survey of India measured 8,848 metres in 1955.", "A survey of 2020 found 8,848.86 metres."]
+# Files that hold contexts, and the format that reads them
+WITH_CONTEXTS = {
+    "ragas.jsonl": "ragas",
+    "ragas.csv": "ragas",
+    "huggingface": "huggingface",
+    "langsmith.jsonl": "langsmith",
+    "langfuse.jsonl": "langfuse",
+    "mlflow.jsonl": "mlflow",
+    "phoenix.jsonl": "phoenix",
+    "phoenix_spans.jsonl": "phoenix",
+    "openai_evals_items.jsonl": "openai_evals",
+}
+
+
+def samples_in(path: Path, format: str, options: ReadOptions = AS_THEY_ARE) -> Iterator[Sample]:
+    """The samples of files, as workers read them."""
+    adapter = FORMATS[format]
+    for file in input_files(str(path), adapter, options)[0]:
+        unit, tally = head_unit(file), Tally()
+        for record in tally.rows(unit, reader_of(unit, adapter), options.columns):
+            yield from samples_of(unit, expanded(adapter, record, 0), Wanted(adapter, REQUIRED, OPTIONAL))
+
+
+def written(folder: Path, format: str, *rows: dict[str, Any]) -> list[Sample]:
+    """The samples of rows in the form of a tool."""
+    return list(samples_in(Path(write_lines(folder / "a.jsonl", rows)), format))
+
+
+def texts_of(sample: Sample) -> list[str]:
+    return [one["text"] for one in sample.known["contexts"]]
+
+
+@pytest.mark.parametrize("name", WITH_CONTEXTS)
+def test_a_file_of_a_tool_is_its_questions_answers_and_contexts(name: str) -> None:
+    check_input(str(EXPORTS / name), AS_THEY_ARE, REQUIRED, FORMATS[WITH_CONTEXTS[name]])
+    found = list(samples_in(EXPORTS / name, WITH_CONTEXTS[name]))
+
+    assert [one.error for one in found] == [None] * len(found)
+    by_query = {one.known["query"]: one for one in found}
+    assert len(by_query) == len(found)
+    everest = by_query[EVEREST[0]]
+    assert (everest.known["response"], texts_of(everest)) == (EVEREST[1], SURVEYS)
+
+
+def test_the_same_data_set_is_the_same_samples_in_either_form_of_ragas() -> None:
+    one, other = (list(samples_in(EXPORTS / f"ragas.{ending}", "ragas")) for ending in ("jsonl", "csv"))
+    assert [(sample.known, sample.rest) for sample in one] == [(sample.known, sample.rest) for sample in other]
+    assert [reference["text"] for reference in one[1].rest["references"]] == ["Jane Austen"]
+
+
+def test_older_names_and_conversations_of_ragas_are_read(tmp_path: Path) -> None:
+    older = {"question": "q", "answer": "r", "contexts": ["a"], "ground_truth": "g"}
+    said = [{"type": "human", "content": "q1"}, {"type": "ai", "content": "r1"}, {"type": "human", "content": "q2"}]
+    talk = {"user_input": [*said, {"type": "ai", "content": "r2"}], "retrieved_contexts": ["a"], "reference": "g"}
+    one, two = written(tmp_path, "ragas", older, talk)
+    assert [sample.known["query"] for sample in (one, two)] == ["q", "q2"]
+    assert [sample.known["response"] for sample in (one, two)] == ["r", "r2"]
+
+
+def test_answers_of_trec_rag_have_their_topics_and_runs_and_no_contexts() -> None:
+    first, second = samples_in(EXPORTS / "trec_rag.jsonl", "trec_rag")
+    assert (first.known["query"], first.known["response"], first.known["system"]) == (*EVEREST, "webis-1")
+    assert (second.known["query"], second.known["system"], second.rest["query_id"]) == (
+        "Who wrote Emma?",
+        "webis-2",
+        "7",
+    )
+    assert first.rest["segment_ids"] == ["msmarco_v2.1_doc_16_287012450#4_490828734", "msmarco_v2.1_doc_01_1#0_2"]
+    with pytest.raises(
+        SampleError, match=r"no column `contexts`; it has .*`segment_ids`.*metric that reads no contexts"
+    ):
+        check_input(str(EXPORTS / "trec_rag.jsonl"), AS_THEY_ARE, REQUIRED, FORMATS["trec_rag"])
+
+
+def test_texts_and_ranked_lists_of_trec_rag_are_contexts(tmp_path: Path) -> None:
+    (ranked,) = samples_in(EXPORTS / "trec_rag_retrieved.jsonl", "trec_rag")
+    assert (texts_of(ranked), ranked.rest["query_id"]) == (SURVEYS, "2024-1")
+    assert ranked.known["contexts"][0]["id"] == "msmarco_v2.1_doc_16#0"
+    (texts,) = written(tmp_path, "trec_rag", {"topic": "q", "references": SURVEYS, "answer": [{"text": "r"}]})
+    assert texts_of(texts) == SURVEYS
+
+
+def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:
+    first, second = samples_in(EXPORTS / "openai_evals.jsonl", "openai_evals")
+    assert (first.known["sample_id"], first.known["query"], first.known["response"]) == ("heights.dev.0", *EVEREST)
+    assert [one["text"] for one in first.rest["references"]] == ["8,848.86 metres"]
+    assert "references" not in second.rest
+    with pytest.raises(SampleError, match="no column `contexts`"):
+        check_input(str(EXPORTS / "openai_evals.jsonl"), AS_THEY_ARE, REQUIRED, FORMATS["openai_evals"])
+
+
+@pytest.mark.parametrize(
+    ("format", "row"),
+    [
+        (
+            "langsmith",
+            {"id": "a", "run_type": "chain", "inputs": {"input": "q", "lang": "en"}, "outputs": {"output": "r"}},
+        ),
+        ("langfuse", {"id": "a", "timestamp": "t", "input": {"input": "q", "lang": "en"}, "output": "r"}),
+        (
+            "phoenix",
+            {
+                "context.trace_id": "a",
+                "attributes.input.value": '{"input": "q", "lang": "en"}',
+                "attributes.output.value": "r",
+            },
+        ),
+    ],
+)
+def test_a_trace_without_a_retriever_has_no_contexts_and_says_so(
+    tmp_path: Path, format: str, row: dict[str, Any]
+) -> None:
+    (sample,) = written(tmp_path, format, row)
+
+    assert (sample.known["sample_id"], sample.known["query"], sample.known["response"]) == ("a", "q", "r")
+    assert (sample.error, sample.known["contexts"]) == ("contexts is null", None)
+    assert sample.rest["inputs.lang"] == "en"
+
+
+def test_fields_of_a_trace_are_columns_that_may_be_mapped(tmp_path: Path) -> None:
+    row = {"id": "a", "run_type": "chain", "inputs": {"ask": "q", "n": 1}, "outputs": {"said": "r", "docs": ["a"]}}
+    path = Path(write_lines(tmp_path / "a.jsonl", [row]))
+    (lost,) = samples_in(path, "langsmith")
+    assert lost.error == "query is null; response is null"
+
+    options = ReadOptions({"query": "inputs.ask", "response": "outputs.said"})
+    (sample,) = samples_in(path, "langsmith", options)
+    assert (sample.error, sample.known["query"], sample.known["response"]) == (None, "q", "r")
+    assert texts_of(sample) == ["a"]
+
+
+def test_spans_of_a_trace_may_stand_in_any_order_and_within_each_other(tmp_path: Path) -> None:
+    first = {"id": "a", "trace_id": "a", "run_type": "chain", "inputs": {"question": "q"}, "outputs": {"answer": "r"}}
+    found = {"run_type": "retriever", "outputs": {"documents": [{"page_content": "t", "metadata": {}}]}}
+    below = {**found, "id": "b", "trace_id": "a", "parent_run_id": "a"}
+    for rows in ([first, below], [below, first], [{**first, "child_runs": [below]}]):
+        (sample,) = written(tmp_path, "langsmith", *rows)
+        assert (sample.error, texts_of(sample)) == (None, ["t"])
+    (alone,) = written(tmp_path, "langsmith", below)
+    assert alone.error == "a trace without its first span"
+
+
+def test_traces_of_langfuse_with_their_observations(tmp_path: Path) -> None:
+    found = {"id": "o", "type": "RETRIEVER", "parentObservationId": None, "input": "q", "output": [{"content": "t"}]}
+    (sample,) = written(
+        tmp_path, "langfuse", {"id": "t1", "input": {"query": "q"}, "output": "r", "observations": [found]}
+    )
+    assert (sample.known["sample_id"], sample.known["query"], texts_of(sample)) == ("t1", "q", ["t"])
+
+
+def test_what_is_a_text_and_what_a_document() -> None:
+    chain = {"messages": [[{"lc": 1, "id": ["langchain", "HumanMessage"], "kwargs": {"content": "q"}}]]}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
+    assert [find_text(one, ASKED, ASKING) for one in (chain, parts, [], {}, None, 7)] == [
+        "q",
+        "q",
+        None,
+        None,
+        None,
+        "7",
+    ]
+    lists = {"documents": [{"kwargs": {"page_content": "t"}}, {"document": {"content": "u", "id": "7"}}, None, 3]}
+    assert documents_in(lists) == [{"id": None, "text": "t"}, {"id": "7", "text": "u"}]
+
+
+def test_broken_lines_of_a_trace_file_are_rows_with_their_places(tmp_path: Path) -> None:
+    row = {"id": "a", "run_type": "chain", "inputs": {"question": "q"}, "outputs": {"answer": "r", "contexts": ["t"]}}
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"cut\n{json.dumps(row)}\n[1]\n')
+    assert [one.error for one in samples_in(path, "langsmith")] == ["no JSON", None, "no JSON object"]
+
+
+def test_no_stream_of_arrow_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"not Arrow")
+    with pytest.raises(SampleError, match=r"a\.arrow: is no stream of Arrow batches; give a folder"):
+        check_input(str(tmp_path), AS_THEY_ARE, REQUIRED, FORMATS["huggingface"])
+
+
+def test_formats_are_read_by_spark_as_they_are_here(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ("ragas.csv", "huggingface", "mlflow.jsonl"):
+        found = read_samples(spark, str(EXPORTS / name), format=WITH_CONTEXTS[name], optional=OPTIONAL)
+        here = {one.known["sample_id"]: one.known for one in samples_in(EXPORTS / name, WITH_CONTEXTS[name])}
+        rows = {row["sample_id"]: row for row in found.samples.collect()}
+        assert found.invalid_count == 0
+        assert {key: (row["query"], row["response"]) for key, row in rows.items()} == {
+            key: (one["query"], one["response"]) for key, one in here.items()
+        }
+    # A file of many parts: only its first spans are rows
+    questions, _ = read_questions(spark, str(EXPORTS / "openai_evals_data.jsonl"), format="openai_evals")
+    assert [row["query"] for row in questions.samples.collect()] == [EVEREST[0]]
+
+
+def test_compressed_files_are_the_samples_that_they_were(spark: SparkSession, tmp_path: Path) -> None:
+    content = "".join(json.dumps({**ROW, "n": n}) + "\n" for n in range(50)).encode()
+    zstd = pa.compress(content, "zstd", asbytes=True)
+    # Of files in several parts, as parallel compressors write them, all are read
+    forms = {
+        "": content,
+        ".gz": gzip.compress(content[:300]) + gzip.compress(content[300:]),
+        ".bz2": bz2.compress(content[:300]) + bz2.compress(content[300:]),
+        ".zst": zstd,
+    }
+    prints = set()
+    for ending, data in forms.items():
+        path = tmp_path / f"a.jsonl{ending}"
+        path.write_bytes(data)
+        check_input(str(path), AS_THEY_ARE, REQUIRED)
+        assert inspect(str(path)).rows == 50
+        found = read_samples(spark, str(path))
+        assert found.row_count == 50
+        prints.add(fingerprint(found.samples))
+        # Spark's own reader, of relations, has no codec of Zstandard
+        if ending != ".zst":
+            assert read_table(spark, str(path)).count() == 50
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize("name", [*WITH_CONTEXTS, "excel.csv", "trec_rag.jsonl", "openai_evals.jsonl"])
+def test_inspect_knows_the_files_of_tools(name: str) -> None:
+    found = inspect(str(EXPORTS / name))
+    formats = {**WITH_CONTEXTS, "trec_rag.jsonl": "trec_rag", "openai_evals.jsonl": "openai_evals"}
+    assert found.format == formats.get(name)
+    assert found.usable is (name != "trec_rag.jsonl")
+    assert [one["query"] for one in found.samples if one["query"].startswith("How high is")]
+    if name in WITH_CONTEXTS:
+        assert found.problems == []
+        assert found.command.endswith(f"--format {found.format} --metric e2e")
+
+
+def inspected(path: str, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["inspect", path, *words])
+    return code, capsys.readouterr().out
+
+
+def test_inspect_shows_columns_rows_and_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"q{n}", "answer": "r", "passages": ["a", "b"], "day": n or None} for n in range(5)]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+
+    code, shown = inspected(path, capsys)
+
+    assert code == 0
+    assert "rows: 5\n" in shown
+    for cells in (["question", "query", "5 / 5"], ["passages", "contexts", "5 / 5"], ["day", "- (kept)", "4 / 5"]):
+        assert [line for line in shown.splitlines() if " ".join(line.split()) == " ".join(cells)]
+    assert shown.count("\nsample ") == 3
+    command = f"untold plan --input {path} --columns query=question,response=answer,contexts=passages --metric e2e"
+    assert shown.endswith(f"nothing is wrong with what was read\n\nnext: {command}\n")
+    assert main(["inspect", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == command
+
+
+def test_a_column_that_many_files_have_is_no_mark_of_a_data_set(tmp_path: Path) -> None:
+    found = inspect(write_lines(tmp_path / "a.jsonl", [{"prompt": "q", "completion": "r", "documents": ["a"]}]))
+    assert (found.format, found.usable) == (None, True)
+    assert "--columns query=prompt,response=completion,contexts=documents" in found.command
+
+
+def test_inspect_says_what_is_wrong_with_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = [{**ROW, "sample_id": "a"}, {**ROW, "sample_id": "a", "n": 1}]
+    path = write_lines(tmp_path / "a.jsonl", [ROW, {**ROW, "query": " "}, "{cut", *twice])
+
+    code, shown = inspected(path, capsys)
+
+    assert code == 0
+    assert f"{path} row 2: query is empty\n{path} row 3: no JSON\nsample_id `a` has two contents\n" in shown
+
+
+@pytest.mark.parametrize("write", [write_lines, write_csv, write_parquet])
+def test_inspect_names_columns_that_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str], write: Any) -> None:
+    name = {write_lines: "a.jsonl", write_csv: "a.csv", write_parquet: "a.parquet"}[write]
+    path = write(tmp_path / name, [{"text": "q", "contexts": ["a"], "other": 1}])
+
+    code, shown = inspected(path, capsys)
+
+    assert code == 1
+    assert f"{path}: no column `query`" in shown
+
+
+def test_questions_of_a_tool_need_no_contexts_to_be_answered() -> None:
+    given = {"input": str(EXPORTS / "openai_evals_data.jsonl"), "format": "openai_evals", "contexts": None}
+    options = Options(**given, columns=None, encoding=None, delimiter=None)
+    assert _check_questions(options) == AS_THEY_ARE
+    with pytest.raises(SampleError, match="no column `query`"):
+        _check_questions(Options(**{**vars(options), "format": None}))
+
+
+def test_questions_go_on_to_generate(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"query": "q", "contexts": ["a"]}])
+    assert inspect(path).command == f"untold generate --input {path} --systems systems.yaml --output answers"
+
+
+def test_rows_are_counted_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [ROW] * 3000)
+    table = write_parquet(tmp_path / "a.parquet", [ROW] * 3000, row_group_size=100)
+    cells = write_csv(tmp_path / "a.csv", [ROW] * 1300)
+    for path, rows in ((lines, 3000), (table, 3000), (cells, 1300)):
+        found = inspect(path)
+        assert (found.rows, found.exact) == (rows, True)
+    monkeypatch.setattr("untold.jobs.inspect.COUNTED_BYTES", 1000)
+    monkeypatch.setattr("untold.jobs.inspect.COUNTED_RECORDS", 100)
+    for path in (lines, cells):
+        found = inspect(path)
+        assert not found.exact
+        assert 0 < found.rows <= 100
+        assert f"rows: at least {found.rows}; " in "\n".join(inspection_lines(found, Page()))
+
+
+def test_an_inspection_fits_the_terminal_but_for_what_is_pasted(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**ROW, "query": "long " * 100, "response": "\x1b[31mred\n" * 50}])
+    lines = inspection_lines(inspect(path), Page(60))
+    shown = [line for line in lines if str(tmp_path) not in line]
+    assert max(map(width_of, shown)) <= 60
+    assert all(line.isprintable() for line in shown)
+
+
+def test_a_folder_is_inspected_as_it_is_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [ROW])
+    write_lines(tmp_path / "b.jsonl", [{**ROW, "n": 1}, {**ROW, "n": 2}])
+    (tmp_path / "README.md").write_text("# Data")
+    found = inspect(str(tmp_path))
+    assert (found.files, found.rows, found.usable) == (2, 3, True)
+    assert found.problems == ["left out, as their extensions are not those of data: README.md"]
+    with pytest.raises(SampleError, match="no such file"):
+        inspect(str(tmp_path / "absent"))
+
+
+def test_a_file_that_breaks_off_is_counted_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{json.dumps(ROW)}\n".encode() * 50_000)[:-50])
+    found = inspect(str(path))
+    assert (found.usable, found.exact) == (True, False)
+    assert 1000 < found.rows < 50_000

@@ -1,0 +1,113 @@
+"""Files of tools that have a row a sample: ragas, TREC RAG, and folders of Hugging Face's `datasets`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.samples.conversion import is_python_list
+from untold.udfs.samples.file_records import ROWS_PER_BATCH, FileRecord, Unit, UnreadableFileError, column_names
+from untold.udfs.samples.files import open_file
+from untold.udfs.samples.traces import ANSWERED, ANSWERING, ASKED, ASKING, documents_in, find_text
+
+Names = Mapping[str, Sequence[str]]
+ARROW = "*.arrow"
+# Theirs by ours, the first that a row has counting; before version 0.2 ragas had the second ones
+RAGAS: Names = {
+    "query": ("user_input", "question"),
+    "response": ("response", "answer"),
+    "contexts": ("retrieved_contexts", "contexts", "reference_contexts"),
+    "references": ("reference", "ground_truth", "ground_truths"),
+}
+TREC_RAG: Names = {
+    "query": ("topic", "narrative", "title"),
+    "query_id": ("topic_id", "narrative_id"),
+    "response": ("answer",),
+    "system": ("run_id",),
+    "contexts": ("candidates", "references"),
+}
+# As collections name their documents and segments: without white space, and with a digit
+DOCUMENT_ID = re.compile(r"(?=\S*\d)\S+")
+
+
+def _under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The row with our names for the columns that it has under others; nulls are passed over."""
+    theirs = {ours: next((name for name in many if values.get(name) is not None), None) for ours, many in names.items()}
+    taken = {name for name in theirs.values() if name is not None}
+    return {
+        **{name: value for name, value in values.items() if name not in taken},
+        **{ours: values[name] for ours, name in theirs.items() if name is not None},
+    }
+
+
+def ragas(record: FileRecord, _: int) -> list[FileRecord]:
+    """A row of a data set, a result or a test set of ragas; of a conversation the last question and answer."""
+    if record.problem:
+        return [record]
+    values = {name: _list_of_python(value) for name, value in _under_our_names(record.values, RAGAS).items()}
+    said = values.get("query")
+    if isinstance(said, list):
+        values |= {"query": find_text(said, ASKED, ASKING), "user_input": said}
+        values.setdefault("response", find_text(said, ANSWERED, ANSWERING))
+    return [replace(record, values=values)]
+
+
+def _list_of_python(value: Any) -> Any:
+    """The list of a cell that ragas has written into CSV; any other value as it is."""
+    return ast.literal_eval(value) if isinstance(value, str) and is_python_list(value) else value
+
+
+def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
+    """A topic's answer in the form of TREC RAG, with the segments that it was written from where they have their texts.
+
+    References that are ids alone are the column `segment_ids`, and the sample has no contexts.
+    """
+    if record.problem:
+        return [record]
+    metadata = record.values.get("metadata")
+    values = _under_our_names(
+        {**(metadata if isinstance(metadata, Mapping) else {}), **record.values, "metadata": None}, TREC_RAG
+    )
+    asked = values.get("query")
+    if isinstance(asked, Mapping):
+        values |= {"query": asked.get("text"), "query_id": asked.get("qid")}
+    found = values.pop("contexts", None)
+    texts = [one for one in found if not _is_id(one)] if isinstance(found, list) else []
+    if texts:
+        values["contexts"] = [one for text in texts for one in _segments(text)]
+    elif found:
+        values["segment_ids"] = found
+    return [replace(record, values={name: value for name, value in values.items() if value is not None})]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and DOCUMENT_ID.fullmatch(value) is not None
+
+
+def _segments(candidate: Any) -> list[dict[str, Any]]:
+    """A candidate as a context; the ranked lists of the track name it beside its segment."""
+    named = candidate.get("docid") if isinstance(candidate, Mapping) else None
+    inner = candidate.get("doc", candidate) if isinstance(candidate, Mapping) else candidate
+    return [{**one, "id": named or one["id"]} for one in documents_in(inner)]
+
+
+def read_arrow(unit: Unit) -> Iterator[FileRecord]:
+    """The rows of a file of `Dataset.save_to_disk`: a stream of Arrow batches."""
+    with closing(open_file(unit.path)) as stream:
+        try:
+            batches = pa.ipc.open_stream(stream)
+        except pa.ArrowInvalid:
+            raise UnreadableFileError("is no stream of Arrow batches; give a folder of Dataset.save_to_disk") from None
+        row = 0
+        for batch in batches:
+            names = column_names(batch.schema.names)
+            for start in range(0, batch.num_rows, ROWS_PER_BATCH):
+                for values in batch.slice(start, ROWS_PER_BATCH).rename_columns(names).to_pylist():
+                    row += 1
+                    yield FileRecord(values, row=row)
