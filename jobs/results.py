@@ -138,7 +138,7 @@ class Run:
         """What a notebook shows of a run: its status and its summary."""
         shown = ["metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"]
         summary = self.summary().to_pylist() if "summary" in self.tables else []
-        rows = [{name: row[name] for name in shown} for row in summary]
+        rows = [{name: row[name] for name in shown} | {"system": row["system"] or "all"} for row in summary]
         # Without its folder: a notebook that is passed on need not say where it was run
         return f"<p>{escape(self.place.name)}: {escape(self.status)}</p>{html_table(rows)}"
 
