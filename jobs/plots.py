@@ -208,7 +208,8 @@ def statuses(run: Run, *others: Run) -> Picture:
             panel.text(start + row["share"] / 2, place, f"{row['count']:,}", ha="center", va="center", color=ink)
     panel.set_yticks(range(len(names)), [f"{metric}: {_name(system)}" for metric, system in names])
     panel.set(xlim=(0, 1), xticks=[])
-    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STATUSES), handlelength=1, borderaxespad=0.2)
+    if rows:
+        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STATUSES), handlelength=1, borderaxespad=0.2)
     panel.grid(visible=False)
     panel.spines["bottom"].set_visible(False)
     return figure
