@@ -55,7 +55,8 @@ def test_the_command_takes_a_run_or_the_demo(words: list[str], capsys: pytest.Ca
 def test_runs_of_a_folder_stand_by_their_dates(tmp_path: Path) -> None:
     for name in ("2026-11-21", "2026-11-20"):
         write_run(tmp_path / name, {})
-    write_run(tmp_path / "running", {}, status="running")
+    (tmp_path / "running").mkdir()
+    (tmp_path / "running" / "manifest.json").write_text('{"status": "running"}')
     (tmp_path / "completions").mkdir()
     assert [Path(run.directory).name for run in untold.open_runs(tmp_path)] == ["2026-11-20", "2026-11-21"]
     with pytest.raises(untold.UntoldError, match="no folder in it is the output of a run"):
