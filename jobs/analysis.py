@@ -234,24 +234,24 @@ def topics(
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
-    from untold.udfs.retrieval.embedding import MINILM, Embedder, find_model, normalised
+    from untold.udfs.retrieval.embedding import Embedder, normalised
+    from untold.udfs.retrieval.local_models import find_minilm
 
     rows = left_out(runs, n=statements, metrics=metrics).to_pylist()
-    vectors = normalised(Embedder(find_model(MINILM)).embed([row["statement"] for row in rows])) if rows else None
-    if vectors is None or len(rows) == 1:
-        groups = [1] * len(rows)
-    else:
-        groups = fcluster(linkage(vectors, "average", "cosine"), n, "maxclust").tolist()
+    if not rows:
+        return TOPICS.empty_table()
+    vectors = normalised(Embedder(find_minilm()).embed([row["statement"] for row in rows]))
+    tree = linkage(vectors, "average", "cosine") if len(rows) > 1 else None
+    groups = [1] if tree is None else fcluster(tree, n, "maxclust").tolist()
     found = []
     for group in sorted(set(groups)):
         own = [place for place, other in enumerate(groups) if other == group]
         middle = vectors[own].mean(axis=0)
-        nearest = sorted(own, key=lambda place: -float(vectors[place] @ middle))
-        first, *others = [rows[place]["statement"] for place in nearest]
-        queries = {rows[place]["query"] for place in own}
-        missed = sum(rows[place]["missed"] for place in own)
-        counts = {"statements": len(own), "missed": missed, "queries": len(queries)}
-        found.append({"topic": first, **counts, "more": list(dict.fromkeys(others))[:3]})
+        nearest = [rows[place] for place in sorted(own, key=lambda place: -float(vectors[place] @ middle))]
+        topic, *others = dict.fromkeys(row["statement"] for row in nearest)
+        missed, queries = sum(row["missed"] for row in nearest), len({row["query"] for row in nearest})
+        counts = {"statements": len(own), "missed": missed, "queries": queries}
+        found.append({"topic": topic, **counts, "more": others[:3]})
     return pa.Table.from_pylist(sorted(found, key=lambda row: -row["missed"]), TOPICS)
 
 

@@ -158,7 +158,7 @@ def agreement(run: Run, *others: Run) -> Picture:
         shade = PALE if value is None else shades((value + 1) / 2)
         panel.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, facecolor=shade, edgecolor="none"))
         ink = "white" if value is not None and abs(value) > 0.6 else INK
-        how = {"ha": "center", "va": "center", "color": ink}
+        how: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
         panel.text(x, y - 0.08, "-" if value is None else f"{value:.2f}", fontsize=12, **how)
         panel.text(x, y + 0.28, f"n = {row['n']:,}", fontsize=8, **how)
     panel.set_xticks(range(len(names) - 1), names[:-1])
