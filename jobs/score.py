@@ -35,13 +35,14 @@ from untold.jobs.run import manifest
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
-from untold.jobs.run.workspace import Counted, LostRowsError, check_rows
+from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
+from untold.udfs.redaction import redact
 from untold.udfs.stages import definition_of
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
@@ -182,7 +183,7 @@ def _write_samples(start: Start, found: Samples, content: str) -> DataFrame:
     # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
     if written.fingerprint != content:
         raise SampleError(f"{start.request.input} changed while it was read; start again")
-    check_rows(path, found.row_count)
+    start.output.take_written("samples", found.row_count)
     show_untested(written, start.display)
     return written.samples
 
@@ -281,5 +282,10 @@ def show_summary(outcome: Outcome, request: ScoreRequest) -> None:
     if outcome.unchanged:
         print("Nothing to do; results unchanged\n")
     given, page = outcome.manifest, page_of(sys.stdout)
-    lines = end_of_run(open_run(request.output), given["summary"], given["counts"], page, embedded=request.embedded)
+    try:
+        run = open_run(request.output)
+        lines = end_of_run(run, given["summary"], given["counts"], page, embedded=request.embedded)
+    except (OSError, ValueError) as error:
+        # The tables are whole; whoever cannot read them this moment can later
+        lines = [redact(f"results: {request.output}; its tables cannot be read at the moment ({type(error).__name__})")]
     print_lines(lines)

@@ -26,7 +26,7 @@ from untold.jobs.run.manifest import Added, Identity, OutputError
 from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.session import is_local, spark_schema
-from untold.jobs.run.workspace import Counted, Workspace, write_parquet
+from untold.jobs.run.workspace import Counted, Workspace, check_rows, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
@@ -106,6 +106,7 @@ class Output:
     # Whether tables and manifest of the earlier start stay until those of this one are whole
     _keeps: bool = False
     _tables: dict[str, str] = field(default_factory=dict)
+    _rows: dict[str, int] = field(default_factory=dict)
     _workspace: Workspace | None = None
     _lock: Lock | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -230,7 +231,8 @@ class Output:
         self.check_lock()
         if self._keeps and self._is_local:
             self._replace_tables()
-        self.manifest |= {"status": ending.status, "tables": dict(sorted(self._tables.items())), **fields}
+        tables, rows = (dict(sorted(found.items())) for found in (self._tables, self._rows))
+        self.manifest |= {"status": ending.status, "tables": tables, "rows": rows, **fields}
         if usage is not None:
             self._add_start(usage, code)
         # Before the manifest: killed between the two, a start that finds nothing to ask would leave the steps for ever
@@ -322,9 +324,14 @@ class Output:
         # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
         watched = ordered if counted is None else counted.on(ordered)
         path = self.table(name)
-        write_parquet(watched, path)
+        self._rows[name] = write_parquet(watched, path)
         written = rows.schema if schema is None else spark_schema(schema)
         return frame.sparkSession.read.schema(written).parquet(path)
+
+    def take_written(self, name: str, rows: int) -> None:
+        """Counts a table that somebody else wrote at `table(name)`. Raises LostRowsError where it has other rows."""
+        check_rows(f"{self._folder}/{self._tables[name]}", rows)
+        self._rows[name] = rows
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
         """Writes a small table as one file of one name, so that the same rows are the same bytes."""
@@ -335,6 +342,7 @@ class Output:
         values = [{column: row.get(column) for column in schema.names} for row in rows]
         place = Place(self.table(name))
         place.make_folder()
+        self._rows[name] = len(values)
         table = pa.Table.from_pylist(values, schema=schema)
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
 

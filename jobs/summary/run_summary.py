@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
-from untold.jobs.results import Run, first_rows
+from untold.jobs.results import Run, batches_of, first_rows
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.summary.rows import interval_text
@@ -34,7 +34,8 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     those of a demo.
     """
     unasked = count_unasked(run.dataset("scores")) if counts["statuses"].get(NOT_ASKED) else {}
-    failures = count_failures(run.dataset("failures"))
+    rows = run.manifest["rows"]
+    failures = count_failures(run.dataset("failures")) if rows["failures"] else []
     worst = find_worst(run.dataset("scores"))
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [
@@ -113,17 +114,14 @@ def _seconds(began: str, ended: str) -> float:
 def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
     """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
     yield redact(f"results: {run.directory}")
-    held = (name for name in RESULT_TABLES if name in run.tables and _has_rows(run.dataset(name)))
+    rows = run.manifest["rows"]
+    held = (name for name in RESULT_TABLES if rows.get(name))
     yield from wrapped(f"tables: {', '.join(held)}", page)
     # Others cannot be pasted, and may do something to a terminal
     named = [row for row in worst if row["sample_id"].isprintable()]
     if named:
         sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
         yield redact(f"next: untold show {shlex.quote(run.directory)} {sample}")
-
-
-def _has_rows(rows: ds.Dataset) -> bool:
-    return bool(rows.head(1, columns=rows.schema.names[:1]).num_rows)
 
 
 def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
@@ -136,7 +134,7 @@ def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
 def count_unasked(scores: ds.Dataset) -> Unasked:
     """How many samples were not asked, by metric and system, and by metric alone as those of system None."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for batch in scores.to_batches(columns=["metric", "system"], filter=ds.field("status") == NOT_ASKED):
+    for batch in batches_of(scores, ["metric", "system"], ds.field("status") == NOT_ASKED):
         counted = pa.Table.from_batches([batch]).group_by(["metric", "system"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
             for group in {(row["metric"], None), (row["metric"], row["system"])}:
@@ -148,7 +146,7 @@ def count_failures(failures: ds.Dataset) -> list[dict[str, Any]]:
     """How many requests failed by stage and kind, most first: stage, error_type, count, and sample_id, error of one."""
     keys = ["stage", "error_type"]
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for batch in failures.to_batches(columns=[*keys, "sample_id", "error"]):
+    for batch in batches_of(failures, [*keys, "sample_id", "error"]):
         groups = pa.Table.from_batches([batch]).group_by(keys, use_threads=False)
         for row in groups.aggregate([([], "count_all"), ("sample_id", "first"), ("error", "first")]).to_pylist():
             first = {"sample_id": row["sample_id_first"], "error": row["error_first"], "count": 0}

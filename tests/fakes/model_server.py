@@ -51,10 +51,10 @@ class ModelServer:
         self._earlier: list[Arrival] = []
         self._earlier_peak = 0
         # Bound but never listening: keeps the port from being lent to an outgoing connection while the server is away.
-        self._holder = _bound_socket(0)
+        self._holder = _bound_socket(0, self._config.address)
         self.port: int = self._holder.getsockname()[1]
-        self.base_url = f"http://127.0.0.1:{self.port}/v1"
-        self.search_url = f"http://127.0.0.1:{self.port}{SEARCH_PATH}"
+        self.base_url = f"http://{self._config.address}:{self.port}/v1"
+        self.search_url = f"http://{self._config.address}:{self.port}{SEARCH_PATH}"
 
     def __enter__(self) -> ModelServer:
         self.start()
@@ -378,7 +378,7 @@ class _Server:
             for connection in list(self.connections):
                 connection.transport.abort()
         elif not down and self.listener is None:
-            bound, loop = _bound_socket(self.port), asyncio.get_running_loop()
+            bound, loop = _bound_socket(self.port, self.model.config.address), asyncio.get_running_loop()
             self.port = bound.getsockname()[1]
             self.listener = await loop.create_server(lambda: _Connection(self, False), sock=bound, backlog=_BACKLOG)
 
@@ -406,10 +406,10 @@ def _other_reply(method: str, path: str, model: str) -> Reply:
     return error_reply(404, {"message": f"no such path: {path}"})
 
 
-def _bound_socket(port: int) -> socket.socket:
+def _bound_socket(port: int, address: str) -> socket.socket:
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", port))
+    bound.bind((address, port))
     return bound
 
 

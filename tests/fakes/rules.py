@@ -29,6 +29,7 @@ class Config:
 
     `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
     seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
+    `address` is where it listens.
     """
 
     answer: str = "e2e"
@@ -38,6 +39,7 @@ class Config:
     down: bool = False
     api_key: str | None = None
     model: str = "fake-model"
+    address: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         for rule in self.rules:

@@ -150,6 +150,7 @@ def test_what_breaks_off_on_an_object_store_leaves_the_tables_of_before_or_none(
 def test_on_a_local_disk_tables_have_their_names_and_a_manifest_that_names_none_is_read(place: Path) -> None:
     run = open_run(place)
     assert run.manifest["tables"] == {name: name for name in TABLES}
+    assert run.manifest["rows"] == dict.fromkeys(TABLES, 1)
     content = json.loads((place / "manifest.json").read_text())
     (place / "manifest.json").write_text(json.dumps({**content, "tables": None}))
     assert metrics_of(place) == ["e2e"]

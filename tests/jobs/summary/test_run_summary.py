@@ -10,8 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from untold.jobs.asking.start import Outcome
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.results import open_run
 from untold.jobs.run.terminal import Page
+from untold.jobs.score import show_summary
+from untold.jobs.settings.model import Settings
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import RESULT_TABLES
 
@@ -35,15 +39,17 @@ def summarised(system: str | None, **fields: Any) -> Row:
 
 def lines_of(folder: Path, scores: list[Row], failures: list[Row] | None = None, **manifest: Any) -> list[str]:
     """The end of a run with these tables; all others are empty."""
+    given = {"scores": scores, "failures": failures or [], "samples": scores}
     for name, schema in RESULT_TABLES.items():
         (folder / name).mkdir(parents=True)
-        rows = {"scores": scores, "failures": failures or [], "samples": scores}.get(name, [])
+        rows = given.get(name, [])
         table = pa.Table.from_pylist([{field: row.get(field) for field in schema.names} for row in rows], schema)
         pq.write_table(table, folder / name / "part-0.parquet")
     statuses: dict[str, int] = {}
     for row in scores:
         statuses[row["status"]] = statuses.get(row["status"], 0) + 1
-    known = {"status": "finished", "totals": TOTALS, "starts": [START], **manifest}
+    counted = {name: len(given.get(name, [])) for name in RESULT_TABLES}
+    known = {"status": "finished", "rows": counted, "totals": TOTALS, "starts": [START], **manifest}
     (folder / "manifest.json").write_text(json.dumps(known), encoding="utf-8")
     summary = [summarised(None), summarised("a")]
     return end_of_run(open_run(folder), summary, {"statuses": statuses}, Page(), embedded=False)
@@ -121,3 +127,15 @@ def test_what_is_next_can_be_pasted(tmp_path: Path) -> None:
     lines = lines_of(output, [scored("it's", 0.5), scored("two\nlines", 0.0)])
     assert r"two\nlines  e2e     0.000" in lines
     assert lines[-1] == f"next: untold show '{output}' --sample 'it'\"'\"'s' --metric e2e"
+
+
+def test_a_store_that_does_not_answer_at_the_end_is_a_line_and_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    lines_of(output, [scored("s", 1.0)])
+    (output / "scores" / "part-0.parquet").write_bytes(b"half a tab")
+    manifest = {"summary": [summarised(None)], "counts": {"statuses": {"ok": 1}}}
+    request = ScoreRequest(input="", output=str(output), settings=Settings(), metrics=("e2e",), embedded=False)
+    show_summary(Outcome(exit_code=0, manifest=manifest), request)
+    assert capsys.readouterr().out == f"results: {output}; its tables cannot be read at the moment (ArrowInvalid)\n"
