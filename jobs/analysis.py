@@ -295,7 +295,7 @@ def trend(runs: Sequence[Run]) -> pa.Table:
     rows = [
         {"date": date_of(run), "output": name, **row}
         for run, name in zip(runs, names_of(runs), strict=True)
-        for row in run.summary().to_pylist()
+        for row in (run.summary().to_pylist() if "summary" in run.tables else ())
     ]
     columns = [field for field in SUMMARY if field.name != "level"]
     schema = pa.schema([("date", pa.string()), ("output", pa.string()), *columns])

@@ -83,8 +83,8 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 @_drawn
 def means(run: Run, *others: Run) -> Picture:
     """The mean of each system with its 95 % interval, a panel a metric."""
-    rows = [row for one in (run, *others) for row in one.summary().to_pylist()]
-    rows = [row for row in rows if row["mean"] is not None and (row["level"] == "system" or not _systems(rows))]
+    rows = analysis.trend((run, *others)).to_pylist()
+    rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not _systems(rows))]
     by_metric = _grouped(rows, "metric")
     names = sorted({_name(row["system"]) for row in rows}, reverse=True)
     figure, panels = _panels(len(by_metric), len(names))

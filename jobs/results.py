@@ -128,7 +128,7 @@ class Run:
         order = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
         worst = first_rows(self.dataset("scores"), n, columns, order, ds.field("uncovered") > 0)
         texts: dict[tuple[str, str], list[str]] = defaultdict(list)
-        chosen = ds.field("sample_id").isin(worst["sample_id"]) & ~ds.field("covered")
+        chosen = ds.field("sample_id").isin(worst["sample_id"].combine_chunks()) & ~ds.field("covered")
         left_out = self.dataset("statements").to_table(columns=["sample_id", "metric", "text"], filter=chosen)
         for row in left_out.to_pylist():
             texts[row["sample_id"], row["metric"]].append(row["text"])
