@@ -41,7 +41,7 @@ class UnreadableRunError(UserError):
     """A directory that holds no run that can be read, or a table that the run does not have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The output of one run: its manifest and its tables, without Spark; `untold.Run` has more. Made by `open_run`."""
 
@@ -134,6 +134,9 @@ class Run:
             texts[row["sample_id"], row["metric"]].append(row["text"])
         of_rows = [sorted(texts[row["sample_id"], row["metric"]]) for row in worst.to_pylist()]
         return worst.append_column("missing", pa.array(of_rows, pa.list_(pa.string())))
+
+    def __repr__(self) -> str:
+        return f"<Run {self.place.name}: {self.status}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows of a run: its status and its summary."""
