@@ -135,7 +135,7 @@ def _known(model: type[Section], prefix: str) -> Iterator[Known]:
             types = _types(properties[name])
             names = ("whole" if key == "spark.conf" else "split") if "object" in types else None
             default = info.get_default(call_default_factory=True)
-            is_text = "string" in types and names is None and not types & {"integer", "number"}
+            is_text = "string" in types and names is None and not types & {"integer", "number", "array"}
             yield Known(
                 key, _allowed(properties[name]), default, info.description or "", is_text, names, name in model.ADVANCED
             )

@@ -115,6 +115,9 @@ def test_preset_is_chosen_from_the_final_endpoint(tmp_path: Path) -> None:
         ("spark.conf={spark.ui.enabled: true}", "spark.conf", {"spark.ui.enabled": "true"}),
         ("spark.master=local[2]", "spark.master", "local[2]"),
         ("llm.base_url=http://h/v1/", "llm.base_url", "http://h/v1"),
+        ("storage.packages=auto", "storage.packages", "auto"),
+        ("storage.packages=[s3]", "storage.packages", ["s3"]),
+        ("storage.packages=[]", "storage.packages", []),
     ],
 )
 def test_set_reads_values_by_the_type_of_the_setting(override: str, key: str, value: object) -> None:
