@@ -45,6 +45,7 @@ setup(
             "prompts/published/*.jinja",
             "profiles/*.yaml",
             "demo/**/*",
+            "report/*",
             "minilm/*",
         ],
     },
@@ -105,6 +106,8 @@ setup(
             "moto[s3,server]>=5.1,<6",  # an S3 on loopback that knows conditional writes
             "psutil>=7,<8",
             "nbclient>=0.11,<1",
+            "selenium>=4.40,<5",  # drives Chromium, where a machine has it, over a report
+            "axe-core-python==0.1.0",  # brings axe-core, which finds what keeps people from reading it
             "ipykernel>=7,<8",
             "ruff>=0.17,<0.18",
             "mypy>=2.4,<3",

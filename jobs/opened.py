@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pyspark.sql import DataFrame
 
+    from untold.jobs.report.page import Report
+
 # What an analyst asks first
 PYTHON_LINES = (
     "run.summary().to_pandas()",
@@ -126,6 +128,17 @@ class Run(results.Run):
     def trend(self, *others: results.Run) -> pa.Table:
         """The summaries of runs by the dates in their folders' names."""
         return analysis.trend((self, *others))
+
+    def report(self, file: str | os.PathLike[str] | None = None, *others: results.Run) -> Report:
+        """This run, beside others, as one HTML page: shown in the notebook, or written to the file.
+
+        Raises:
+            UntoldError: A run has no scores, or the file cannot be written.
+        """
+        from untold.jobs.report.page import Report, make_report, write_report
+
+        runs = (self, *others)
+        return Report(make_report(runs)) if file is None else write_report(runs, file)
 
     def plot(self) -> Figure:
         """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.

@@ -30,6 +30,7 @@ RANKS = {
     "untold.jobs.settings": 4,
     "untold.jobs.tables": 4,
     "untold.jobs.results": 4,
+    "untold.jobs.report": 2,
     "untold.jobs.notebook": 1,
     "untold.jobs.analysis": 3,
     "untold.jobs.plots": 2,

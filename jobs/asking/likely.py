@@ -10,7 +10,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.asking import store
+from untold.jobs.asking import snapshots, store
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import read_things
@@ -60,7 +60,7 @@ def _some_completions(spark: SparkSession, place: str, stage: Stage) -> Iterator
 
 def _folders_of(place: str, stage: str) -> list[str]:
     """The newest folders of a stage in the store, whatever their digests."""
-    folders = (Place(place) / store.VERSION).entries()
+    folders = (Place(place) / snapshots.VERSION).entries()
     named = [entry for entry in folders if re.fullmatch(rf"{re.escape(stage)}-[0-9a-f]{{32}}", entry.name)]
     newest = sorted(named, key=lambda entry: (entry.modified, entry.name), reverse=True)
     return [str(entry.place) for entry in newest[:MOST_FOLDERS]]

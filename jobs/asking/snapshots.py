@@ -19,6 +19,8 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from untold.udfs.llm.store_files import count_rows, is_damaged
 from untold.udfs.storage import Entry, Place
 
+# The folder of a store that has the folders of its stages
+VERSION = "v1"
 SNAPSHOT = "_snapshot-"
 MERGED = "base-"
 DAMAGED = "damaged"

@@ -24,7 +24,6 @@ from untold.udfs.llm.retrying import ASKED_AGAIN, PASSING_PREFIX, PASSING_TYPES
 from untold.udfs.llm.store_files import Described, Merge, merge_files
 from untold.udfs.storage import Place
 
-VERSION = "v1"
 # The best first
 STATES = ("ok", "tried", "lasting", "passing")
 # Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.
@@ -46,7 +45,7 @@ class ShortReadError(StoreError):
 
 def stage_folder(store: str, stage: Stage) -> str:
     """Where the completions of a stage are: `STORE/v1/<stage>-<digest>` (docs/architecture.md, "The store")."""
-    return str(Place(store) / VERSION / f"{stage.name}-{stage.digest}")
+    return str(Place(store) / snapshots.VERSION / f"{stage.name}-{stage.digest}")
 
 
 def is_transient(error_type: str = "error_type") -> Column:

@@ -179,6 +179,17 @@ def _show(options: Options) -> int:
     return 0
 
 
+def _report(options: Options) -> int:
+    """Runs as one HTML file; starts no engine."""
+    from untold.graph.views import one_line
+    from untold.jobs.report.page import write_report
+    from untold.jobs.results import open_run
+
+    report = write_report([open_run(run) for run in dict.fromkeys(options.runs)], options.html)
+    print(f"report: {one_line(options.html)} ({len(report.html.encode()) / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
 def _open(options: Options) -> int:
     """What a run has, or the output that ships with the package, and how to go on; starts no engine."""
     if (options.run is None) == (not options.demo):
@@ -369,6 +380,19 @@ COMMANDS: dict[str, click.Command] = {
             Option("--metric", "NAME", "one metric; all that scored the sample by default"),
             Option("--picture", "FILE", "draw its graph into this file: .svg or .png"),
             flag("--raw", "draw atoms instead of statements; with --picture"),
+        ],
+    ),
+    "report": Command(
+        "write runs as one HTML page: systems, answers and what they leave out",
+        _report,
+        [
+            Argument(
+                "runs",
+                "RUN...",
+                "outputs of untold score; those of meta-evaluate say how far to trust the judge",
+                many=True,
+            ),
+            Option("--html", "FILE", "the file to write (report.html)", default="report.html"),
         ],
     ),
     "doctor": Command("check this machine and the endpoint", _doctor, settings_options()),

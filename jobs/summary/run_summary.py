@@ -122,6 +122,7 @@ def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
     if named:
         sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
         yield redact(f"next: untold show {shlex.quote(run.directory)} {sample}")
+    yield redact(f"report: untold report {shlex.quote(run.directory)}")
 
 
 def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import ICAT, embedder, searcher
+from tests.runs.reported import assert_reported
 from tests.runs.worlds import rows_by_sample, scores_of
 from tests.udfs.retrieval.onnx_files import write_classifier
 
@@ -392,3 +393,7 @@ def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: 
     assert ended.code == 4, ended.err
     for name in ("scores", "measures", "claims", "evidence", "chunks", "statements", "failures"):
         assert read_table(tmp_path / "out", name) == read_table(job / "out", name), name
+
+
+def test_a_report_has_what_the_tables_have(job: Path) -> None:
+    assert_reported(job / "out")

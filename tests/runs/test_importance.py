@@ -20,6 +20,7 @@ from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
 from tests.runs.importance_jobs import assert_claims, assert_facts, assert_measures, assert_pooled, assert_scores
+from tests.runs.reported import assert_reported
 from tests.runs.worlds import Job, rows_by_sample, scores_of
 
 WORLDS = 42
@@ -251,3 +252,7 @@ def planned(run_here: RunHere, job: ImportanceJob, output: Path, settings: Mappi
     found = {row["stage"]: row for row in rows}
     assert len(found) == len(rows)
     return found
+
+
+def test_a_report_has_what_the_tables_have(job: ImportanceJob) -> None:
+    assert_reported(job.output)

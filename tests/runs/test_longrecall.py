@@ -15,6 +15,7 @@ from tests.fakes.world_longrecall import longrecall_worlds
 from tests.runs.harness import SETTINGS, Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.recalled import TABLES, assert_as_expected
+from tests.runs.reported import assert_reported
 from tests.runs.worlds import Job, scores_of
 
 LONGRECALL = ("--metric", "longrecall")
@@ -145,3 +146,7 @@ def test_samples_need_references(run_here: RunHere, job: RecallJob, tmp_path: Pa
     ended = run_here(job.server, path, tmp_path / "out", *LONGRECALL)
     assert ended.code == 1
     assert "references" in ended.err
+
+
+def test_a_report_has_what_the_tables_have(job: RecallJob) -> None:
+    assert_reported(job.output)

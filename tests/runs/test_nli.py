@@ -17,6 +17,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import Run, canonical, read_table, sum_usage, times, write_samples
 from tests.runs.here import RunHere
+from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
     assert_atoms_name_their_statements,
@@ -267,3 +268,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     names = {sample["sample_id"] for sample in samples}
     assert scores_of(output) == {name: row for name, row in scores_of(job.output).items() if name in names}
     assert relations_of(output) == {name: row for name, row in relations_of(job.output).items() if name in names}
+
+
+def test_a_report_has_what_the_tables_have(job: NliJob) -> None:
+    assert_reported(job.output)

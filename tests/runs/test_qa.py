@@ -27,6 +27,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds
 from tests.runs.harness import Row, Run, read_table, sum_usage, times, write_samples
 from tests.runs.here import RunHere
+from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
     assert_atoms_name_their_statements,
@@ -338,3 +339,7 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
         assert needed <= server.count() <= needed + at_risk
     names = {sample["sample_id"] for sample in samples}
     assert_concluded(output, {name: one for name, one in job.expected.items() if name in names})
+
+
+def test_a_report_has_what_the_tables_have(job: QaJob) -> None:
+    assert_reported(job.output)

@@ -67,7 +67,12 @@ class Stage:
 
     def request_id(self, variables: Mapping[str, Any]) -> str:
         """The key of the request for these values of the stage's variables: 32 hex characters."""
-        return _hash(self.digest + canonical_json({name: variables.get(name) for name in self.variables}))
+        return request_id(self.digest, {name: variables.get(name) for name in self.variables})
+
+
+def request_id(digest: str, variables: Mapping[str, Any]) -> str:
+    """The key of a request for these variables, by the digest of its stage."""
+    return _hash(digest + canonical_json(variables))
 
 
 def canonical_json(value: Any) -> str:

@@ -90,6 +90,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         f"results: {output}",
         "tables: samples, scores, failures",
         f"next: untold show {output} --sample b --metric e2e",
+        f"report: untold report {output}",
     ]
 
 
@@ -126,7 +127,10 @@ def test_what_is_next_can_be_pasted(tmp_path: Path) -> None:
     output = tmp_path / "my run"
     lines = lines_of(output, [scored("it's", 0.5), scored("two\nlines", 0.0)])
     assert r"two\nlines  e2e     0.000" in lines
-    assert lines[-1] == f"next: untold show '{output}' --sample 'it'\"'\"'s' --metric e2e"
+    assert lines[-2:] == [
+        f"next: untold show '{output}' --sample 'it'\"'\"'s' --metric e2e",
+        f"report: untold report '{output}'",
+    ]
 
 
 def test_a_store_that_does_not_answer_at_the_end_is_a_line_and_no_error(
