@@ -234,24 +234,24 @@ def topics(
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
-    from untold.udfs.retrieval.embedding import MINILM, Embedder, find_model, normalised
+    from untold.udfs.retrieval.embedding import Embedder, normalised
+    from untold.udfs.retrieval.local_models import find_minilm
 
     rows = left_out(runs, n=statements, metrics=metrics).to_pylist()
-    vectors = normalised(Embedder(find_model(MINILM)).embed([row["statement"] for row in rows])) if rows else None
-    if vectors is None or len(rows) == 1:
-        groups = [1] * len(rows)
-    else:
-        groups = fcluster(linkage(vectors, "average", "cosine"), n, "maxclust").tolist()
+    if not rows:
+        return TOPICS.empty_table()
+    vectors = normalised(Embedder(find_minilm()).embed([row["statement"] for row in rows]))
+    tree = linkage(vectors, "average", "cosine") if len(rows) > 1 else None
+    groups = [1] if tree is None else fcluster(tree, n, "maxclust").tolist()
     found = []
     for group in sorted(set(groups)):
         own = [place for place, other in enumerate(groups) if other == group]
         middle = vectors[own].mean(axis=0)
-        nearest = sorted(own, key=lambda place: -float(vectors[place] @ middle))
-        first, *others = [rows[place]["statement"] for place in nearest]
-        queries = {rows[place]["query"] for place in own}
-        missed = sum(rows[place]["missed"] for place in own)
-        counts = {"statements": len(own), "missed": missed, "queries": len(queries)}
-        found.append({"topic": first, **counts, "more": list(dict.fromkeys(others))[:3]})
+        nearest = [rows[place] for place in sorted(own, key=lambda place: -float(vectors[place] @ middle))]
+        topic, *others = dict.fromkeys(row["statement"] for row in nearest)
+        missed, queries = sum(row["missed"] for row in nearest), len({row["query"] for row in nearest})
+        counts = {"statements": len(own), "missed": missed, "queries": queries}
+        found.append({"topic": topic, **counts, "more": others[:3]})
     return pa.Table.from_pylist(sorted(found, key=lambda row: -row["missed"]), TOPICS)
 
 
@@ -295,7 +295,7 @@ def trend(runs: Sequence[Run]) -> pa.Table:
     rows = [
         {"date": date_of(run), "output": name, **row}
         for run, name in zip(runs, names_of(runs), strict=True)
-        for row in run.summary().to_pylist()
+        for row in (run.summary().to_pylist() if "summary" in run.tables else ())
     ]
     columns = [field for field in SUMMARY if field.name != "level"]
     schema = pa.schema([("date", pa.string()), ("output", pa.string()), *columns])
@@ -318,51 +318,46 @@ class _DuckScores:
 
     def count_values(self) -> Rows:
         return self._collect(
-            """select metric, system, status, measure, {value} as value, count(*) as count
-                from (select metric, system, status, score, score_low, score_high, score_zero from judged)
-                unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))
-                group by all""",
+            "metric, system, status, measure",
             "value",
+            """from (select metric, system, status, score, score_low, score_high, score_zero from judged)
+                unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))""",
         )
 
     def count_differences(self, score: str, *, cluster: bool) -> Rows:
         self._hash_questions()
         own = "sum(difference) as difference, count(*) as size" if cluster else "difference, 1 as size"
         return self._collect(
+            "metric, first, second, size",
+            "difference",
             f"""with means as (
                     select metric, question, any_value(query) as query, system, avg({score}) as score
                     from judged join questions using (output, sample_id)
                     where question is not null and {score} is not null group by metric, question, system),
                 differences as (
                     select metric, a.system as first, b.system as second, a.query, a.score - b.score as difference
-                    from means a join means b using (metric, question) where {self.pairs}),
-                pairs as (
-                    select metric, first, second, {own} from differences
-                    {"group by metric, first, second, query" if cluster else ""})
-                select metric, first, second, {{value}} as difference, size, count(*) as count
-                from pairs group by all""",
-            _rounded("difference"),
+                    from means a join means b using (metric, question) where {self.pairs})
+                select metric, first, second, {own} from differences
+                {"group by metric, first, second, query" if cluster else ""}""",
         )
 
     def count_clusters(self, score: str) -> Rows:
         self._hash_questions()
         return self._collect(
-            f"""select metric, system, {{value}} as sum, size, count(*) as count
-                from (select metric, system, sum({score}) as total, count(*) as size
-                    from judged left join questions using (output, sample_id) where {score} is not null
-                    group by metric, system, coalesce(query::varchar, sample_id))
-                group by all""",
-            _rounded("total"),
+            "metric, system, size",
+            "sum",
+            f"""select metric, system, sum({score}) as sum, count(*) as size
+                from judged left join questions using (output, sample_id) where {score} is not null
+                group by metric, system, coalesce(query::varchar, sample_id)""",
         )
 
     def count_repeated_queries(self) -> int:
         self._hash_questions()
-        found = self.database.sql(
+        return self._number(
             """select count(distinct query) from (
                 select query from judged join questions using (output, sample_id)
                 where query is not null group by metric, system, query having count(*) > 1)"""
-        ).fetchone()
-        return int(found[0]) if found else 0
+        )
 
     def find_twice(self) -> dict[str, Any] | None:
         self._hash_questions()
@@ -384,13 +379,24 @@ class _DuckScores:
                 select output, sample_id, md5_number(query) as query, question from asked"""
         )
 
-    def _collect(self, query: str, value: str) -> Rows:
-        """The counts, of rounded values where there are too many; `{value}` stands for the value in the query."""
-        exact = _rows(self.database, query.format(value=value), MAX_DISTINCT + 1)
-        if exact.num_rows > MAX_DISTINCT:
-            exact = _rows(self.database, query.format(value=f"round({value} * {GRID}) / {GRID}"))
-        rows: Rows = exact.to_pylist()
-        return rows
+    def _collect(self, keys: str, value: str, rows: str) -> Rows:
+        """How often each value of a query's rows occurs: the keys, the value and count; rounded where they are many.
+
+        Millions of rows are first looked at for how many of them differ, in little memory.
+        """
+        rounded = value if value == "value" else _rounded(value)
+        count = f"select {keys}, {{}} as {value}, count(*) as count from ({rows}) group by all".format
+        if self._number("select count(*) from judged") <= MAX_DISTINCT or (
+            self._number(f"select approx_count_distinct(hash({keys}, {rounded})) from ({rows})") <= 2 * MAX_DISTINCT
+        ):
+            found = _rows(self.database, count(rounded), MAX_DISTINCT + 1)
+            if found.num_rows <= MAX_DISTINCT:
+                return list(found.to_pylist())
+        return list(_rows(self.database, count(f"round({value} * {GRID}) / {GRID}")).to_pylist())
+
+    def _number(self, query: str) -> int:
+        found = self.database.sql(query).fetchone()
+        return int(found[0]) if found else 0
 
 
 def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None, *, apart: bool = False) -> DuckDBPyConnection:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from untold.jobs import analysis, results
 from untold.jobs.run.terminal import amount, page_of, table
 from untold.udfs.errors import require
+from untold.udfs.storage import Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,7 +177,7 @@ def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
 
     Folders without a manifest, and runs that have not ended, are left out. Raises UntoldError where none is left.
     """
-    folders = [entry.place for entry in results.Place(os.fspath(folder)).entries() if entry.kind == "folder"]
+    folders = [entry.place for entry in Place(os.fspath(folder)).entries() if entry.kind == "folder"]
     found = []
     for place in folders:
         with suppress(results.UnreadableRunError):

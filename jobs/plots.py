@@ -83,8 +83,8 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 @_drawn
 def means(run: Run, *others: Run) -> Picture:
     """The mean of each system with its 95 % interval, a panel a metric."""
-    rows = [row for one in (run, *others) for row in one.summary().to_pylist()]
-    rows = [row for row in rows if row["mean"] is not None and (row["level"] == "system" or not _systems(rows))]
+    rows = analysis.trend((run, *others)).to_pylist()
+    rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not _systems(rows))]
     by_metric = _grouped(rows, "metric")
     names = sorted({_name(row["system"]) for row in rows}, reverse=True)
     figure, panels = _panels(len(by_metric), len(names))
@@ -158,7 +158,7 @@ def agreement(run: Run, *others: Run) -> Picture:
         shade = PALE if value is None else shades((value + 1) / 2)
         panel.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, facecolor=shade, edgecolor="none"))
         ink = "white" if value is not None and abs(value) > 0.6 else INK
-        how = {"ha": "center", "va": "center", "color": ink}
+        how: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
         panel.text(x, y - 0.08, "-" if value is None else f"{value:.2f}", fontsize=12, **how)
         panel.text(x, y + 0.28, f"n = {row['n']:,}", fontsize=8, **how)
     panel.set_xticks(range(len(names) - 1), names[:-1])
@@ -208,7 +208,8 @@ def statuses(run: Run, *others: Run) -> Picture:
             panel.text(start + row["share"] / 2, place, f"{row['count']:,}", ha="center", va="center", color=ink)
     panel.set_yticks(range(len(names)), [f"{metric}: {_name(system)}" for metric, system in names])
     panel.set(xlim=(0, 1), xticks=[])
-    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STATUSES), handlelength=1, borderaxespad=0.2)
+    if rows:
+        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STATUSES), handlelength=1, borderaxespad=0.2)
     panel.grid(visible=False)
     panel.spines["bottom"].set_visible(False)
     return figure

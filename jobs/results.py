@@ -41,7 +41,7 @@ class UnreadableRunError(UserError):
     """A directory that holds no run that can be read, or a table that the run does not have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The output of one run: its manifest and its tables, without Spark; `untold.Run` has more. Made by `open_run`."""
 
@@ -128,18 +128,21 @@ class Run:
         order = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
         worst = first_rows(self.dataset("scores"), n, columns, order, ds.field("uncovered") > 0)
         texts: dict[tuple[str, str], list[str]] = defaultdict(list)
-        chosen = ds.field("sample_id").isin(worst["sample_id"]) & ~ds.field("covered")
+        chosen = ds.field("sample_id").isin(worst["sample_id"].combine_chunks()) & ~ds.field("covered")
         left_out = self.dataset("statements").to_table(columns=["sample_id", "metric", "text"], filter=chosen)
         for row in left_out.to_pylist():
             texts[row["sample_id"], row["metric"]].append(row["text"])
         of_rows = [sorted(texts[row["sample_id"], row["metric"]]) for row in worst.to_pylist()]
         return worst.append_column("missing", pa.array(of_rows, pa.list_(pa.string())))
 
+    def __repr__(self) -> str:
+        return f"<Run {self.place.name}: {self.status}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows of a run: its status and its summary."""
         shown = ["metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"]
         summary = self.summary().to_pylist() if "summary" in self.tables else []
-        rows = [{name: row[name] for name in shown} for row in summary]
+        rows = [{name: row[name] for name in shown} | {"system": row["system"] or "all"} for row in summary]
         # Without its folder: a notebook that is passed on need not say where it was run
         return f"<p>{escape(self.place.name)}: {escape(self.status)}</p>{html_table(rows)}"
 

@@ -39,6 +39,7 @@ from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
+from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
@@ -278,7 +279,7 @@ def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
     """What is counted of tables while they are written: samples by status and by metrics whose caps left out something
     of them, and failed requests.
     """
-    statuses = {name: F.count_if(F.col("status") == name) for name in aggregate.COLUMN_OF_STATUS}
+    statuses = {name: F.count_if(F.col("status") == name) for name in COLUMN_OF_STATUS}
     dropped = {
         f"dropped-{metric.name}": F.count_if((F.col("metric") == metric.name) & (F.col("dropped") > 0))
         for metric in metrics
@@ -316,7 +317,7 @@ def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
     """The counts of the manifest: statuses that occur, scores, failures and passing_failures."""
-    statuses = {name: scores[name] for name in aggregate.COLUMN_OF_STATUS if scores[name]}
+    statuses = {name: scores[name] for name in COLUMN_OF_STATUS if scores[name]}
     failed = {name: failures[name] for name in failures.columns}
     return {"scores": scores["rows"], "statuses": statuses, **failed}
 

@@ -67,11 +67,11 @@ def main() -> None:
     for name, cells in executed.items():
         notebook = read(path_of(name))
         for number, cell in enumerate((cell for cell in notebook.cells if cell["cell_type"] == "code"), 1):
-            shown = cells[cell["id"]].outputs
             cell.execution_count = number
-            cell.outputs = [
-                output | {"execution_count": number} if "execution_count" in output else output for output in shown
-            ]
+            cell.outputs = cells[cell["id"]].outputs
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = number
         path_of(name).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")  # type: ignore[no-untyped-call]
 
 

@@ -164,7 +164,8 @@ def ship(made: Path, kept: Path, *, keep_store: bool = False) -> None:
     manifest |= {"made_by": MADE_BY}
     if "input" in manifest:
         manifest["input"] = manifest["input"] | {"path": Path(manifest["input"]["path"]).name}
-    (kept / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(manifest, indent=1, ensure_ascii=False).replace(f"{PROMPTS.parents[2]}/", "")
+    (kept / "manifest.json").write_text(text + "\n", encoding="utf-8")
 
 
 def write_table(rows: pa.Table, folder: Path) -> None:

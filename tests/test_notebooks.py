@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import untold
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_importance import importance_worlds
 from tests.notebooks import NAMES, Cells, execute, path_of, read, text_of
@@ -109,7 +110,6 @@ def shown(six: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cell
         "run": write_run(folder / "run"),
         "failures": write_run(folder / "failures", rows=nothing),
         "empty": write_run(folder / "empty", rows={name: [] for name in ROWS}),
-        "bare": write_run(folder / "bare", "failed", rows={}, names=()),
     }
     return execute(given | {f"results {name}": (path_of("results"), run) for name, run in runs.items()})
 
@@ -124,7 +124,7 @@ def test_no_cell_of_any_notebook_fails(shown: dict[str, Cells]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_question_of_a_notebook_is_answered_by_a_table_or_a_picture(shown: dict[str, Cells], name: str) -> None:
     kinds = {
-        cell: [kind for output in shown[name][cell].outputs for kind in output["data"]]
+        cell: [kind for output in shown[name][cell].outputs for kind in output.get("data", ())]
         for cell in shown[name]
         if cell != "open"
     }
@@ -144,9 +144,16 @@ def test_notebooks_are_kept_with_what_they_show(shown: dict[str, Cells], name: s
     same = [cell for cell in kept if "machine" not in kept[cell]["metadata"].get("tags", ())]
     assert {cell: text_of(kept[cell]) for cell in same} == {cell: text_of(shown[name][cell]) for cell in same}
     assert all(cell["outputs"] for key, cell in kept.items() if key != "open")
-    text = path_of(name).read_text(encoding="utf-8")
-    assert len(text) < 300_000
-    assert [place for place in (str(Path(__file__).parents[1]), str(Path.home()), "/tmp") if place in text] == []
+    assert len(path_of(name).read_text(encoding="utf-8")) < 300_000
+    texts = "".join(f"{cell['source']}{text_of(cell)}" for cell in kept.values())
+    assert [place for place in (str(Path(__file__).parents[1]), str(Path.home()), "/tmp") if place in texts] == []
+
+
+def test_a_run_that_failed_before_its_tables_is_shown(tmp_path: Path) -> None:
+    run = untold.open_run(write_run(tmp_path / "bare", "failed", rows={}, names=()))
+    assert "bare: failed" in run._repr_html_()
+    assert run.sql("select count(*) from scores").fetchall() == [(0,)]
+    assert untold.plots.means(run)._repr_png_()[0].startswith(b"\x89PNG")
 
 
 def test_results_notebook_shows_the_run(shown: dict[str, Cells]) -> None:

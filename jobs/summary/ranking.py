@@ -159,7 +159,7 @@ def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_once(scores: CountedScores, runs: Sequence[Run]) -> None:
     """Raises CompareError where a system has scores of one metric for one question in two outputs."""
-    first = scores.find_twice()
+    first = scores.find_twice() if len(runs) > 1 else None
     if first is not None:
         one, other = (runs[first[name]].directory for name in ("one", "other"))
         raise CompareError(

@@ -45,8 +45,9 @@ USAGE = [
 
 
 def write_run(folder: Path, tables: dict[str, list[dict[str, Any]]], **manifest: Any) -> untold.Run:
+    folder.mkdir(parents=True)
     for name, rows in tables.items():
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir()
         pq.write_table(pa.Table.from_pylist(rows, TABLES[name]), folder / name / "part-0.parquet")
     (folder / "manifest.json").write_text(json.dumps({"status": "finished", "metrics": ["e2e", "qa"], **manifest}))
     return untold.open_run(folder)
