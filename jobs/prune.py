@@ -14,7 +14,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from untold.jobs.asking.pruning import Pruned, find_unneeded, prune_folder
-from untold.jobs.asking.store import VERSION
+from untold.jobs.asking.snapshots import VERSION
 from untold.jobs.asking.uses import Use, folder_of_uses, list_uses
 from untold.jobs.inputs.files import NoInputError, find_files
 from untold.jobs.run.manifest import NAME, read_manifest
