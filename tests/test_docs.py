@@ -91,7 +91,8 @@ def test_layout() -> None:
 
 def test_what_a_person_starts() -> None:
     sentence = (
-        r"A person starts these modules of `jobs/`: (.*?)\.\s+Every module may import the other\s+two, (\w+) and (\w+)"
+        r"A person starts these modules of `jobs/`: (.*?)\.\s+Every\s+module\s+may\s+import\s+the\s+other\s+two,"
+        r"\s+(\w+)\s+and\s+(\w+)"
     )
     listed = re.search(sentence, section("architecture", "Layout"), re.DOTALL)
     assert listed is not None
