@@ -62,7 +62,9 @@ class Machines:
     """Ray and Spark on both hosts, started from the driver's namespace. `settings`: what a run there needs."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._processes = folder, dict[tuple[str, str], subprocess.Popen[bytes]]()
+        self._folder = folder
+        self._processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self._commands: dict[tuple[str, str], Sequence[str]] = {}
         head = ADDRESSES[DRIVER]
         self.settings = {
             "spark.master": f"spark://{head}:7077",
@@ -92,6 +94,7 @@ class Machines:
         self._start(host, "spark", [*command, "--webui-port", "0"])
 
     def _start(self, host: str, name: str, command: Sequence[str]) -> None:
+        self._commands[host, name] = command
         place = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": ADDRESSES[host]}
         inside = [] if host == DRIVER else ["ip", "netns", "exec", host]
         with open(self._folder / f"{host}-{name}.log", "wb") as log:
@@ -101,13 +104,17 @@ class Machines:
         self._processes[host, name] = process
 
     def _wait(self, host: str) -> None:
-        """Until Ray and Spark say that they are up. Raises RuntimeError where one ends before, or says nothing."""
+        """Until Ray and Spark say that they are up. Raises RuntimeError where one does not."""
         for name, said in {"ray": "Ray runtime started", "spark": "uccessfully registered|New state: ALIVE"}.items():
             log, process = self._folder / f"{host}-{name}.log", self._processes[host, name]
             end = monotonic() + WAIT_SECONDS
             while not re.search(said, text := log.read_text(errors="replace")):
-                if process.poll() is not None or monotonic() > end:
+                if monotonic() > end:
                     raise RuntimeError(f"{name} on {host} did not start: {text[-1000:]}")
+                if process.poll() is not None:
+                    # A node of Ray gives up after 30 s, which a busy machine needs
+                    self._start(host, name, self._commands[host, name])
+                    process = self._processes[host, name]
                 sleep(0.5)
 
     def kill(self, word: str, host: str | None = None) -> None:
