@@ -186,8 +186,8 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
     # A killed run leaves this status too: it could not write another
     if run.manifest.get("status") == "running" and not allow_running:
         raise UnreadableRunError(
-            f"{place}: the run has not ended, or was killed; wait for it or start it again, "
-            "or read what is there with allow_running=True"
+            f"{place}: the run has not ended, or was killed; wait for it or start it again "
+            "(in Python, allow_running=True reads what is there)"
         )
     return run
 

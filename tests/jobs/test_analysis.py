@@ -198,3 +198,8 @@ def test_sql_has_the_columns_of_the_contract_and_reads_odd_paths(tmp_path: Path)
     found = untold.open_run(folder).sql("select sample_id, score, status, mine from scores order by 1")
     assert found.fetchall() == [("s", 0.5, None, None), ("t", None, None, 1)]
     assert "date" not in run.sql("select * from scores").columns
+
+
+def test_systems_of_a_run_without_metrics_do_not_differ(tmp_path: Path) -> None:
+    empty = {name: list[dict[str, Any]]() for name in ("samples", "scores", "statements")}
+    assert write_run(tmp_path / "out", empty, metrics=[]).differences_by_query().num_rows == 0
