@@ -410,7 +410,9 @@ def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None, *, apart:
     system = f"coalesce(system, [{names}][output + 1])"
     if apart:
         system = f"format('{{:06d}}{_APART}{{}}', output, coalesce(system, 'all'))"
-    where = "" if metrics is None else f"where metric in (select unnest([{', '.join(map(quoted, metrics))}]::varchar[]))"
+    where = (
+        "" if metrics is None else f"where metric in (select unnest([{', '.join(map(quoted, metrics))}]::varchar[]))"
+    )
     database.execute(
         f"""create view judged as
             select output, sample_id, metric, {system} as system, status, covered,

@@ -11,7 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from untold.jobs.asking.pruning import Pruned, find_unneeded, prune_folder
 from untold.jobs.asking.snapshots import VERSION
@@ -24,6 +26,7 @@ from untold.jobs.run.terminal import Page, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import Unneeded
+from untold.udfs.llm.units import RequestIds
 from untold.udfs.storage import Place
 
 _STAGE = re.compile(r"\w+-[0-9a-f]{32}")
@@ -71,18 +74,18 @@ def prune(request: PruneRequest) -> list[Pruned]:
     return found
 
 
-def _ids_of(uses: Iterable[Use], stage: str) -> set[str]:
+def _ids_of(uses: Iterable[Use], stage: str) -> RequestIds:
     """The requests of a stage that some run has noted. Raises PruneError where notes cannot be read."""
-    ids: set[str] = set()
+    ids: list[NDArray[np.bytes_]] = []
     for use in uses:
         if use.stage == stage:
             try:
-                ids.update(use.ids())
+                ids += (np.asarray(some, np.bytes_) for some in use.ids())
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise PruneError(
                     f"{use.place} cannot be read, so that nobody knows what run {use.run} needs"
                 ) from error
-    return ids
+    return RequestIds(np.concatenate(ids) if ids else ())
 
 
 def _runs_of_outputs(request: PruneRequest, noted: set[str]) -> set[str]:

@@ -34,11 +34,11 @@ class Use:
     stage: str
     at: float
 
-    def ids(self) -> Iterator[str]:
-        """The ids of the requests. Raises OSError or ValueError where they cannot be read."""
+    def ids(self) -> Iterator[list[str]]:
+        """The ids of the requests, some at a time. Raises OSError or ValueError where they cannot be read."""
         with self.place.open() as file:
             for batch in pq.ParquetFile(file).iter_batches(columns=IDS.names):
-                yield from batch.column(0).to_pylist()
+                yield batch.column(0).to_pylist()
 
 
 def folder_of_uses(store: str) -> str:

@@ -24,6 +24,7 @@ from untold.jobs.run.object_locks import lock_folder
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file
 from untold.udfs.llm.store_files import Unneeded
+from untold.udfs.llm.units import RequestIds
 from untold.udfs.storage import Place
 
 STAGE = f"evaluate_coverage-{'0' * 32}"
@@ -162,10 +163,10 @@ def test_a_file_that_two_runs_merged_goes_with_what_it_became(tmp_path: Path) ->
     for number in range(8):
         write(tmp_path, f"run-{number}.parquet", [old(f"r{number}")])
     compact_folder(str(tmp_path))
-    prune_folder(str(tmp_path), Unneeded(NOW - timedelta(days=90), {"r3"}))
+    prune_folder(str(tmp_path), Unneeded(NOW - timedelta(days=90), RequestIds(["r3"])))
     assert [one["request_id"] for one in read_rows(tmp_path)] == ["r3"]
     assert len(names_in(tmp_path, "*.parquet")) == 1
-    prune_folder(str(tmp_path), Unneeded(NOW - timedelta(days=90), set()))
+    prune_folder(str(tmp_path), Unneeded(NOW - timedelta(days=90), RequestIds()))
     assert names_in(tmp_path, "*.parquet") == []
     compact_folder(str(tmp_path), clock=lambda: time() + KEEP_SECONDS + 60)
 
@@ -197,8 +198,8 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, changes: int) -> Callable[[], 
 def test_killed_before_any_change_it_loses_nothing_that_is_needed_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: bool
 ) -> None:
-    unneeded = Unneeded(NOW - timedelta(days=90), {f"r{number}" for number in range(0, 12, 2)})
-    needed, ended, changes = sorted(unneeded.needed), False, 0
+    needed, ended, changes = sorted(f"r{number}" for number in range(0, 12, 2)), False, 0
+    unneeded = Unneeded(NOW - timedelta(days=90), RequestIds(needed))
     while not ended:
         folder = tmp_path / str(changes)
         for number in range(12):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,9 +10,11 @@ from hashlib import blake2b
 from time import sleep
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from untold.udfs.llm.units import RequestIds
 from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
@@ -81,16 +83,16 @@ def digest_of(place: Place) -> str:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """Rows that nobody needs: answered before a time, and of no request that is `needed` (ids)."""
+    """Rows that nobody needs: answered before a time, and of no request that is `needed`."""
 
     before: datetime
-    needed: Container[str]
+    needed: RequestIds
 
     def kept(self, rows: pa.RecordBatch) -> pa.Array:
         """Whether each row stays; one that does not say when it was answered does."""
         ids, times = (rows.column(name).to_pylist() for name in ("request_id", "answered_at"))
-        pairs = zip(ids, times, strict=True)
-        return pa.array([at is None or at >= self.before or one in self.needed for one, at in pairs], pa.bool_())
+        young = np.array([at is None or at >= self.before for at in times], np.bool_)
+        return pa.array(young | (self.needed.places(ids) >= 0))
 
 
 def count_kept(place: Place, unneeded: Unneeded) -> tuple[int, int]:
