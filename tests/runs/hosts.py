@@ -59,7 +59,7 @@ def hosts() -> Iterator[None]:
 
 
 class Machines:
-    """Ray and Spark on both hosts, started from the driver's namespace. `settings`: what a run there needs."""
+    """Ray and Spark on both hosts, from the driver's namespace. `settings`: what a run there needs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,13 +74,17 @@ class Machines:
             "llm.actors": 4,
         }
         self.environment = {**RAY, "SPARK_LOCAL_IP": head}
+
+    def start(self) -> None:
+        """Starts all of it and waits until it is up. Raises RuntimeError where something does not start."""
+        head = ADDRESSES[DRIVER]
         ray = ["--object-store-memory", str(80 * 2**20), "--block"]
         self._ray(DRIVER, "--head", "--port", "6399", "--num-cpus", "0", "--include-dashboard", "false", *ray)
         self._spark(DRIVER, "master.Master", "-h", head, "-p", "7077")
         self._wait(DRIVER)
         for host in HOSTS:
             self._ray(host, "--address", f"{head}:6399", "--num-cpus", "1", *ray)
-            words = ["-c", "1", "-m", "1g", "-d", f"{folder}/{host}", f"spark://{head}:7077"]
+            words = ["-c", "1", "-m", "1g", "-d", f"{self._folder}/{host}", f"spark://{head}:7077"]
             self._spark(host, "worker.Worker", "-h", ADDRESSES[host], *words)
         for host in HOSTS:
             self._wait(host)
@@ -155,6 +159,7 @@ def main(folder: Path) -> None:
     }
     known = {"nli": worlds(16, "noisy"), "icat": icat_worlds(16, "noisy", ids=True)}
     try:
+        machines.start()
         for metric, found in known.items():
             path = write_samples(folder / f"{metric}.jsonl", [sample for world in found for sample in world.samples(2)])
             for place in ("local", "hosts"):
