@@ -157,6 +157,7 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
     request = run.request
     run.start.output.begin(
         shown(request.settings, exclude={"llm"}),
+        run=run.start.output.run,
         input=request.shown_input(content, contexts=request.contexts),
         llm={system.name: shown(system.settings, include={"llm"})["llm"] for system in run.systems},
         template_digests=manifest.template_digests({system.name: system.stage for system in run.systems}),

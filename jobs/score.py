@@ -211,6 +211,7 @@ def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, in
     request = run.request
     run.start.output.begin(
         shown(request.settings),
+        run=run.start.output.run,
         metrics=list(request.metrics),
         input=request.shown_input(content, listing=found.listing, changes=changes),
         template_digests=manifest.template_digests(run.stages),

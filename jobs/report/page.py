@@ -28,7 +28,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
 
-TEMPLATE = "report.html.jinja"
+TEMPLATE = "report.html"
 SCRIPTS = ("page.js", "words.js", "graph.js", "sample.js", "answers.js", "beside.js", "start.js")
 
 

@@ -236,8 +236,7 @@ class Output:
         Place(self.place).make_folder()
         earlier = self.earlier or {}
         past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
-        now = {"status": "running", "run": self.run, "settings": dict(settings)}
-        self.manifest = {**self.manifest, **now, **past, **fields}
+        self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}
         if not self._keeps:
             manifest.write_manifest(self.place, self.manifest)
 

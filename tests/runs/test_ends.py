@@ -101,7 +101,7 @@ def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp
 
 def fill_after_a_segment(disk: SmallDisk) -> None:
     end = monotonic() + WAIT_SECONDS
-    while not any(disk.folder.rglob("*.parquet")) and monotonic() < end:
+    while not any(disk.folder.glob("v1/**/*.parquet")) and monotonic() < end:
         sleep(0.02)
     disk.fill()
 
@@ -116,7 +116,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
         filled = beside.submit(fill_after_a_segment, disk)
         ended = run_here(server, path, output, settings=settings)
         filled.result()
-    written = sum(pq.read_metadata(file).num_rows for file in disk.folder.rglob("*.parquet"))
+    written = sum(pq.read_metadata(file).num_rows for file in disk.folder.glob("v1/**/*.parquet"))
     lost = server.count() - written
     assert (ended.code, written > 0, lost > 0) == (1, True, True), ended.err
     told = f"(No space left on device); {lost} answer{'s are' if lost > 1 else ' is'} lost and will be paid for again"
