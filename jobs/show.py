@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -289,12 +289,7 @@ def _place(picture: str, score: Row, *, several: bool) -> str:
 def _write(place: str, picture: bytes) -> None:
     """Writes a picture. Raises ShowError where that cannot be done."""
     try:
-        target = Place(place)
-        if target.local is None:
-            target.write_bytes(picture)
-        else:
-            # It may be a pipe or a device, which no rename may replace
-            Path(target.local).write_bytes(picture)
+        Place(place).write_whole(lambda file: file.write(picture))
     except (OSError, pa.ArrowException) as error:
         raise ShowError(f"{place}: cannot be written ({type(error).__name__}); give another --picture") from error
 

@@ -137,11 +137,17 @@ class Place:
         """Writes a file that readers see as it was before or whole, and that a power cut leaves so once this returns.
 
         Locally aside, synced, renamed, and the folder synced; an object store takes it in one put. What is left of a
-        write that fails is removed, so that a full disk is no fuller for it.
+        write that fails is removed, so that a full disk is no fuller for it. A pipe or a device takes what it gets.
         """
         if self.local is not None:
+            if os.path.exists(self.local) and not os.path.isfile(self.local):
+                # No rename may replace it
+                with open(self.local, "wb") as taking:
+                    write(taking)
+                return
             # In the same folder, as a rename is atomic within one file system alone; hidden from those who list it.
-            _write_aside(self.local, ".tmp", write, os.replace)
+            # Where a link stands, the file that it leads to is written.
+            _write_aside(os.path.realpath(self.local), ".tmp", write, os.replace)
             return
         # Written here first: a put that fails half way through `write` would leave what there is of it.
         with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as file:

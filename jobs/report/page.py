@@ -10,7 +10,6 @@ from hashlib import sha256
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -64,13 +63,9 @@ def make_report(runs: Sequence[Run]) -> str:
 def write_report(runs: Sequence[Run], file: str | os.PathLike[str]) -> Report:
     """Writes the report of runs into a file. Raises ReportError where it cannot be written, and as `make_report`."""
     report = Report(make_report(runs), os.fspath(file))
-    page, target = report.html.encode("utf-8", "replace"), Place(os.fspath(file))
+    page = report.html.encode("utf-8", "replace")
     try:
-        if target.local is None:
-            target.write_bytes(page)
-        else:
-            # It may be a pipe or a device, which no rename may replace
-            Path(target.local).write_bytes(page)
+        Place(os.fspath(file)).write_whole(lambda target: target.write(page))
     except (OSError, pa.ArrowException) as error:
         raise ReportError(f"{file}: cannot be written ({type(error).__name__}); give another --html FILE") from error
     return report

@@ -167,6 +167,20 @@ def test_a_write_that_breaks_off_leaves_the_file_as_it_was(place: Place) -> None
     assert [entry.name for entry in place.entries()] == ["one"]
 
 
+def test_a_pipe_takes_what_is_written_and_a_link_leads_on(tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        Place(str(pipe)).write_whole(lambda file: file.write(b"figures"))
+        assert read.result() == b"figures"
+    assert pipe.is_fifo()
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    Place(str(link)).write_whole(lambda file: file.write(b"new"))
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"new")
+
+
 def test_what_is_put_where_there_is_something_changes_nothing(place: Place) -> None:
     assert [(place / "one").put_if_absent(content) for content in (b"first", b"second")] == [True, False]
     assert (place / "one").read_bytes() == b"first"
