@@ -221,8 +221,7 @@ def costs(run: Run, *others: Run) -> Picture:
     rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
     rows = sorted(rows, key=lambda row: -(row[what] or 0))
-    price = "{cost:.4f}, {calls:,} calls" if what == "cost" else "{calls:,}"
-    told = [price.format(**{**row, "cost": row["cost"] or 0}) for row in rows]
+    told = [f"{row['calls']:,}" if what == "calls" else f"{_price(row)}, {row['calls']:,} calls" for row in rows]
     return _bars([row["stage"] for row in rows], [row[what] or 0 for row in rows], told, BLUE, f"{what} by stage")
 
 
@@ -267,6 +266,11 @@ def match_rates(run: Run, convention: str = "mismatch") -> Picture:
         panel.set_yticks(range(len(names)), names)
     figure.supxlabel("label match rate, 95 % interval; dashed: one label for everything", fontsize=9.5)
     return figure
+
+
+def _price(row: Mapping[str, Any]) -> str:
+    """What a stage cost; one without a price is no free one."""
+    return "no price" if row["cost"] is None else f"{row['cost']:.4f}"
 
 
 def _band(panel: Axes, line: Sequence[Mapping[str, Any]], dates: Sequence[str], colour: str) -> None:

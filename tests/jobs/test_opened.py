@@ -106,3 +106,9 @@ def test_a_picture_shows_the_numbers_of_the_table() -> None:
     assert [text.get_text().split()[0] for text in panel.texts] == [f"{row['difference']:+.2f}" for row in rows][::-1]
     drawn = sorted(line.get_xdata()[0] for line in panel.lines if line.get_marker() == "o")
     assert drawn == sorted(row["difference"] for row in rows)
+
+
+def test_a_stage_without_a_price_is_no_free_one(tmp_path: Path) -> None:
+    usage = [{"stage": "a", "calls": 2, "cost": 0.5}, {"stage": "b", "calls": 3, "cost": None}]
+    figure = untold.plots.costs(write_run(tmp_path / "run", {"usage": usage}))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.5000, 2 calls", "no price, 3 calls"]
