@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import pandas
 
 MANIFEST = "manifest.json"
+# Of tables whose rows are short, as Arrow has it
+BATCH_ROWS = 2**17
 # Characters that DuckDB takes for a pattern of paths
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -281,10 +283,14 @@ def first_rows(
 
 
 def batches_of(
-    rows: ds.Dataset, columns: Sequence[str], where: ds.Expression | None = None
+    rows: ds.Dataset, columns: Sequence[str], where: ds.Expression | None = None, most: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """A table batch by batch. One is read ahead, not 64 as Arrow would: sooner done, and memory stays flat."""
-    yield from rows.to_batches(columns=list(columns), filter=where, batch_readahead=1, fragment_readahead=1)
+    """A table in batches of at most so many rows. One is read ahead, not 64 as Arrow would: sooner done, and memory
+    stays flat.
+    """
+    yield from rows.to_batches(
+        columns=list(columns), filter=where, batch_size=most, batch_readahead=1, fragment_readahead=1
+    )
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from untold.jobs.report.points import Points
 from untold.jobs.report.sources import Key, Sources
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, Texts, columns_of, compact, rounded
 from untold.jobs.report.words import judges_words
+from untold.jobs.results import batches_of
 from untold.jobs.tables import ATOMS, CLAIMS, FAILURES, SCORES, STATEMENTS
 from untold.udfs.redaction import redact
 
@@ -159,7 +160,7 @@ class Answers:
         for place, run in enumerate(self.sources.runs):
             if names and "chunks" in run.tables:
                 wanted = ds.field("chunk_id").isin(sorted(names))
-                for batch in run.dataset("chunks").to_batches(columns=["chunk_id", "text"], filter=wanted):
+                for batch in batches_of(run.dataset("chunks"), ["chunk_id", "text"], wanted):
                     for row in batch.to_pylist():
                         found[place, row["chunk_id"]] = self.texts.add(row["text"], DETAILED * CONTEXT)
         return found

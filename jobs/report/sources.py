@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.jobs.results import Run, UnreadableRunError, first_rows
+from untold.jobs.results import Run, UnreadableRunError, batches_of, first_rows
 from untold.jobs.summary.ranking import names_of
 from untold.jobs.tables import RESULT_TABLES
 
@@ -93,7 +93,7 @@ class Sources:
             there = [column for column in columns if column in rows.schema.names]
             wanted = None if ids is None else ds.field("sample_id").isin(pa.array(sorted(ids), pa.string()))
             both = wanted & where if wanted is not None and where is not None else wanted if where is None else where
-            for batch in rows.to_batches(columns=["sample_id", *there], filter=both, batch_size=ROWS_AT_ONCE):
+            for batch in batches_of(rows, ["sample_id", *there], both, ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     yield (place, row["sample_id"]), dict.fromkeys(columns) | row
 
@@ -129,7 +129,7 @@ def _drawn(run: Run, count: int) -> list[str]:
     samples = run.dataset("samples")
 
     def keys() -> Iterator[tuple[bytes, bytes, str]]:
-        for batch in samples.to_batches(columns=["sample_id", "query"]):
+        for batch in batches_of(samples, ["sample_id", "query"]):
             for name, query in zip(batch["sample_id"].to_pylist(), batch["query"].to_pylist(), strict=True):
                 yield _hash(query or name), _hash(name), name
 
