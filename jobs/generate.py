@@ -155,9 +155,8 @@ def _generate(run: _Generating) -> Outcome:
 def _begin(run: _Generating, found: Samples, content: str) -> None:
     """Writes the manifest as `running`, with each system's model settings and digests, and no secrets."""
     request = run.request
-    run.start.output.begin(
+    run.start.begin(
         shown(request.settings, exclude={"llm"}),
-        run=run.start.output.run,
         input=request.shown_input(content, contexts=request.contexts),
         llm={system.name: shown(system.settings, include={"llm"})["llm"] for system in run.systems},
         template_digests=manifest.template_digests({system.name: system.stage for system in run.systems}),

@@ -120,7 +120,7 @@ def _begin(start: Start, corpus: Texts, before: Catalog | None, content: str) ->
     kept = {} if before is None else {COMMAND: before.plain()}
     given = start.request.shown_input(content)
     fields: dict[str, Any] = {"metrics": [COMMAND], "input": given, "counts": counts, **kept}
-    start.output.begin(shown(start.request.settings), run=start.output.run, **fields)
+    start.begin(shown(start.request.settings), **fields)
 
 
 def _finish(start: Start, corpus: Texts, made: Made, runner: StageRunner) -> Outcome:

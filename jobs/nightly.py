@@ -20,7 +20,7 @@ from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending, below_bars
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.progress import Display
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import SMALL_BYTES, begin_session, open_session
@@ -39,6 +39,7 @@ from untold.jobs.summary.nights import (
     table_of,
     write_nights,
 )
+from untold.jobs.summary.rows import mean_text
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 
@@ -97,7 +98,7 @@ class Night:
     def line(self) -> str:
         """What is printed of it."""
         overall = [row for row in self.manifest.get("summary", ()) if row["level"] == "overall"]
-        means = [f"{row['metric']} {'-' if row['mean'] is None else format(row['mean'], '.3f')}" for row in overall]
+        means = [f"{row['metric']} {mean_text(row)}" for row in overall]
         counts = self.manifest.get("counts", {})
         samples = [amount(counts["samples"], "sample")] if "samples" in counts else []
         changed = ["its input has changed since; --refresh takes it up"] if self.input_changed else []
@@ -192,13 +193,13 @@ def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
 def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -> Night:
     """A date that has nothing left to ask, with the exit code of its run."""
     code = Ending().exit_code(earlier["counts"]["statuses"], request.night.settings.fail_on_error)
-    below = below_bars(earlier["summary"], request.bars)
+    ended = Outcome(exit_code=code, manifest=earlier).held_to(request.bars)
     return Night(
         date=day,
         status="done",
-        exit_code=FAILED_TOO_MANY if below else code,
+        exit_code=ended.exit_code,
         manifest=earlier,
-        message="\n".join(below) or None,
+        message=ended.message,
         input_changed=changed,
     )
 
@@ -309,25 +310,18 @@ def _open_held(settings: Settings, display: Display, small: bool) -> Iterator[He
 def _score_one(request: NightlyRequest, day: date, asked: ScoreRequest, display: Display, held: Held) -> Night:
     name = day.isoformat()
     try:
-        outcome = score(asked, display, held)
+        outcome = score(asked, display, held).held_to(request.bars)
     except NoInputError as error:
         # Its files have no row, which their beginnings did not tell
         return _refused(name, error) if request.require_input else Night(date=name, status="empty")
     except (UserError, *SPARK_ERRORS) as error:
         return _refused(name, error)
-    return _night_of(request, name, outcome)
-
-
-def _night_of(request: NightlyRequest, day: str, outcome: Outcome) -> Night:
-    """A date that ran."""
-    complete = outcome.exit_code in (0, FAILED_TOO_MANY)
-    below = below_bars(outcome.manifest["summary"], request.bars) if complete else []
     return Night(
-        date=day,
+        date=name,
         status="done" if outcome.unchanged else outcome.manifest["status"],
-        exit_code=FAILED_TOO_MANY if below else outcome.exit_code,
+        exit_code=outcome.exit_code,
         manifest=outcome.manifest,
-        message="\n".join(filter(None, [*below, outcome.message])) or None,
+        message=outcome.message,
         ran=True,
     )
 

@@ -44,6 +44,7 @@ from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
+from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import definition_of
 
 # So few make tables that one task sorts and writes sooner than two hand them to each other
@@ -94,16 +95,23 @@ def has_ended(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
     with open_endpoint(request, Display(), embedded=request.embedded) as endpoint:
         names = stages_of(metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
-    digests = digests_of(metrics, settings)
-    if retrieves(metrics) and (catalog := open_knowledge(settings, stages)) is not None:
-        digests["knowledge.index"] = catalog.digest
+    digests, _ = _digests(metrics, settings, stages)
     theirs = earlier.get("identity", {})
     own = manifest.identify(theirs.get("input", ""), metrics, settings, stages, digests)
     added = _added_metrics(there, metrics, str(theirs.get("input")))
     if found := manifest.differences(own, theirs, added):
         raise manifest.refused(request.output, found)
     output = request.open_output(RESULT_TABLES)
-    return added is None and output.seems_complete(retry_failed=request.retry_failed)
+    return added is None and output.left_nothing(earlier, retry_failed=request.retry_failed)
+
+
+def _digests(
+    metrics: Sequence[str], settings: Settings, stages: Mapping[str, Stage]
+) -> tuple[dict[str, str], Catalog | None]:
+    """The digests of what metrics read beside samples, and the index that they look things up in, if they do."""
+    digests = digests_of(metrics, settings)
+    catalog = open_knowledge(settings, stages) if retrieves(metrics) else None
+    return digests | ({} if catalog is None else {"knowledge.index": catalog.digest}), catalog
 
 
 def _added_metrics(there: Sequence[str], metrics: Sequence[str], content: str) -> manifest.Added | None:
@@ -142,10 +150,7 @@ def _score(run: _Scoring) -> Outcome:
     start.display.status(f"reading {request.input}")
     found = request.read_samples(start.spark)
     show_invalid(found, start.display)
-    digests = digests_of(request.metrics, settings)
-    catalog = open_knowledge(settings, run.stages) if retrieves(request.metrics) else None
-    if catalog is not None:
-        digests["knowledge.index"] = catalog.digest
+    digests, catalog = _digests(request.metrics, settings, run.stages)
     content = fingerprint(found.samples)
     added = _added(run, content)
     output.claim(manifest.identify(content, request.metrics, settings, run.stages, digests), added)
@@ -209,9 +214,8 @@ def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display:
 def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, int]) -> None:
     """Writes the manifest as `running`, before the first table: tables beside it are not to be trusted."""
     request = run.request
-    run.start.output.begin(
+    run.start.begin(
         shown(request.settings),
-        run=run.start.output.run,
         metrics=list(request.metrics),
         input=request.shown_input(content, listing=found.listing, changes=changes),
         template_digests=manifest.template_digests(run.stages),

@@ -139,7 +139,7 @@ def _search_file(run: _Searching) -> Outcome:
         return unchanged
     counts = {"queries": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates}
     given = request.shown_input(content, index=request.index)
-    start.output.begin(shown(request.settings), run=start.output.run, metrics=[COMMAND], input=given, counts=counts)
+    start.begin(shown(request.settings), metrics=[COMMAND], input=given, counts=counts)
     for line in (*found.notes, *found.first_invalid):
         start.display.note(line)
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.results import path_of_table
 from untold.jobs.run import manifest
-from untold.jobs.run.outcome import Ending
+from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars
 from untold.jobs.run.output import Output
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import spark_schema
@@ -43,12 +43,23 @@ class Outcome:
     # What a command prints and does not write: the hits of a single query
     rows: Sequence[Mapping[str, Any]] = ()
 
+    def held_to(self, bars: Mapping[str, float]) -> Outcome:
+        """The outcome where a mean below its bar fails a run (`below_bars`).
+
+        One that ended early has not asked for all that a mean is of, and stays as it is.
+        """
+        complete = self.exit_code in (0, FAILED_TOO_MANY)
+        below = below_bars(self.manifest["summary"], bars) if complete else []
+        if not below:
+            return self
+        return replace(self, exit_code=FAILED_TOO_MANY, message="\n".join(filter(None, [*below, self.message])))
+
 
 @dataclass(frozen=True)
 class Start:
     """One start of a run, from an output that is locked to a manifest that says how it ended.
 
-    In order: read, `output.claim`, `unchanged`, `output.begin`, ask by a `runner`, write tables, `end`.
+    In order: read, `output.claim`, `unchanged`, `begin`, ask by a `runner`, write tables, `end`.
     """
 
     request: RunRequest
@@ -67,6 +78,10 @@ class Start:
     def display(self) -> Display:
         """Where progress and notes are shown."""
         return self.engines.display
+
+    def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
+        """Writes the manifest as `running` (`Output.begin`), with the start's id, by which the store has its notes."""
+        self.output.begin(settings, run=self.output.run, **fields)
 
     def runner(self, stages: Mapping[str, Stage], endpoint: RunEndpoint, **other: Any) -> StageRunner:
         """What asks these stages, by the request's settings and workspace; `other` fields replace these."""

@@ -27,7 +27,6 @@ from untold.jobs.cli.arguments import (
     Option,
     Options,
     bars_of,
-    completes,
     flag,
     input_options,
     load,
@@ -46,7 +45,7 @@ from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import count, one_of, with_hint
+from untold.jobs.cli.values import completes, count, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
@@ -88,22 +87,17 @@ def _run_score(
     report: Report | None = None,
 ) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
-    from untold.jobs.run.outcome import FAILED_TOO_MANY, below_bars
     from untold.jobs.run.reports import facts_of
     from untold.jobs.score import score, show_summary
     from untold.jobs.summary.metrics_text import metrics_text
 
     with display:
-        outcome = score(request, display)
-    # A run that ended early has not asked for all that a mean is of
-    complete = outcome.exit_code in (0, FAILED_TOO_MANY)
-    below = below_bars(outcome.manifest["summary"], bars) if complete else []
-    code = FAILED_TOO_MANY if below else outcome.exit_code
+        outcome = score(request, display).held_to(bars)
     if report is not None:
-        report.metrics = metrics_text(outcome.manifest, code)
-        report.facts |= facts_of(outcome.manifest, code)
-    tell_outcome(lambda: show_summary(outcome, request), "\n".join(filter(None, [*below, outcome.message])))
-    return code
+        report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
+        report.facts |= facts_of(outcome.manifest, outcome.exit_code)
+    tell_outcome(lambda: show_summary(outcome, request), outcome.message)
+    return outcome.exit_code
 
 
 def _plan(options: Options) -> int:

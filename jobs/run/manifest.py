@@ -7,6 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
@@ -171,6 +172,12 @@ def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:
     values = [row[name] for start in manifest["starts"] for row in start["usage"]]
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
+
+
+def seconds_of(start: Mapping[str, Any]) -> float:
+    """How long a start took."""
+    began, ended = (datetime.fromisoformat(start[name]) for name in ("started_at", "ended_at"))
+    return (ended - began).total_seconds()
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

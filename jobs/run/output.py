@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from untold.jobs.results import path_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
 from untold.jobs.run.locks import Lock
@@ -191,7 +192,7 @@ class Output:
 
     def place_of(self, name: str) -> str | None:
         """Where the table of the earlier start lies; None where it is not there."""
-        place = Place(self.place) / str((self.earlier or {}).get("tables", {}).get(name, name))
+        place = Place(self.place) / path_of_table(self.earlier or {}, name)
         return str(place) if place.entry().kind else None
 
     def note_input(self, listing: Mapping[str, Any]) -> None:
@@ -208,13 +209,13 @@ class Output:
 
     def is_complete(self, *, retry_failed: bool) -> bool:
         """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
-        return not self.refreshes and self._left_nothing(self.earlier, retry_failed)
+        return not self.refreshes and self.left_nothing(self.earlier, retry_failed=retry_failed)
 
     def seems_complete(self, *, retry_failed: bool) -> bool:
         """As `is_complete`, before `claim` knows whether the earlier start was one of the same identity."""
-        return not self.overwrite and self._left_nothing(manifest.read_manifest(self.place), retry_failed)
+        return not self.overwrite and self.left_nothing(manifest.read_manifest(self.place), retry_failed=retry_failed)
 
-    def _left_nothing(self, earlier: Mapping[str, Any] | None, retry_failed: bool) -> bool:
+    def left_nothing(self, earlier: Mapping[str, Any] | None, *, retry_failed: bool) -> bool:
         """Whether a manifest says that all was answered, and the tables are there as it says.
 
         `passing_failures` of its counts are asked again by any start, `failures` by one that retries all.

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import date, datetime
+from datetime import date
 from itertools import pairwise
 from typing import Any
 
 from untold.jobs.metrics import METRICS
-from untold.jobs.run.manifest import Added, OutputError, differences, read_manifest
+from untold.jobs.run.manifest import Added, OutputError, differences, read_manifest, seconds_of
 from untold.jobs.run.terminal import Page, table
-from untold.jobs.summary.rows import interval_text
+from untold.jobs.summary.rows import interval_text, mean_text
 from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
@@ -106,16 +106,11 @@ def row_of(day: str, night: Manifest) -> dict[str, Any]:
         "calls": totals.get("calls") or 0,
         "tokens": sum(tokens),
         "cost": totals.get("cost"),
-        "seconds": sum(_seconds(start) for start in starts),
+        "seconds": sum(map(seconds_of, starts)),
         "metrics": night.get("metrics", []),
         "models": night.get("models", []),
         "summary": night.get("summary", []),
     }
-
-
-def _seconds(start: Row) -> float:
-    began, ended = (datetime.fromisoformat(start[name]) for name in ("started_at", "ended_at"))
-    return (ended - began).total_seconds()
 
 
 def cost_within(month: str, night: Manifest) -> float:
@@ -146,7 +141,7 @@ def _lines_of(row: Row) -> list[list[str]]:
         [
             one["metric"],
             *(f"{one[name]:,}" for name in ("n", "scored", "failed")),
-            "-" if one["mean"] is None else f"{one['mean']:.3f}",
+            mean_text(one),
             interval_text(one),
         ]
         for one in overall

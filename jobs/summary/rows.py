@@ -45,6 +45,11 @@ def summarise_counts(counts: Iterable[Mapping[str, Any]], *, seed: int, zero: bo
     return [_summary_row(group, columns[group], values[group], seed, zero=zero) for group in groups]
 
 
+def mean_text(row: Mapping[str, Any]) -> str:
+    """The mean of a row as it is printed."""
+    return "-" if row["mean"] is None else f"{row['mean']:.3f}"
+
+
 def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
     """The 95 % interval of a row as it is printed, or why there is none; one of fewer than `FEW` values says so.
 

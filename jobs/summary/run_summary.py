@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +12,10 @@ import pyarrow.dataset as ds
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
 from untold.jobs.results import Run, batches_of, first_rows
+from untold.jobs.run.manifest import seconds_of
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, visible, width_of, wrapped
-from untold.jobs.summary.rows import interval_text
+from untold.jobs.summary.rows import interval_text, mean_text
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.redaction import redact
 
@@ -59,9 +59,9 @@ def _summary(rows: Sequence[Row], unasked: Unasked, page: Page) -> list[str]:
     for row in rows:
         missing = unasked.get((row["metric"], row["system"]), 0)
         numbers = [row["n"], row["scored"], row["undefined"], row["failed"] - missing, *([missing] if unasked else [])]
-        mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
         system = "all" if row["level"] == "overall" else row["system"]
-        lines.append([row["metric"], system, *(f"{number:,}" for number in numbers), mean, interval_text(row)])
+        figures = [*(f"{number:,}" for number in numbers), mean_text(row), interval_text(row)]
+        lines.append([row["metric"], system, *figures])
     plain = table(heads, lines, page, names=2, texts=1)
     if page.width is None:
         return plain
@@ -116,7 +116,7 @@ def _worst(worst: Sequence[Row], page: Page) -> list[str]:
 def _took(manifest: Mapping[str, Any]) -> str:
     """What all starts took."""
     totals, starts = manifest["totals"], manifest["starts"]
-    seconds = sum(_seconds(start["started_at"], start["ended_at"]) for start in starts)
+    seconds = sum(map(seconds_of, starts))
     calls, *tokens = (totals[name] or 0 for name in ("calls", "prompt_tokens", "completion_tokens"))
     cost = "unknown (no price is set)" if totals["cost"] is None else f"{totals['cost']:,.4f}"
     over = f", over {len(starts):,} starts" if len(starts) > 1 else ""
@@ -130,10 +130,6 @@ def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
     stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
     if stages:
         yield f"items dropped as repeats of the prompts' examples: {stages}"
-
-
-def _seconds(began: str, ended: str) -> float:
-    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
 
 
 def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
