@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from untold.jobs.cli.values import (
-    OneOf,
+    PATHS,
+    Names,
     bars,
     column_pairs,
+    completes,
     count,
     delimiter,
     encoding,
@@ -32,6 +33,7 @@ from untold.jobs.cli.values import (
     preset_names,
     setting_keys,
     with_hint,
+    words_of,
 )
 from untold.udfs.errors import require
 from untold.udfs.redaction import redact
@@ -51,9 +53,6 @@ DEBUG = "untold.debug"
 # The variable by which a shell asks what a word may be
 COMPLETE = "_UNTOLD_COMPLETE"
 Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line` itself
-Names = Callable[[], Iterable[str]]
-# What the help calls values that are paths
-PATHS = frozenset({"PATH", "DIR", "FILE", "F", "RUN", "RUN...", "STUDY...", "SPOOL"})
 
 
 class Reader(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 has no such argument
@@ -90,8 +89,7 @@ class Option(click.Option):
         **more: Any,
     ) -> None:
         kind = Reader(path if metavar in PATHS and read is str else read)
-        words = completed_by or names or ((lambda: read.words) if isinstance(read, OneOf) else None)
-        complete = completes(words, metavar)
+        complete = completes(completed_by or names or words_of(read), metavar)
         super().__init__(
             [flag, to] if to else [flag], metavar=metavar, help=help, type=kind, shell_complete=complete, **more
         )
@@ -103,21 +101,6 @@ class Option(click.Option):
             # Once, however often the help is shown
             self.help, self._names = f"{self.help}: {', '.join(self._names())}", None
         return super().get_help_record(ctx)
-
-
-def completes(
-    words: Names | None, metavar: str = ""
-) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
-    """What completes a value in a shell: paths, or words, of a LIST the last one. None where anything may stand."""
-    if words is None:
-        kind = "dir" if metavar == "DIR" else "file"
-        return (lambda _, __, begun: [CompletionItem(begun, kind)]) if metavar in PATHS else None
-
-    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-        before, comma, last = begun.rpartition(",") if metavar == "LIST" else ("", "", begun)
-        return [CompletionItem(f"{before}{comma}{word}") for word in words() if word.startswith(last)]
-
-    return complete
 
 
 def flag(name: str, help: str) -> click.Option:
@@ -139,7 +122,7 @@ class Argument(click.Argument):
         read: Callable[[str], Any] = str,
     ) -> None:
         kind = Reader(path if metavar in PATHS else read)
-        complete = completes((lambda: read.words) if isinstance(read, OneOf) else None, metavar)
+        complete = completes(words_of(read), metavar)
         super().__init__(
             [name], metavar=metavar, required=required, nargs=-1 if many else 1, type=kind, shell_complete=complete
         )

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
 
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.schemes import complaint_of
+
+Names = Callable[[], Iterable[str]]
+# What the help calls values that are paths
+PATHS = frozenset({"PATH", "DIR", "FILE", "F", "RUN", "RUN...", "STUDY...", "SPOOL"})
 
 # Questions whose contexts lie in a second file
 CONTEXTS_APART = "eli5_category"
@@ -44,6 +52,26 @@ class OneOf:
         if text not in known:
             raise ValueError(with_hint(f"invalid choice: {text!r} (choose from {', '.join(known)})", text, known))
         return text
+
+
+def words_of(read: Callable[[str], Any]) -> Names | None:
+    """The words that a reader takes; None where it takes others."""
+    return (lambda: read.words) if isinstance(read, OneOf) else None
+
+
+def completes(
+    words: Names | None, metavar: str = ""
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
+    """What completes a value in a shell: paths, or words, of a LIST the last one. None where anything may stand."""
+    if words is None:
+        kind = "dir" if metavar == "DIR" else "file"
+        return (lambda _, __, begun: [CompletionItem(begun, kind)]) if metavar in PATHS else None
+
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+        before, comma, last = begun.rpartition(",") if metavar == "LIST" else ("", "", begun)
+        return [CompletionItem(f"{before}{comma}{word}") for word in words() if word.startswith(last)]
+
+    return complete
 
 
 def names(text: str) -> tuple[str, ...]:

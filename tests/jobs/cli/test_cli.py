@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.cli.arguments import Command, Options
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import main
@@ -447,12 +446,3 @@ def test_a_scheme_that_is_not_known_is_refused_by_the_option(
     assert f"Invalid value for '{option}'" in error
     assert "unknown scheme" in error
     assert "give a local path, or a URI of s3, gs, abfss, hdfs" in error
-
-
-def test_settings_and_templates_are_read_from_an_object_store(
-    capsys: pytest.CaptureFixture[str], object_store: ObjectStore
-) -> None:
-    object_store.put("a b%20/settings.yaml", f"prompts_dir: s3a://{BUCKET}/a b%20/prompts".encode())
-    object_store.put("a b%20/prompts/evaluate_coverage.jinja", b"\xef\xbb\xbfAn own template of {{ query }}")
-    assert main(["prompts", "evaluate_coverage", "--config", f"s3://{BUCKET}/a b%20/settings.yaml"]) == 0
-    assert "An own template of" in capsys.readouterr().out

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
+from untold.jobs.cli.main import main
 from untold.jobs.settings.environment import unknown_variables
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.layers import known_settings, read_systems, read_yaml
@@ -425,3 +427,12 @@ def test_any_override_is_taken_or_refused(key: str, text: str) -> None:
 def test_any_file_text_is_read_or_refused(text: str) -> None:
     layer = read_yaml(text, "file")
     assert layer.problems or all(one.key in known_settings() for one in layer.assignments)
+
+
+def test_settings_and_templates_are_read_from_an_object_store(
+    capsys: pytest.CaptureFixture[str], object_store: ObjectStore
+) -> None:
+    object_store.put("a b%20/settings.yaml", f"prompts_dir: s3a://{BUCKET}/a b%20/prompts".encode())
+    object_store.put("a b%20/prompts/evaluate_coverage.jinja", b"\xef\xbb\xbfAn own template of {{ query }}")
+    assert main(["prompts", "evaluate_coverage", "--config", f"s3://{BUCKET}/a b%20/settings.yaml"]) == 0
+    assert "An own template of" in capsys.readouterr().out
