@@ -217,7 +217,7 @@ def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, in
     run.start.begin(
         shown(request.settings),
         metrics=list(request.metrics),
-        input=request.shown_input(content, listing=found.listing, changes=changes),
+        input=request.shown_input(content, listing=found.listing, changes=changes, draw=found.draw),
         template_digests=manifest.template_digests(run.stages),
         embedded_model=run.endpoint.model_sha256,
         counts={"samples": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates},
