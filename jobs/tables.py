@@ -249,6 +249,30 @@ BETA_SWEEP = pa.schema(
         ("n", pa.int64()),  # samples whose ICAT is defined
     ]
 )
+# A mean over all samples, from judgements of a part and a proxy on all, or how far two systems differ in it
+ESTIMATES = pa.schema(
+    [
+        ("metric", pa.string()),  # labels for those of people
+        ("proxy", pa.string()),  # the metric that stands for it on all samples
+        ("level", pa.string()),  # overall, system or difference
+        ("system", pa.string()),  # null for all
+        ("second", pa.string()),  # of a difference, the other system; it is of system less second
+        ("n", pa.int64()),  # samples, but those that were drawn and have no score
+        ("judged", pa.int64()),  # samples that the metric judged
+        ("undefined", pa.int64()),  # drawn samples whose score is undefined
+        ("failed", pa.int64()),  # drawn samples that failed
+        ("mean", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("plain_mean", pa.float64()),  # of the judged samples alone
+        ("plain_low", pa.float64()),
+        ("plain_high", pa.float64()),
+        ("weight", pa.float64()),  # of the proxy, 0 to 1
+        ("effective", pa.float64()),  # judged samples whose plain mean has an interval as narrow
+        ("p_value", pa.float64()),  # of a difference
+        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the differences of a metric
+    ]
+)
 # Recall of the first k facts of a ranking, over a system's samples, or over all
 RECALL_CURVE = pa.schema(
     [
@@ -424,4 +448,5 @@ TABLES = {
     "hits": HITS,
     "beta_sweep": BETA_SWEEP,
     "recall_curve": RECALL_CURVE,
+    "estimates": ESTIMATES,
 }
