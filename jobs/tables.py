@@ -249,6 +249,20 @@ BETA_SWEEP = pa.schema(
         ("n", pa.int64()),  # samples whose ICAT is defined
     ]
 )
+# How far scorings of the same samples by one judge differ, of a metric's repeated samples or those of one system
+REPEATABILITY = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("level", pa.string()),  # overall or system
+        ("system", pa.string()),  # null for overall
+        ("repeats", pa.int64()),  # scorings of each sample, the first included
+        ("n", pa.int64()),  # samples that every scoring has a score for
+        ("deviation", pa.float64()),  # standard deviation of a sample's score over its scorings
+        ("statements", pa.int64()),  # that every scoring has, by their texts
+        ("flips", pa.float64()),  # share of these that scorings disagree about
+        ("share", pa.float64()),  # of the variance of scores, and so of the interval's, that is the judge's own
+    ]
+)
 # A mean over all samples, from judgements of a part and a proxy on all, or how far two systems differ in it
 ESTIMATES = pa.schema(
     [
@@ -448,5 +462,6 @@ TABLES = {
     "hits": HITS,
     "beta_sweep": BETA_SWEEP,
     "recall_curve": RECALL_CURVE,
+    "repeatability": REPEATABILITY,
     "estimates": ESTIMATES,
 }
