@@ -1,4 +1,4 @@
-"""`llm.repeats`: a share of the samples is scored several times, and the output says how far the judge repeats itself."""
+"""`llm.repeats`: a share of the samples is scored several times, and the output says how far the judge repeats."""
 
 from __future__ import annotations
 
