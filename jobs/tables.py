@@ -263,6 +263,44 @@ REPEATABILITY = pa.schema(
         ("share", pa.float64()),  # of the variance of scores, and so of the interval's, that is the judge's own
     ]
 )
+# A form of a metric beside the published one, on the same samples: what it needs, and how far both agree
+CALIBRATION = pa.schema(
+    [
+        ("form", pa.string()),
+        ("settings", pa.list_(pa.string())),  # KEY=VALUE
+        ("samples", pa.int64()),
+        ("requests", pa.int64()),  # distinct, also those that another form has asked already
+        ("calls", pa.int64()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("cost", pa.float64()),
+        ("seconds", pa.float64()),  # that the requests took, one after the other
+        ("of", pa.int64()),  # samples of the input, which these were drawn from
+        ("whole_requests", pa.float64()),  # of all of these, in proportion
+        ("whole_calls", pa.float64()),
+        ("whole_prompt_tokens", pa.float64()),
+        ("whole_completion_tokens", pa.float64()),
+        ("whole_cost", pa.float64()),
+        ("whole_seconds", pa.float64()),
+        ("whole_hours", pa.float64()),  # at llm.max_concurrency
+        ("verdicts", pa.int64()),  # of the published form: relations, or covered statements where there are none
+        ("kappa", pa.float64()),
+        ("kappa_low", pa.float64()),  # 95 %, over queries, as the other limits
+        ("kappa_high", pa.float64()),
+        ("n", pa.int64()),  # samples that both forms have a score for
+        ("difference", pa.float64()),  # mean of the form's score less the published one's
+        ("difference_low", pa.float64()),
+        ("difference_high", pa.float64()),
+        ("agreement_low", pa.float64()),  # limits of agreement: where 95 % of the differences lie
+        ("agreement_high", pa.float64()),
+        ("tau", pa.float64()),  # Kendall's tau-b of the systems' means
+        ("tau_low", pa.float64()),
+        ("tau_high", pa.float64()),
+        ("same_winner", pa.bool_()),
+        ("winner_changes", pa.float64()),  # share of resamples in which the best systems differ
+        ("recommended", pa.bool_()),
+    ]
+)
 # A mean over all samples, from judgements of a part and a proxy on all, or how far two systems differ in it
 ESTIMATES = pa.schema(
     [
@@ -464,4 +502,5 @@ TABLES = {
     "recall_curve": RECALL_CURVE,
     "repeatability": REPEATABILITY,
     "estimates": ESTIMATES,
+    "calibration": CALIBRATION,
 }

@@ -182,6 +182,17 @@ def weights(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def bar(text: str) -> float:
+    """A number from 0 to 1. Raises ValueError for another text."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ValueError(f"must be a number from 0 to 1, got {text or 'nothing'}")
+    return found
+
+
 def width(text: str) -> float:
     """A number above 0. Raises ValueError for another text.
 

@@ -47,8 +47,8 @@ def compare_rankings(
     """Rankings of systems by two measures, from what each query adds to their means.
 
     sums: float64[2, queries, systems], the sum of each measure over a query's samples of a system; sizes:
-    int64[queries, systems], how many they are. The interval is the percentile interval of whole queries resampled. None for fewer than
-    two systems with samples.
+    int64[queries, systems], how many they are. The interval is the percentile interval of whole queries resampled.
+    None for fewer than two systems with samples.
     """
     scores, counts = np.asarray(sums, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
     known = counts.sum(axis=0) > 0
