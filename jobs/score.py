@@ -71,7 +71,7 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         open_endpoint(request, display, embedded=request.embedded) as endpoint,
     ):
         there = output.metrics()
-        request = replace(request, metrics=joined(there, request.metrics))
+        request = replace(request.pinned(), metrics=joined(there, request.metrics))
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)

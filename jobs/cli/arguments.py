@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from untold.udfs.schemes import STORES, scheme_of
 if TYPE_CHECKING:
     from untold.jobs.inputs.drawing import Draw
     from untold.jobs.inputs.files import ReadOptions
+    from untold.jobs.lakehouse.base import Lake
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
@@ -336,6 +338,13 @@ FAIL_UNDER = Option(
 METRICS_FILE = Option(
     "--metrics-file", "FILE", "write the figures of the run for Prometheus (text format, also OpenMetrics)"
 )
+OUTPUT_FORMAT = Option(
+    "--output-format",
+    "NAME",
+    "parquet, or delta or iceberg: the tables are also those of their date in a lakehouse (parquet)",
+    read=one_of(("parquet", "delta", "iceberg")),
+    default="parquet",
+)
 RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
@@ -404,7 +413,24 @@ def score_request(options: Options, resolved: Resolved) -> ScoreRequest:
 
     layout = data_set(options.format, options.conflictbank)
     read = read_options(options, known_columns(adapter_of(layout)))
-    return scored(options, resolved, options.metric, read, format=layout)
+    return scored(options, resolved, options.metric, read, format=layout, lake=_lake(options, resolved.settings))
+
+
+def _lake(options: Options, settings: Settings) -> Lake | None:
+    """The lakehouse tables that the output's are to be added to, as those of `--date`.
+
+    Without that it is the date of the first start, which the output's manifest knows. Raises LakehouseError.
+    """
+    if getattr(options, "output_format", "parquet") == "parquet":
+        return None
+    from untold.jobs.lakehouse.outputs import open_lake
+    from untold.jobs.run.manifest import read_manifest
+    from untold.jobs.run.output import absolute
+
+    earlier = None if options.overwrite or options.date else read_manifest(absolute(options.output))
+    known = (earlier or {}).get("lakehouse", {}).get("date")
+    day = options.date or (date.fromisoformat(known) if known else datetime.now(UTC).date())
+    return open_lake(options.output_format, settings.lakehouse, day)
 
 
 def scored(

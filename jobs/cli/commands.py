@@ -20,6 +20,7 @@ import click
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
     METRICS_FILE,
+    OUTPUT_FORMAT,
     READ_OPTIONS,
     RUN_FLAGS,
     Argument,
@@ -45,7 +46,7 @@ from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import completes, count, one_of, with_hint
+from untold.jobs.cli.values import completes, count, day, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
@@ -307,7 +308,15 @@ COMMANDS: dict[str, click.Command] = {
     "score": Command(
         "score a file of answers",
         _score,
-        [*input_options(output=True), *settings_options(), *RUN_FLAGS, FAIL_UNDER, METRICS_FILE],
+        [
+            *input_options(output=True),
+            *settings_options(),
+            *RUN_FLAGS,
+            FAIL_UNDER,
+            METRICS_FILE,
+            OUTPUT_FORMAT,
+            Option("--date", "DATE", "of the rows in a lakehouse (the day of the first start, by UTC)", read=day),
+        ],
     ),
     "plan": Command(
         "say what a run would ask and cost; asks nothing",

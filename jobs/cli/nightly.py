@@ -12,6 +12,7 @@ import click
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
     METRICS_FILE,
+    OUTPUT_FORMAT,
     RUN_FLAGS,
     Command,
     Option,
@@ -25,16 +26,9 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.values import age, one_of
+from untold.jobs.cli.values import age, day, one_of
 
 ORDERS = ("newest", "oldest")
-
-
-def _day(text: str) -> date:
-    """A date as YYYY-MM-DD. Raises ValueError for another text."""
-    from untold.jobs.summary.nights import parse_date
-
-    return parse_date(text)
 
 
 def _nightly(options: Options) -> int:
@@ -108,8 +102,8 @@ COMMANDS: dict[str, click.Command] = {
         _nightly,
         [
             *input_options(output=True),
-            Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=_day),
-            Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=_day, nargs=2),
+            Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=day),
+            Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=day, nargs=2),
             Option("--order", "WHICH", "newest or oldest date first (newest)", read=one_of(ORDERS), default="newest"),
             flag("--refresh", "take up rows that came after a date was done"),
             flag("--require-input", "make a date without input an error"),
@@ -118,6 +112,7 @@ COMMANDS: dict[str, click.Command] = {
             *RUN_FLAGS,
             FAIL_UNDER,
             METRICS_FILE,
+            OUTPUT_FORMAT,
         ],
     ),
     "prune": Command(
