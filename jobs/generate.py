@@ -89,6 +89,7 @@ def generate(request: GenerateRequest, display: Display) -> Outcome:
 
     All systems answer the same questions, one system after the other. Methods, section 8.
     """
+    request = request.pinned()
     with request.open_output(TABLES, request.contexts) as output, ExitStack() as endpoints:
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)

@@ -162,7 +162,7 @@ def _score(run: _Scoring) -> Outcome:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
         if request.refresh:
-            output.note_input(found.listing)
+            output.note_input({**request.named_input, "listing": found.listing})
         return unchanged
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)

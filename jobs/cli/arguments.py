@@ -33,6 +33,7 @@ from untold.jobs.cli.values import (
     path,
     preset_names,
     setting_keys,
+    version,
     with_hint,
     words_of,
 )
@@ -338,13 +339,18 @@ FAIL_UNDER = Option(
 METRICS_FILE = Option(
     "--metrics-file", "FILE", "write the figures of the run for Prometheus (text format, also OpenMetrics)"
 )
-OUTPUT_FORMAT = Option(
-    "--output-format",
-    "NAME",
-    "parquet, or delta or iceberg: the tables are also those of their date in a lakehouse (parquet)",
-    read=one_of(("parquet", "delta", "iceberg")),
-    default="parquet",
-)
+LAKEHOUSE_OPTIONS = [
+    Option(
+        "--output-format",
+        "NAME",
+        "parquet, or delta or iceberg: the tables are also those of their date in a lakehouse (parquet)",
+        read=one_of(("parquet", "delta", "iceberg")),
+        default="parquet",
+    ),
+    Option(
+        "--since", "VERSION", "with --input delta:PATH, the version (v12) whose rows are scored already", read=version
+    ),
+]
 RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
@@ -413,7 +419,9 @@ def score_request(options: Options, resolved: Resolved) -> ScoreRequest:
 
     layout = data_set(options.format, options.conflictbank)
     read = read_options(options, known_columns(adapter_of(layout)))
-    return scored(options, resolved, options.metric, read, format=layout, lake=_lake(options, resolved.settings))
+    since = getattr(options, "since", None)
+    more = {"since": since, "refresh": since is not None, "lake": _lake(options, resolved.settings)}
+    return scored(options, resolved, options.metric, read, format=layout, **more)
 
 
 def _lake(options: Options, settings: Settings) -> Lake | None:

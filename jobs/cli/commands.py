@@ -19,8 +19,8 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
-    OUTPUT_FORMAT,
     READ_OPTIONS,
     RUN_FLAGS,
     Argument,
@@ -314,7 +314,7 @@ COMMANDS: dict[str, click.Command] = {
             *RUN_FLAGS,
             FAIL_UNDER,
             METRICS_FILE,
-            OUTPUT_FORMAT,
+            *LAKEHOUSE_OPTIONS,
             Option("--date", "DATE", "of the rows in a lakehouse (the day of the first start, by UTC)", read=day),
         ],
     ),

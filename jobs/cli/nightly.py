@@ -11,8 +11,8 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
-    OUTPUT_FORMAT,
     RUN_FLAGS,
     Command,
     Option,
@@ -49,7 +49,11 @@ def _nightly(options: Options) -> int:
         above = night.output.partition(DATE)[0].rpartition("/")[0]
         night = replace(night, settings=night.settings.model_copy(update={"store": f"{above}/completions"}))
     request = NightlyRequest(
-        night=night, dates=dates, refresh=options.refresh, require_input=options.require_input, bars=least
+        night=night,
+        dates=dates,
+        refresh=night.refresh or options.refresh,
+        require_input=options.require_input,
+        bars=least,
     )
     notify, facts = night.settings.notify, {"command": "nightly", "output": night.output}
     with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
@@ -112,7 +116,7 @@ COMMANDS: dict[str, click.Command] = {
             *RUN_FLAGS,
             FAIL_UNDER,
             METRICS_FILE,
-            OUTPUT_FORMAT,
+            *LAKEHOUSE_OPTIONS,
         ],
     ),
     "prune": Command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, timedelta
 from typing import Any
@@ -262,6 +263,13 @@ def day(text: str) -> date:
     from untold.jobs.summary.nights import parse_date
 
     return parse_date(text)
+
+
+def version(text: str) -> str:
+    """A version of a Delta table, as `v12`. Raises ValueError for another text."""
+    if not re.fullmatch(r"v\d+", text):
+        raise ValueError(f"must be a version such as v12, got {text or 'nothing'}")
+    return text
 
 
 def path(text: str) -> str:

@@ -106,12 +106,16 @@ class RunRequest:
         """The fields that all requests have, for a run of another command that this one starts."""
         return {one.name: getattr(self, one.name) for one in fields(RunRequest)}
 
+    @property
+    def named_input(self) -> dict[str, Any]:
+        """How the manifest names the input: its path, and of a table the version."""
+        table = table_named(self.input)
+        return {"path": self.input, **({} if table is None else {"version": table.version})}
+
     def shown_input(self, fingerprint: str, **more: Any) -> dict[str, Any]:
         """The input as the manifest shows it."""
-        table = table_named(self.input)
         return {
-            "path": self.input,
-            **({} if table is None else {"version": table.version}),
+            **self.named_input,
             "format": self.layout,
             "limit": self.limit,
             "draw": shown_draw(self.draw),

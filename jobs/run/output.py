@@ -210,12 +210,12 @@ class Output:
         place = place_of_table(self.place, self.earlier or {}, name)
         return str(place) if place.entry().kind else None
 
-    def note_input(self, listing: Mapping[str, Any]) -> None:
-        """Says in the manifest of an output that stays as it is how its input is listed now, where that differs."""
+    def note_input(self, now: Mapping[str, Any]) -> None:
+        """Says in the manifest of an output that stays as it is what is known of its input now, where that differs."""
         earlier = dict(self.earlier or {})
-        if earlier.get("input", {}).get("listing") != listing:
+        if not now.items() <= earlier.get("input", {}).items():
             self.check_lock()
-            manifest.write_manifest(self.place, {**earlier, "input": {**earlier["input"], "listing": dict(listing)}})
+            manifest.write_manifest(self.place, {**earlier, "input": {**earlier["input"], **now}})
 
     def metrics(self) -> tuple[str, ...]:
         """The metrics that an earlier start gave the output; none where it is to be replaced."""
