@@ -347,9 +347,7 @@ LAKEHOUSE_OPTIONS = [
         read=one_of(("parquet", "delta", "iceberg")),
         default="parquet",
     ),
-    Option(
-        "--since", "VERSION", "with --input delta:PATH, the version (v12) whose rows are scored already", read=version
-    ),
+    Option("--since", "VERSION", "with --input delta:PATH: a version (v12) whose rows are scored", read=version),
 ]
 RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 

@@ -36,7 +36,7 @@ class ScoreRequest(RunRequest):
             self._check_since(self.since)
 
     def _check_since(self, since: str) -> None:
-        """Raises SampleError where rows that the table had at that version would be asked, or later ones be missed."""
+        """Raises SampleError where nothing has scored the rows that the table had at that version."""
         table = table_named(self.input)
         if table is None or table.format != "delta":
             raise SampleError("--since needs a Delta table: --input delta:PATH")
@@ -44,21 +44,14 @@ class ScoreRequest(RunRequest):
         earlier = read_manifest(self.output)
         if earlier is None and not Place(self.store).entries():
             raise SampleError(
-                f"{self.output} has no run, and {self.store} no completions: every row would be asked; leave --since out"
+                f"{self.output} has no run and {self.store} no completions, so that every row would be asked; "
+                "leave --since out"
             )
         before = table_named((earlier or {}).get("input", {}).get("path", ""))
         if earlier is not None and (before is None or before[:2] != table[:2]):
-            raise SampleError(
-                f"{self.output} is of another input; give the output of an earlier version of {table.name}"
-            )
-        if before is not None and _number(before.version) < _number(since):
-            raise SampleError(f"{self.output} is of {before.version}; give --since {before.version}")
+            raise SampleError(f"{self.output} is of another input; give an output of {table.name}, or a new one")
 
     def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
         """The samples with the columns that the metrics read: these, or all of the request."""
         names = self.metrics if metrics is None else metrics
         return self.read_columns(spark, needs_of(names, self.settings), optional_of(names))
-
-
-def _number(version: str | None) -> int:
-    return int((version or "v-1").removeprefix("v"))
