@@ -33,6 +33,7 @@ from untold.jobs.metrics.scoring import count_stages, score_samples
 from untold.jobs.results import open_run
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
+from untold.jobs.run.lineage import lineage, span
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
@@ -63,6 +64,18 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
     outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
     is read. `held`: the engines of a session, else Spark and an answering process are started.
     """
+    request = request.pinned()
+    with (
+        lineage("untold.score", request.input, request.output, display.note) as told,
+        span("untold score", output=request.output),
+    ):
+        outcome = _run(request, display, held)
+        told.manifest = outcome.manifest
+    return outcome
+
+
+def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
+    """The run of `score`, in its locked output."""
     settings = request.settings
     with (
         # Samples are checked and written before anything is asked: a run that breaks later loses what it computed, not
@@ -71,7 +84,7 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
         open_endpoint(request, display, embedded=request.embedded) as endpoint,
     ):
         there = output.metrics()
-        request = replace(request.pinned(), metrics=joined(there, request.metrics))
+        request = replace(request, metrics=joined(there, request.metrics))
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
