@@ -34,6 +34,7 @@ from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_s
 from untold.jobs.results import open_run
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
+from untold.jobs.run.lineage import lineage, span
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
@@ -65,6 +66,18 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
     outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
     is read. `held`: the engines of a session, else Spark and an answering process are started.
     """
+    request = request.pinned()
+    with (
+        lineage("untold.score", request.input, request.output, display.note) as told,
+        span("untold score", output=request.output),
+    ):
+        outcome = _run(request, display, held)
+        told.manifest = outcome.manifest
+    return outcome
+
+
+def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
+    """The run of `score`, in its locked output."""
     settings = request.settings
     with (
         # Samples are checked and written before anything is asked: a run that breaks later loses what it computed, not
@@ -169,7 +182,7 @@ def _score(run: _Scoring) -> Outcome:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
         if request.refresh:
-            output.note_input(found.listing)
+            output.note_input({**request.named_input, "listing": found.listing})
         return unchanged
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)
