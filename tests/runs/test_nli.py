@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Run, canonical, read_table, sum_usage, times, write_samples
+from tests.runs.harness import Run, canonical, read_table, sum_usage, times, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
@@ -150,6 +151,78 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(
         assert {p: r for p, r in pairs.items() if r != "implied"}.items() <= wanted[name].items()
     usage = {row["stage"]: row for row in read_table(tmp_path / "out", "usage")}[PAIRS]
     assert usage["requests"] == usage["reused"] < job.asked[PAIRS]
+
+
+LISTS = "classify_relations"
+IN_LISTS = {"nli.judgement": "lists", "nli.list_size": 5}
+
+
+def count_lists(job: NliJob, size: int) -> int:
+    """How many distinct lists there are of the sorted hypotheses that a premise is asked for."""
+    lists = set()
+    for one in job.expected.values():
+        contexts = {atom.text for atom in one.atoms if atom.kept and atom.origin != "response"}
+        hypotheses = defaultdict(list)
+        for premise, hypothesis in one.relations:
+            hypotheses[premise, hypothesis in contexts].append(hypothesis)
+        for (premise, _), texts in hypotheses.items():
+            lists |= {(premise, *sorted(texts)[start : start + size]) for start in range(0, len(texts), size)}
+    return len(lists)
+
+
+def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    settings = {"store": job.output / "completions", **IN_LISTS}
+    with ModelServer(answer="careless_noisy") as server:
+        words = words_of(server, job.path, tmp_path / "out", *NLI, "--json", settings=settings, command="plan")
+        planned = {row["stage"]: row for row in json.loads(run_here.command(words).out)}[LISTS]
+        assert (planned["requests"], planned["reused"], server.count()) == (count_lists(job, 5), 0, 0)
+        ended = run_here(server, job.path, tmp_path / "out", *NLI, settings=settings)
+        assert ended.code == 0, ended.err
+        asked = server.count(LISTS)
+        assert planned["requests"] < asked == server.count() < job.asked[PAIRS]
+        again = run_here(server, job.path, tmp_path / "again", *NLI, settings=settings)
+        assert (again.code, server.count()) == (0, asked), again.err
+    whole, found = canonical(job.output), canonical(tmp_path / "out")
+    tables = ("atoms", "relations", "statements", "scores")
+    assert [found[name] for name in tables] == [whole[name] for name in tables]
+
+
+@pytest.mark.slow
+def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
+    samples, in_flight = job.samples[:40], 8
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    settings = {"llm.max_concurrency": in_flight, **IN_LISTS}
+    with ModelServer(answer="careless_noisy") as server:
+        assert run_here(server, path, tmp_path / "whole", *NLI, settings=settings).code == 0
+        distinct = server.count()
+    with ModelServer(answer="careless_noisy", latency=0.05) as server:
+        run = Run(server, path, output, *NLI, settings=settings)
+        run.wait_for(server, 100, LISTS)
+        killed_at = time()
+        run.kill()
+        at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+        ended = run_here(server, path, output, *NLI, settings=settings)
+        assert ended.code == 0, ended.err
+        assert distinct <= server.count() <= distinct + at_risk
+    names = {sample["sample_id"] for sample in samples}
+    assert scores_of(output) == {name: row for name, row in scores_of(job.output).items() if name in names}
+
+
+@pytest.mark.slow
+def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    samples = job.samples[:60]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    rules = [{"when": {"stage": LISTS, "share": 0.3, "seed": 7}, "do": "garbage"}]
+    with ModelServer(answer="careless_noisy", rules=rules) as server:
+        ended = run_here(server, path, tmp_path / "out", *NLI, settings={"llm.max_attempts": 1, **IN_LISTS})
+    assert ended.code == 4, ended.err
+    found = relations_of(tmp_path / "out")
+    assert_partly_judged(tmp_path / "out", samples, found, lambda one, known: expected_nli(one, job.options, known))
+    assert_pairs_failed(tmp_path / "out", LISTS)
 
 
 def test_graphframes_without_its_jar_is_refused_before_any_call(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:

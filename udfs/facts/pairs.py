@@ -1,4 +1,4 @@
-"""Pairs of a sample's atoms and the keys of their requests, made on workers in bounded batches.
+"""Pairs of a sample's atoms, alone or in lists, and the keys of their requests, made on workers in bounded batches.
 
 2 * R * C + C * (C - 1) ordered pairs a sample (methods, section 2): response -> context, context -> response and
 context -> context, never response -> response. Those of contexts alone belong to a distinct set of context atoms and
@@ -8,6 +8,8 @@ are made once for it, however many samples share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,14 @@ PAIRS = pa.schema(
         pa.field("request_id", pa.string()),
     ]
 )
+LISTS = pa.schema(
+    [
+        pa.field("owner", pa.string()),
+        pa.field("source", pa.int64()),
+        pa.field("targets", pa.list_(pa.int64())),
+        pa.field("request_id", pa.string()),
+    ]
+)
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
@@ -34,6 +44,13 @@ Choice = Callable[[Places, Places], tuple[Flags, Flags]]
 def ask_all(owner: Mapping[str, Any]) -> Choice:
     """The choice of a run that asks every pair."""
     return lambda source, target: (np.ones(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
+
+
+def ask_again(owner: Mapping[str, Any]) -> Choice:
+    """The choice of a wave that asks once more: the pairs {source, target} of the owner's `again`."""
+    size = len(owner["texts"])
+    wanted = [pair["source"] * size + pair["target"] for pair in owner["again"]]
+    return lambda source, target: (np.isin(source * size + target, wanted), np.zeros(len(source), dtype=bool))
 
 
 def generate_pairs(
@@ -46,41 +63,87 @@ def generate_pairs(
     `choose(owner)(source, target)` says which of these pairs are asked now and which are implied by what is known. The
     rows of implied pairs have no request_id; what is neither asked nor implied has no row.
     """
+    return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner)))
+
+
+def generate_lists(
+    batches: Iterator[pa.RecordBatch], stage: Stage, choose: Callable[[Mapping[str, Any]], Choice], size: int
+) -> Iterator[pa.RecordBatch]:
+    """The same pairs as lists, for `mapInArrow`: rows of `LISTS`, the asked targets of a source, at most `size` in one.
+
+    Targets are in the order of their texts by code points, so that equal sets are one request.
+    """
+    return _joined(batches, lambda owner: _lists_of(owner, stage, choose(owner), size))
+
+
+def _joined(
+    batches: Iterator[pa.RecordBatch], rows_of: Callable[[Mapping[str, Any]], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """What is made of the owners, in bounded batches of several owners: Spark has a fixed cost for each batch."""
     for batch in batches:
         waiting: list[pa.RecordBatch] = []
         for owner in batch.to_pylist():
-            for rows in _pairs_of(owner, stage, choose(owner)):
+            for rows in rows_of(owner):
                 waiting.append(rows)
                 if sum(map(len, waiting)) >= BATCH_ROWS:
-                    yield _joined(waiting)
+                    yield pa.concat_batches(waiting)
                     waiting = []
         if waiting:
-            yield _joined(waiting)
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The batches as one: Spark has a fixed cost for each."""
-    table = pa.Table.from_batches(batches).combine_chunks()
-    return table.to_batches()[0] if table.num_rows else PAIRS.empty_table().to_batches()[0]
+            yield pa.concat_batches(waiting)
 
 
 def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice) -> Iterator[pa.RecordBatch]:
-    """The pairs of an owner in batches, kind by kind, each numbered by ranks from 0 so that a cap takes the first."""
+    """The pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
+    for source, target in _places_of(owner):
+        asked, implied = choose(source, target)
+        shown = asked | implied
+        if shown.any():
+            yield _rows(owner["owner"], source[shown], target[shown], asked[shown], keys)
+
+
+def _lists_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int) -> Iterator[pa.RecordBatch]:
+    """The lists of an owner in batches."""
+    texts = owner["texts"]
+    for source, target in _places_of(owner):
+        asked, _ = choose(source, target)
+        found = list(_lists(source[asked].tolist(), target[asked].tolist(), texts, size))
+        if found:
+            ids = [_id_of_list(stage, texts, premise, hypotheses) for premise, hypotheses in found]
+            columns = [[owner["owner"]] * len(ids), *zip(*found, strict=True), ids]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, LISTS, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=LISTS)
+
+
+def _lists(
+    source: Sequence[int], target: Sequence[int], texts: Sequence[str], size: int
+) -> Iterator[tuple[int, Sequence[int]]]:
+    for premise, pairs in groupby(zip(source, target, strict=True), key=itemgetter(0)):
+        hypotheses = sorted((hypothesis for _, hypothesis in pairs), key=texts.__getitem__)
+        yield from ((premise, hypotheses[start : start + size]) for start in range(0, len(hypotheses), size))
+
+
+def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Sequence[int]) -> str:
+    first, second = stage.variables
+    return stage.request_id({first: texts[premise], second: [texts[place] for place in hypotheses]})
+
+
+def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
+    """The pairs (source, target) of an owner, kind by kind, each numbered by ranks from 0 so that a cap takes the first.
+
+    In bounded batches that hold all pairs of a source and kind.
+    """
     contexts, responses = owner["contexts"], len(owner["texts"]) - owner["contexts"]
     kinds = (
         # Response to context first: a cap leaves out last what tells of coverage.
-        (owner["to_contexts"], lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
-        (owner["between_contexts"], lambda ranks: between(ranks, contexts)),
-        (owner["to_responses"], lambda ranks: (ranks // responses, contexts + ranks % responses)),
+        (owner["to_contexts"], contexts, lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
+        (owner["between_contexts"], contexts - 1, lambda ranks: between(ranks, contexts)),
+        (owner["to_responses"], responses, lambda ranks: (ranks // responses, contexts + ranks % responses)),
     )
-    for count, place in kinds:
-        for start in range(0, count, BATCH_ROWS):
-            source, target = place(np.arange(start, min(start + BATCH_ROWS, count)))
-            asked, implied = choose(source, target)
-            shown = asked | implied
-            if shown.any():
-                yield _rows(owner["owner"], source[shown], target[shown], asked[shown], keys)
+    for count, width, place in kinds:
+        step = max(1, BATCH_ROWS // max(1, width)) * max(1, width)
+        for start in range(0, count, step):
+            yield place(np.arange(start, min(start + step, count)))
 
 
 def between(ranks: Places, contexts: int) -> tuple[Places, Places]:

@@ -20,7 +20,14 @@ TEXTS = (
 )
 FORMS = (
     *("{n}: {r}", "{n}. {r}", "{n}) {r}", "({n}) {r}", "[{n}] {r}", "{n} - {r}", "{n} → {r}", "{n} {r}", "{n}={r}"),
-    *("**{n}**: {r}", "**{n}.** {r}", "- {n}: {r}", "* **{n}:** {r}", "Hypothesis {n}: {r}", "**Hypothesis {n}:** `{r}`"),
+    *(
+        "**{n}**: {r}",
+        "**{n}.** {r}",
+        "- {n}: {r}",
+        "* **{n}:** {r}",
+        "Hypothesis {n}: {r}",
+        "**Hypothesis {n}:** `{r}`",
+    ),
     *("{n}. {t} — {r}", "{n}. **{t}**: {r}", '<hypothesis id="{n}">{t}</hypothesis>: {r}', "{n}: {r} (as it says)"),
     *("**{n}**\nRelation: {r}", "{n}\n\n{t}\nLabel: **{r}**\n"),
 )
@@ -34,8 +41,7 @@ def oracle(said: Said, count: int) -> list[str | None]:
     """What is to be read of numbers and labels: those that stand once, with a label that is one."""
     times, labels = Counter(number for number, _ in said), dict(said)
     return [
-        labels[number] if times[number] == 1 and labels[number] in RELATIONS else None
-        for number in range(1, count + 1)
+        labels[number] if times[number] == 1 and labels[number] in RELATIONS else None for number in range(1, count + 1)
     ]
 
 
@@ -68,7 +74,9 @@ def test_lines_are_read_as_an_oracle_reads_them(given_: Any, form: str, preamble
     assert parse(preamble + "\n".join(lines) + note, hypotheses) == (expected if any(expected) else None)
 
 
-@given(answers(), st.sampled_from(["id", "number", "hypothesis"]), st.sampled_from(["relation", "label"]), st.booleans())
+@given(
+    answers(), st.sampled_from(["id", "number", "hypothesis"]), st.sampled_from(["relation", "label"]), st.booleans()
+)
 def test_json_and_tables_are_read_as_an_oracle_reads_them(given_: Any, key: str, label: str, table: bool) -> None:
     hypotheses, said = given_
     expected = oracle(said, len(hypotheses))
@@ -82,7 +90,9 @@ def test_json_and_tables_are_read_as_an_oracle_reads_them(given_: Any, key: str,
 
 pieces = st.one_of(
     st.text(max_size=10),
-    st.sampled_from(["\n", "\n\n", "1: ", "2. ", "0", "3", "neutral", "entailment", "**", "|", "{", '"1": ', "[", "- "]),
+    st.sampled_from(
+        ["\n", "\n\n", "1: ", "2. ", "0", "3", "neutral", "entailment", "**", "|", "{", '"1": ', "[", "- "]
+    ),
 )
 
 
@@ -92,7 +102,18 @@ def test_any_text_is_read_or_unparsable(text: str) -> None:
     assert relations is None or (len(relations) == 3 and any(relations) and set(relations) <= {None, *RELATIONS})
 
 
-HOSTILE = ("1: neutral\n", "1: ", "1", "1 ", "**", "1: entailment or ", '{"1": "neutral"}\n', "- ", "<hypothesis id=", "|1")
+HOSTILE = (
+    "1: neutral\n",
+    "1: ",
+    "1",
+    "1 ",
+    "**",
+    "1: entailment or ",
+    '{"1": "neutral"}\n',
+    "- ",
+    "<hypothesis id=",
+    "|1",
+)
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
