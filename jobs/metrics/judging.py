@@ -48,7 +48,7 @@ def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataF
 
 
 def _judge_lists(owners: DataFrame, tools: Tools, size: int) -> DataFrame:
-    """The pairs in lists. What a list left open is asked again in a list, then alone, as are lists that failed for good.
+    """The pairs in lists. What a list leaves open is asked again in a list, then alone; so are lists that fail for good.
 
     Equal answers make equal requests: a start that goes on asks nothing twice.
     """

@@ -129,7 +129,7 @@ def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Se
 
 
 def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
-    """The pairs (source, target) of an owner, kind by kind, each numbered by ranks from 0 so that a cap takes the first.
+    """The pairs (source, target) of an owner by kind, each numbered by ranks from 0 so that a cap takes the first.
 
     In bounded batches that hold all pairs of a source and kind.
     """

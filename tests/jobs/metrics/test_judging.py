@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.fakes.expected import Expected, Options, expected_nli
 from tests.fakes.facts import careless_lines, relation_lines
@@ -32,7 +32,7 @@ def atoms_of(name: str, contexts: Sequence[str], responses: Sequence[str]) -> tu
 
 def judge(
     spark: SparkSession, atoms: Sequence[tuple[Any, ...]], says: Says, **settings: Any
-) -> tuple[ScriptedTools, Any]:
+) -> tuple[ScriptedTools, DataFrame]:
     """What lists find out of samples of these atoms, and the tools that they asked."""
 
     def answer(variables: Mapping[str, Any]) -> Mapping[str, Any] | str:
