@@ -26,6 +26,7 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
+from untold.jobs.metrics.audits import MISS_RATE
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.request import ScoreRequest
@@ -246,11 +247,11 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> Outcome:
     written = _write_tables(output, tables, counted)
     counts = _counts(**counted)
     _check_scores(run, counts["scores"])
-    summary = _summarise(run, written)
+    summary, audits = _summarise(run, written)
     for metric in run.metrics:
         if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
             start.display.note(f"{metric.name}: {amount(samples, 'sample has', 'samples have')} {metric.dropped}")
-    return start.end([runner], counts, summary=summary)
+    return start.end([runner], counts, summary=summary, **({"audits": audits} if audits else {}))
 
 
 def _check_scores(run: _Scoring, scores: int) -> None:
@@ -265,8 +266,8 @@ def _check_scores(run: _Scoring, scores: int) -> None:
         )
 
 
-def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> list[dict[str, Any]]:
-    """Writes the tables `summary` and `measures_summary`, and gives the rows of the first."""
+def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Writes the tables `summary` and `measures_summary`; the rows of the first, and those of the second on audits."""
     output, seed = run.start.output, run.request.settings.statistics.seed
     scores, measures = written["scores"], written.get("measures")
     summary = aggregate.summarise(scores, seed=seed)
@@ -277,7 +278,7 @@ def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> list[dict[str
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
-    return summary
+    return summary, [row for row in found if row["measure"].startswith(MISS_RATE)]
 
 
 def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import add
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from untold.jobs.run.session import fields_of, spark_schema
 from untold.udfs.facts.pairs import LISTS, PAIRS, ask_all, generate_lists, generate_pairs
+from untold.udfs.facts.sieves import Sieve
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages.arrow import add_request_ids
 
@@ -84,19 +85,20 @@ class Rows:
 class Pairs:
     """Pairs of the texts of `owners`, as `untold.udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
 
-    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied has no
-    request.
+    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied, or that the
+    sieve takes, has no request.
     """
 
     owners: DataFrame
     choose: Callable[..., Any] = ask_all
-    carry: tuple[str, ...] = ("owner", "source", "target")
+    sieve: Sieve = field(default_factory=Sieve)
+    carry: tuple[str, ...] = ("owner", "source", "target", "judged_by")
     made_of: tuple[str, ...] = ()
 
     @property
     def all_asked(self) -> bool:
-        """Whether no pair is left out as implied."""
-        return self.choose is ask_all
+        """Whether no pair is left out as implied or filtered."""
+        return self.choose is ask_all and not self.sieve
 
     @cached_property
     def bound(self) -> DataFrame:
@@ -112,7 +114,8 @@ class Pairs:
 
     def identify(self, stage: Stage) -> DataFrame:
         """The columns of `PAIRS`: numbers and request_id, no texts."""
-        return self.owners.mapInArrow(partial(generate_pairs, stage=stage, choose=self.choose), spark_schema(PAIRS))
+        pairs = partial(generate_pairs, stage=stage, choose=self.choose, sieve=self.sieve)
+        return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
         """The texts of one pair of each wanted request, by their places in the owner's `texts`."""
@@ -138,13 +141,13 @@ def _text_at(place: Column) -> Column:
 class Lists(Pairs):
     """The same pairs in lists: a source, and at most `size` of its targets of one kind."""
 
-    carry: tuple[str, ...] = ("owner", "source", "targets")
+    carry: tuple[str, ...] = ("owner", "source", "targets", "judged_by")
     size: int = 1
 
     @property
     def all_asked(self) -> bool:
-        """A pair that is not asked is in no list."""
-        return True
+        """A pair that is not asked is in no list, but for filtered ones."""
+        return not self.sieve
 
     @cached_property
     def bound(self) -> DataFrame:
@@ -161,7 +164,7 @@ class Lists(Pairs):
 
     def identify(self, stage: Stage) -> DataFrame:
         """The columns of `LISTS`: numbers and request_id, no texts."""
-        lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size)
+        lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, sieve=self.sieve)
         return self.owners.mapInArrow(lists, spark_schema(LISTS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:

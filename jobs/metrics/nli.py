@@ -13,11 +13,21 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
+from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
-from untold.jobs.metrics.judging import CLASSIFY, CLASSIFY_LISTS, judge_pairs, stage_of
+from untold.jobs.metrics.judging import (
+    CLASSIFY,
+    CLASSIFY_LISTS,
+    EMBED,
+    JUDGED,
+    judge_pairs,
+    sieve_of,
+    stage_of,
+    stages_of,
+)
 from untold.jobs.metrics.likely import (
     Likely,
     likely_ratings,
@@ -30,6 +40,7 @@ from untold.jobs.metrics.likely import (
     whole,
 )
 from untold.jobs.metrics.settings import NliSettings
+from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
@@ -44,14 +55,14 @@ WORDS_OF_AN_ATOM = 2
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, stage_of(settings.nli))
+    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, *stages_of(settings.nli))
 
 
 def assume(settings: Settings) -> Assumptions:
     """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known.
 
-    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied` a run may ask fewer relations
-    than are counted, so that stage is given as a bound.
+    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied` or a filter by vectors a run
+    may ask fewer relations than are counted, so that stage is given as a bound.
     """
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
@@ -63,7 +74,8 @@ def assume(settings: Settings) -> Assumptions:
         **_judged(),
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
-    at_most = frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset[str]()
+    fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors
+    at_most = frozenset({stage_of(settings.nli)}) if fewer else frozenset[str]()
     return Assumptions(at_once, results, at_most, partial(_likely, settings))
 
 
@@ -72,6 +84,7 @@ def _judged() -> dict[str, Mapping[str, Column]]:
     return {
         CLASSIFY: {"relation": F.lit(None)},
         CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
+        EMBED: assumed_results()[EMBED],
     }
 
 
@@ -112,10 +125,17 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     owners = tools.keep(add_owners(atoms, settings.nli.max_pairs_per_sample), "owners")
     judged = judge_pairs(owners, tools, settings.nli)
     relations = tools.keep(_relations_of_samples(owners, judged), "relations")
-    condensed = tools.condense(*_graphs(atoms, owners, relations))
+    graphs = _graphs(atoms, owners, relations)
+    condensed = tools.condense(*graphs)
     asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
     asked[stage_of(settings.nli)] = relations
-    return conclude(NAME, samples, Judged(prepared, incomplete, owners, atoms, relations, condensed, asked), tools)
+    found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
+    tables = conclude(NAME, samples, found, tools)
+    if not sieve_of(settings.nli):
+        return tables
+    corrections = correct(relations, graphs, condensed, tools, settings.nli.audit)
+    counts = count_audited(judged, owners)
+    return {**tables, "measures": audit_measures(NAME, tables["scores"], counts, corrections)}
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:
@@ -225,15 +245,13 @@ def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
 
 
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, request_id, relation, error_type, error.
+    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error.
 
     Relations between contexts are judged once an owner and here given to every sample that has its set of atoms.
     """
     shared = owners.select("sample_id", F.col("contexts_owner").alias("owner"))
     own = owners.select("sample_id", F.col("response_owner").alias("owner"))
-    return judged.join(shared.unionByName(own), on="owner", how="inner").select(
-        "sample_id", "source", "target", "request_id", "relation", "error_type", "error"
-    )
+    return judged.join(shared.unionByName(own), on="owner", how="inner").select("sample_id", *JUDGED[1:])
 
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -267,12 +285,19 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
     return graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)
 
 
+def unknown_bounds(settings: Settings) -> Bounds:
+    """The measures of an audit, where there is one."""
+    return MEASURES if sieve_of(settings.nli) else {}
+
+
 METRIC = Metric(
     name=NAME,
     stages=stages,
     score=score,
     assume=assume,
     sections={NAME: NliSettings},
-    tables=GRAPH_TABLES,
+    tables=(*GRAPH_TABLES, "measures"),
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
+    unknown=unknown_bounds,
+    pooled=partial(pool_audits, metric=NAME),
 )

@@ -27,7 +27,8 @@ Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 class NliSettings(Section):
     """Options of the metric nli: methods, section 2."""
 
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "audit"})
 
     # Not strict: YAML has lists and no tuples
     unit_types: tuple[UnitType, ...] = Field(
@@ -40,6 +41,19 @@ class NliSettings(Section):
     skip_implied: bool = Field(default=False, description="Skip pairs that earlier relations imply; not with lists")
     max_pairs_per_sample: Count | None = Field(
         default=None, description="Maximum number of judged pairs of a sample; null judges all"
+    )
+
+    filter: Literal["none", "words", "vectors", "either"] = Field(
+        default="none",
+        description="Pairs that are taken for neutral unasked: those that share no content word, those whose cosine is "
+        "below nli.filter_cosine, or those of either kind",
+    )
+    filter_cosine: Cosine = Field(default=0.3, description="Minimum cosine of a pair that is judged")
+    audit: Probability = Field(
+        default=0.01, description="Share of the filtered pairs that is judged all the same, by a hash of the texts"
+    )
+    most_missed: Probability | None = Field(
+        default=None, description="Maximum miss rate of the filter, by the upper end of its interval; null for any"
     )
 
     @field_validator("skip_implied")

@@ -7,7 +7,7 @@ are made once for it, however many samples share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from untold.udfs.facts.sieves import Sieve
 from untold.udfs.llm.keys import PairKeys, Stage
 
 # Bounded, as one owner with 5,000 context atoms has 25 million pairs.
@@ -25,6 +26,7 @@ PAIRS = pa.schema(
         pa.field("owner", pa.string()),
         pa.field("source", pa.int64()),
         pa.field("target", pa.int64()),
+        pa.field("judged_by", pa.string()),
         pa.field("request_id", pa.string()),
     ]
 )
@@ -33,12 +35,17 @@ LISTS = pa.schema(
         pa.field("owner", pa.string()),
         pa.field("source", pa.int64()),
         pa.field("targets", pa.list_(pa.int64())),
+        # Of each target; of one list that is asked, all are MODEL or AUDIT
+        pa.field("judged_by", pa.list_(pa.string())),
         pa.field("request_id", pa.string()),
     ]
 )
+# What tells the relation of a pair: a model, a model though the pair was taken by a filter, other pairs, or a filter
+MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
+_NO_SIEVE = Sieve()
 
 
 def ask_all(owner: Mapping[str, Any]) -> Choice:
@@ -54,26 +61,34 @@ def ask_again(owner: Mapping[str, Any]) -> Choice:
 
 
 def generate_pairs(
-    batches: Iterator[pa.RecordBatch], stage: Stage, choose: Callable[[Mapping[str, Any]], Choice]
+    batches: Iterator[pa.RecordBatch],
+    stage: Stage,
+    choose: Callable[[Mapping[str, Any]], Choice],
+    sieve: Sieve = _NO_SIEVE,
 ) -> Iterator[pa.RecordBatch]:
     """The pairs of owners, for `mapInArrow`: rows of `PAIRS`.
 
     In: owner; texts list<string>, the context atoms first; contexts int64, how many those are; between_contexts,
     to_contexts, to_responses int64: how many pairs of each kind to make, in their order; and what `choose` reads.
     `choose(owner)(source, target)` says which of these pairs are asked now and which are implied by what is known. The
-    rows of implied pairs have no request_id; what is neither asked nor implied has no row.
+    rows of implied and filtered pairs have no request_id; what is neither asked nor implied has no row.
     """
-    return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner)))
+    return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner), sieve))
 
 
 def generate_lists(
-    batches: Iterator[pa.RecordBatch], stage: Stage, choose: Callable[[Mapping[str, Any]], Choice], size: int
+    batches: Iterator[pa.RecordBatch],
+    stage: Stage,
+    choose: Callable[[Mapping[str, Any]], Choice],
+    size: int,
+    sieve: Sieve = _NO_SIEVE,
 ) -> Iterator[pa.RecordBatch]:
     """The same pairs as lists, for `mapInArrow`: rows of `LISTS`, the asked targets of a source, at most `size` in one.
 
-    Targets are in the order of their texts by code points, so that equal sets are one request.
+    Targets are in the order of their texts by code points, so that equal sets are one request. The filtered targets of
+    a source are a row without request_id.
     """
-    return _joined(batches, lambda owner: _lists_of(owner, stage, choose(owner), size))
+    return _joined(batches, lambda owner: _lists_of(owner, stage, choose(owner), size, sieve))
 
 
 def _joined(
@@ -92,40 +107,57 @@ def _joined(
             yield pa.concat_batches(waiting)
 
 
-def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice) -> Iterator[pa.RecordBatch]:
+def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, sieve: Sieve) -> Iterator[pa.RecordBatch]:
     """The pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
-    for source, target in _places_of(owner):
-        asked, implied = choose(source, target)
-        shown = asked | implied
-        if shown.any():
-            yield _rows(owner["owner"], source[shown], target[shown], asked[shown], keys)
+    for source, target, teller in _told(owner, choose, sieve):
+        yield _rows(owner["owner"], source, target, teller, keys)
 
 
-def _lists_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int) -> Iterator[pa.RecordBatch]:
+def _lists_of(
+    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, sieve: Sieve
+) -> Iterator[pa.RecordBatch]:
     """The lists of an owner in batches."""
     texts = owner["texts"]
-    for source, target in _places_of(owner):
-        asked, _ = choose(source, target)
-        found = list(_lists(source[asked].tolist(), target[asked].tolist(), texts, size))
-        if found:
-            ids = [_id_of_list(stage, texts, premise, hypotheses) for premise, hypotheses in found]
-            columns = [[owner["owner"]] * len(ids), *zip(*found, strict=True), ids]
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, LISTS, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=LISTS)
+    for source, target, teller in _told(owner, choose, sieve):
+        rows = list(_lists(zip(source.tolist(), target.tolist(), teller.tolist(), strict=True), texts, size))
+        ids = [
+            None if FILTERED in tellers else _id_of_list(stage, texts, premise, hypotheses)
+            for premise, hypotheses, tellers in rows
+        ]
+        columns = [[owner["owner"]] * len(rows), *zip(*rows, strict=True), ids]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, LISTS, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=LISTS)
 
 
 def _lists(
-    source: Sequence[int], target: Sequence[int], texts: Sequence[str], size: int
-) -> Iterator[tuple[int, Sequence[int]]]:
-    for premise, pairs in groupby(zip(source, target, strict=True), key=itemgetter(0)):
-        hypotheses = sorted((hypothesis for _, hypothesis in pairs), key=texts.__getitem__)
-        yield from ((premise, hypotheses[start : start + size]) for start in range(0, len(hypotheses), size))
+    pairs: Iterable[tuple[int, int, int]], texts: Sequence[str], size: int
+) -> Iterator[tuple[int, list[int], list[str]]]:
+    """The source, targets and tellers of each list, in the order of the sources."""
+    for premise, told in groupby(pairs, key=itemgetter(0)):
+        hypotheses = sorted(((target, TELLERS[teller]) for _, target, teller in told), key=lambda one: texts[one[0]])
+        filtered = [one for one in hypotheses if one[1] == FILTERED]
+        asked = [one for one in hypotheses if one[1] != FILTERED]
+        for part in [filtered, *(asked[start : start + size] for start in range(0, len(asked), size))]:
+            if part:
+                yield premise, [target for target, _ in part], [teller for _, teller in part]
 
 
 def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Sequence[int]) -> str:
     first, second = stage.variables
     return stage.request_id({first: texts[premise], second: [texts[place] for place in hypotheses]})
+
+
+def _told(owner: Mapping[str, Any], choose: Choice, sieve: Sieve) -> Iterator[tuple[Places, Places, Places]]:
+    """The pairs (source, target) that have a row, in batches, and by number of `TELLERS` what tells their relations."""
+    sift = sieve.of(owner)
+    for source, target in _places_of(owner):
+        asked, implied = choose(source, target)
+        shown = asked | implied
+        if shown.any():
+            taken, audited = sift(source[shown], target[shown])
+            teller = np.select([implied[shown], taken & ~audited, taken], [2, 3, 1], 0)
+            yield source[shown], target[shown], teller
 
 
 def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
@@ -156,14 +188,15 @@ def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
     return source, other + (other >= source)
 
 
-def _rows(owner: str, source: Places, target: Places, asked: Flags, keys: PairKeys) -> pa.RecordBatch:
-    """The rows of `PAIRS`; no key where a pair is implied, as nobody asks for it."""
-    places = zip(source.tolist(), target.tolist(), asked.tolist(), strict=True)
-    ids = [keys.request_id(premise, hypothesis) if wanted else None for premise, hypothesis, wanted in places]
+def _rows(owner: str, source: Places, target: Places, teller: Places, keys: PairKeys) -> pa.RecordBatch:
+    """The rows of `PAIRS`; no key where a pair is implied or filtered, as nobody asks for it."""
+    places = zip(source.tolist(), target.tolist(), teller.tolist(), strict=True)
+    ids = [keys.request_id(premise, hypothesis) if number < 2 else None for premise, hypothesis, number in places]
     columns = [
         pa.array([owner] * len(ids), pa.string()),
         pa.array(source),
         pa.array(target),
+        pa.array(TELLERS).take(pa.array(teller)),
         pa.array(ids, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PAIRS)
