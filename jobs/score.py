@@ -27,6 +27,7 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
+from untold.jobs.metrics.audits import MISS_RATE
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.request import ScoreRequest
@@ -288,11 +289,12 @@ def _finish(run: _Scoring, runners: Sequence[StageRunner], tables: Tables, repea
     written = _write_tables(output, tables, counted)
     counts = _counts(**counted)
     _check_scores(run, counts["scores"])
-    summary = _summarise(run, written, repeats)
+    summary, audits = _summarise(run, written, repeats)
     for metric in run.metrics:
         if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
             start.display.note(f"{metric.name}: {amount(samples, 'sample has', 'samples have')} {metric.dropped}")
-    return start.end(runners, counts, runners[0].usage, summary=summary)
+    found = {"audits": audits} if audits else {}
+    return start.end(runners, counts, runners[0].usage, summary=summary, **found)
 
 
 def _check_scores(run: _Scoring, scores: int) -> None:
@@ -307,8 +309,12 @@ def _check_scores(run: _Scoring, scores: int) -> None:
         )
 
 
-def _summarise(run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]) -> list[dict[str, Any]]:
-    """Writes the tables `summary`, `measures_summary` and `repeatability`, and gives the rows of the first."""
+def _summarise(
+    run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Writes the tables `summary`, `measures_summary` and `repeatability`; the rows of the first, and those of the second
+    on audits.
+    """
     output, settings = run.start.output, run.request.settings
     seed = settings.statistics.seed
     scores, measures = written["scores"], written.get("measures")
@@ -326,7 +332,7 @@ def _summarise(run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequenc
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
-    return summary
+    return summary, [row for row in found if row["measure"].startswith(MISS_RATE)]
 
 
 def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
