@@ -312,8 +312,9 @@ def _check_scores(run: _Scoring, scores: int) -> None:
 def _summarise(
     run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Writes the tables `summary`, `measures_summary` and `repeatability`; the rows of the first, and those of the second
-    on audits.
+    """Writes the tables `summary`, `measures_summary` and `repeatability`.
+
+    Gives the rows of the first, and those of the second on audits.
     """
     output, settings = run.start.output, run.request.settings
     seed = settings.statistics.seed
