@@ -102,12 +102,13 @@ class DeltaLake(Lake):
     FORMAT: ClassVar[str] = "delta"
 
     def folder(self, name: str, schema: pa.Schema) -> str:
-        return f"{self.place}/{name}/{DATE}={self.date}"
+        with self._telling(name):
+            self._table(name, schema)
+        return f"{self._path(name)}/{DATE}={self.date}"
 
     def extend(self, name: str, schema: pa.Schema) -> None:
         with self._telling(name):
-            wanted = Schema.from_arrow(schema)
-            table = self._table(name, schema)
+            wanted, table = Schema.from_arrow(schema), self._table(name)
             there = {field.name: field for field in table.schema().fields}
             for field in wanted.fields:
                 if (known := there.get(field.name, field)).type != field.type:
@@ -117,7 +118,7 @@ class DeltaLake(Lake):
 
     def commit(self, name: str, files: Sequence[DataFile]) -> int:
         with self._telling(name):
-            table = self._table(name, None)
+            table = self._table(name)
             table.create_write_transaction(
                 [self._added(name, file) for file in files],
                 "overwrite",
@@ -139,13 +140,16 @@ class DeltaLake(Lake):
             stats=json.dumps({"numRecords": file.rows}),
         )
 
-    def _table(self, name: str, schema: pa.Schema | None) -> DeltaTable:
+    def _table(self, name: str, schema: pa.Schema | None = None) -> DeltaTable:
         """The table, made with these columns where there is none."""
         path = self._path(name)
-        if schema is not None and not DeltaTable.is_deltatable(path, _options(path)):
-            columns = Schema.from_arrow(schema.append(DATE_FIELD))
-            DeltaTable.create(path, columns, "ignore", partition_by=[DATE], storage_options=_options(path))
-        return DeltaTable(path, storage_options=_options(path))
+        try:
+            return DeltaTable(path, storage_options=_options(path))
+        except TableNotFoundError:
+            if schema is None:
+                raise
+        columns = Schema.from_arrow(schema.append(DATE_FIELD))
+        return DeltaTable.create(path, columns, "ignore", partition_by=[DATE], storage_options=_options(path))
 
     def _path(self, name: str) -> str:
         return f"{self.place}/{name}"

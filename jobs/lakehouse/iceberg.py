@@ -137,7 +137,7 @@ class IcebergLake(Lake):
 
     def extend(self, name: str, schema: pa.Schema) -> None:
         with self._telling(name):
-            table = self._table(name, schema)
+            table = self._catalog.load_table(self._identifier(name))
             if new := [field for field in schema if field.name not in table.schema().column_names]:
                 with table.transaction() as change:
                     with change.update_schema() as update:

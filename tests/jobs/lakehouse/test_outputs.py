@@ -13,6 +13,8 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
 
+from tests.fakes.object_store import BUCKET, ObjectStore
+from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.lakehouse.base import Lake, LakehouseError
 from untold.jobs.lakehouse.outputs import open_lake
 from untold.jobs.settings.storage import LakehouseSettings
@@ -62,6 +64,8 @@ def row(name: str, score: float | None, **more: Any) -> dict[str, Any]:
 
 def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened) -> None:
     first, second = map(lake, DAYS)
+    first.replace("scores", write(first, "r0", []))
+    assert read(first) == []
     first.replace("scores", write(first, "r1", [row("a", 0.25), row("b", None)]))
     second.replace("scores", write(second, "r2", [row("a", 1.0)]))
     first.replace("scores", write(first, "r3", [row("a", 0.5)]))
@@ -92,3 +96,20 @@ def test_a_format_needs_its_settings() -> None:
         open_lake("delta", LakehouseSettings(), DAYS[0])
     with pytest.raises(UserError, match=r"needs lakehouse\.catalog and lakehouse\.namespace"):
         open_lake("iceberg", LakehouseSettings(catalog="local"), DAYS[0])
+
+
+def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> None:
+    settings = LakehouseSettings(path=f"s3://{BUCKET}/lake")
+    for run, score in enumerate((0.25, 0.5)):
+        lake = open_lake("delta", settings, DAYS[0])
+        assert lake is not None
+        folder = Place(f"{lake.folder('scores', SCHEMA)}/r{run}")
+        table = pa.Table.from_pylist([row("a", score)], SCHEMA)
+        (folder / "part-0.parquet").write_whole(lambda file, table=table: pq.write_table(table, file))
+        lake.replace("scores", str(folder))
+    assert f"lake/scores/_delta_log/{2:020d}.json" in object_store.objects
+    (file,) = inspect_files(find_files(f"delta:s3://{BUCKET}/lake/scores"))
+    assert file.path == f"s3a://{BUCKET}/lake/scores/date=2026-11-20/r1/part-0.parquet"
+    assert file.row_groups == (1,)
+    (before,) = find_files(f"delta:s3://{BUCKET}/lake/scores@v1")
+    assert before.path.endswith("/r0/part-0.parquet")
