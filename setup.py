@@ -109,6 +109,7 @@ setup(
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with
             "krippendorff>=0.8,<1",  # whose alpha ours is compared with
+            "ppi-python==0.2.3",  # whose prediction-powered means ours are compared with
             "statsmodels>=0.15,<0.16",  # whose kappa of several annotators ours is compared with
             "uv>=0.9,<1",  # builds the distributions of tests, and fills their environments
             "pytest>=9,<10",

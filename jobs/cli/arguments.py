@@ -29,6 +29,7 @@ from untold.jobs.cli.values import (
     known_formats,
     known_metrics,
     metric_names,
+    names,
     one_of,
     path,
     preset_names,
@@ -276,7 +277,10 @@ def draw_of(options: Options, settings: Settings) -> Draw | None:
     from untold.jobs.inputs.drawing import Draw
 
     rows, seed = (getattr(options, name, None) for name in ("random", "seed"))
-    return Draw(rows, settings.statistics.seed if seed is None else seed) if rows else None
+    stratify: tuple[str, ...] = getattr(options, "stratify", None) or ()
+    if stratify and not rows:
+        raise click.UsageError("--stratify goes with --random")
+    return Draw(rows, settings.statistics.seed if seed is None else seed, stratify) if rows else None
 
 
 def input_options(*, output: bool) -> list[click.Parameter]:
@@ -289,6 +293,7 @@ def input_options(*, output: bool) -> list[click.Parameter]:
         CONFLICTBANK_OPTION,
         *READ_OPTIONS,
         RANDOM_OPTION,
+        Option("--stratify", "LIST", "columns by which --random gives each group its share, at least one", read=names),
         Option("--limit", "N", "only the first N samples by sample_id", read=count),
     ]
 

@@ -41,6 +41,8 @@ from untold.jobs.cli.arguments import (
     tell_outcome,
 )
 from untold.jobs.cli.data import COMMANDS as DATA
+from untold.jobs.cli.forms import COMMANDS as FORMS
+from untold.jobs.cli.forms import FORMS_OPTION, plan_forms
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
@@ -106,6 +108,8 @@ def _plan(options: Options) -> int:
     from untold.jobs.run.progress import Display
     from untold.jobs.run.terminal import page_of, print_lines
 
+    if options.forms:
+        return plan_forms(options)
     request = score_request(options, load(options, asks=False))
     request.check()
     with Display() as display:
@@ -329,6 +333,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--no-wait", "as for score"),
             Option("--machines", "N", "also say what the requests take on so many machines", read=count),
             Option("--cores", "C", "cores of each machine (8)", read=count, default=8),
+            FORMS_OPTION,
             flag("--json", "print JSON"),
         ],
     ),
@@ -347,6 +352,7 @@ COMMANDS: dict[str, click.Command] = {
     ),
     **DATA,
     **STUDIES,
+    **FORMS,
     **META_EVALUATION,
     **LOOKUPS,
     **SPOOLS,

@@ -183,6 +183,32 @@ def weights(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def bar(text: str) -> float:
+    """A number from 0 to 1. Raises ValueError for another text."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ValueError(f"must be a number from 0 to 1, got {text or 'nothing'}")
+    return found
+
+
+def width(text: str) -> float:
+    """A number above 0. Raises ValueError for another text.
+
+    >>> width(".01")
+    0.01
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ValueError(f"must be a number above 0, such as 0.01, got {text or 'nothing'}")
+    return found
+
+
 def column_pairs(text: str) -> dict[str, str]:
     """What files call our columns, by ours. Raises ValueError for a pair without a half, and for a column twice.
 

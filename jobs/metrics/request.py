@@ -31,7 +31,8 @@ class ScoreRequest(RunRequest):
         """Raises SampleError for samples whose first rows are of no use; it starts no Spark."""
         adapter = adapter_of(self.format)
         check_names(self.read.columns, adapter)
-        check_input(self.input, self.read, needs_of(self.metrics, self.settings), adapter)
+        strata = self.draw.stratify if self.draw else ()
+        check_input(self.input, self.read, (*needs_of(self.metrics, self.settings), *strata), adapter)
         if self.since is not None:
             self._check_since(self.since)
 
