@@ -129,7 +129,7 @@ def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> No
     assert "no completions, so that every row would be asked; leave --since out" in unknown.err
 
 
-@pytest.mark.parametrize("format", ["delta", "iceberg"])
+@pytest.mark.parametrize("format", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_night_is_in_the_lakehouse_once_whatever_befell_it(world: World, spark: SparkSession, format: str) -> None:
     lake, read = (DeltaLake, world.delta) if format == "delta" else (IcebergLake, world.iceberg)
     flags = ("--output-format", format, "--date", DATE)
@@ -166,10 +166,6 @@ def test_a_night_is_in_the_lakehouse_once_whatever_befell_it(world: World, spark
     (overall,) = [row for row in read("summary") if row["level"] == "overall"]
     assert overall["n"] == 20
     assert world.server.count() == count_distinct(SAMPLES)
-    # Another date beside it
-    other = world.run("--output-format", format, "--date", "2026-11-21", output=world.folder / "other")
-    assert other.code == 0, other.err
-    assert len(read("scores")) == 40
 
 
 def test_what_a_lakehouse_lacks_is_one_line(world: World) -> None:
