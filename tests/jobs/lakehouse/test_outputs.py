@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +21,10 @@ from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.lakehouse.base import Lake, LakehouseError
 from untold.jobs.lakehouse.outputs import open_lake
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output
 from untold.jobs.settings.storage import LakehouseSettings
+from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.storage import Place
 
@@ -47,15 +54,15 @@ def write(lake: Lake, run: str, rows: list[dict[str, Any]], schema: pa.Schema = 
     return str(folder)
 
 
-def read(lake: Lake) -> list[dict[str, Any]]:
+def read(lake: Lake, name: str = "scores") -> list[dict[str, Any]]:
     """All rows by the format's own library, sorted."""
     if lake.FORMAT == "delta":
-        table = DeltaTable(f"{lake.place}/scores").to_pyarrow_table()
+        table = DeltaTable(f"{lake.place}/{name}").to_pyarrow_table()
     else:
         from pyiceberg.catalog import load_catalog
 
-        table = load_catalog("local").load_table("nights.scores").scan().to_arrow()
-    return sorted(table.to_pylist(), key=lambda row: (row["date"], row["sample_id"]))
+        table = load_catalog("local").load_table(f"nights.{name}").scan().to_arrow()
+    return sorted(table.to_pylist(), key=str)
 
 
 def row(name: str, score: float | None, **more: Any) -> dict[str, Any]:
@@ -113,3 +120,47 @@ def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> Non
     assert file.row_groups == (1,)
     (before,) = find_files(f"delta:s3://{BUCKET}/lake/scores@v1")
     assert before.path.endswith("/r0/part-0.parquet")
+
+
+TABLES = {name: RESULT_TABLES[name] for name in ("samples", "scores", "summary", "usage")}
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone."""
+
+
+def end_night(lake: Lake, output: Path, ids: list[str], killed_before: int = -1) -> None:
+    """One start of a run: all tables with a row an id, then its end; killed before the commit of that number."""
+    commit, numbers = type(lake).commit, count()
+
+    def commit_or_die(self: Lake, name: str, files: Any) -> int:
+        if next(numbers) == killed_before:
+            raise Killed
+        return commit(self, name, files)
+
+    # Nothing is tidied up after `kill -9`
+    with patch.object(type(lake), "commit", commit_or_die), patch.object(Output, "_break_off"), suppress(Killed):
+        with Output(str(output), tuple(TABLES), lake=lake) as run:
+            run.claim({"input": "same"})
+            run.begin({})
+            for name, schema in TABLES.items():
+                run.write_rows(name, [{schema.names[0]: one} for one in ids], schema)
+            run.end(Ending(), usage=[])
+
+
+@pytest.mark.parametrize("number", range(len(TABLES) + 1))
+def test_a_start_after_a_kill_between_commits_makes_all_tables_whole(lake: Opened, tmp_path: Path, number: int) -> None:
+    first, second = map(lake, DAYS)
+    end_night(first, tmp_path / "before", ["a"])
+    end_night(second, tmp_path / "out", ["b"], killed_before=number)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["status"] == (
+        "running" if number < len(TABLES) else "finished"
+    )
+    there = {name: {str(row["date"]) for row in read(first, name)} for name in TABLES}
+    assert sum(len(dates) == 2 for dates in there.values()) == number
+    assert len(there["summary"]) == 1 or number == len(TABLES)
+    # Late rows, in a start that takes the place of both
+    end_night(second, tmp_path / "out", ["b", "c"])
+    for name, schema in TABLES.items():
+        rows = [(row[schema.names[0]], row["date"]) for row in read(first, name)]
+        assert sorted(rows) == [("a", DAYS[0]), ("b", DAYS[1]), ("c", DAYS[1])], name
