@@ -18,7 +18,7 @@ NOTEBOOK = DRAWING  # pictures of runs
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
 LAKEHOUSE = [
-    "deltalake>=1.5,<2",  # tables of Delta: their files, and commits of files that are there
+    "deltalake>=1.6,<2",  # tables of Delta: their files, and commits of files that are there
     "pyiceberg[sql-sqlite]>=0.11,<0.13",  # those of Iceberg, and their catalogs
 ]
 LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from untold.jobs.lakehouse.base import (
@@ -23,6 +23,7 @@ from untold.jobs.lakehouse.base import (
     NoTableError,
     TableFile,
     TableVersion,
+    repeated,
     telling,
 )
 from untold.udfs.object_stores import store_config
@@ -60,7 +61,9 @@ def _rows(actions: pa.Table) -> list[dict[str, Any]]:
 
 def _file(place: str, row: Mapping[str, Any]) -> TableFile:
     path, seconds = unquote(row["path"]), row["modification_time"] / 1000
-    return TableFile(f"{place}/{path}", row["size_bytes"], seconds, row.get("constants", {}))
+    # A clone names the files of another table whole
+    whole = Place(path).spark if "://" in path else f"{place}/{path}"
+    return TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
 
 
 def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
@@ -118,16 +121,19 @@ class DeltaLake(Lake):
 
     def commit(self, name: str, files: Sequence[DataFile]) -> int:
         with self._telling(name):
-            table = self._table(name)
-            table.create_write_transaction(
-                [self._added(name, file) for file in files],
-                "overwrite",
-                table.schema(),
-                [DATE],
-                partition_filters=[(DATE, "=", self.date.isoformat())],
-            )
-            table.update_incremental()
-            return int(table.version())
+            return repeated(lambda: self._commit(name, files), CommitFailedError)
+
+    def _commit(self, name: str, files: Sequence[DataFile]) -> int:
+        table = self._table(name)
+        table.create_write_transaction(
+            [self._added(name, file) for file in files],
+            "overwrite",
+            table.schema(),
+            [DATE],
+            partition_filters=[(DATE, "=", self.date.isoformat())],
+        )
+        table.update_incremental()
+        return int(table.version())
 
     def _added(self, name: str, file: DataFile) -> AddAction:
         relative = str(file.entry.place).removeprefix(f"{self._path(name)}/")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.expressions import EqualTo
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFile as IcebergFile
@@ -23,7 +23,6 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType
 
 from untold.jobs.lakehouse.base import (
-    ATTEMPTS,
     DATE,
     DATE_FIELD,
     DataFile,
@@ -32,6 +31,7 @@ from untold.jobs.lakehouse.base import (
     NoTableError,
     TableFile,
     TableVersion,
+    repeated,
     telling,
 )
 from untold.udfs.storage import Place
@@ -150,16 +150,10 @@ class IcebergLake(Lake):
 
     def commit(self, name: str, files: Sequence[DataFile]) -> int:
         with self._telling(name):
-            for attempt in range(ATTEMPTS):
-                table = self._catalog.load_table(self._identifier(name))
-                try:
-                    return self._commit(table, files)
-                except CommitFailedException:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-        raise AssertionError("unreachable")
+            return repeated(lambda: self._commit(name, files), CommitFailedException, ValidationException)
 
-    def _commit(self, table: Table, files: Sequence[DataFile]) -> int:
+    def _commit(self, name: str, files: Sequence[DataFile]) -> int:
+        table = self._catalog.load_table(self._identifier(name))
         earlier = [task.file for task in table.scan(EqualTo(DATE, self.date.isoformat())).plan_files()]
         if earlier or files:
             with table.transaction() as change, change.update_snapshot().overwrite() as update:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date
 from itertools import count
@@ -49,7 +50,8 @@ def write(lake: Lake, run: str, rows: list[dict[str, Any]], schema: pa.Schema = 
     """Files of a start, as Spark leaves them."""
     folder = Place(lake.folder("scores", SCHEMA)) / run
     folder.make_folder()
-    pq.write_table(pa.Table.from_pylist(rows, schema), f"{folder}/part-0.parquet")
+    for number in range(max(len(rows), 1)):
+        pq.write_table(pa.Table.from_pylist(rows[number : number + 1], schema), f"{folder}/part-{number}.parquet")
     Path(str(folder), "_SUCCESS").touch()
     return str(folder)
 
@@ -82,6 +84,14 @@ def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened)
     assert len(read(first)) == 2
     first.replace("scores", write(first, "r5", []))
     assert read(first) == [row("a", 1.0, date=DAYS[1])]
+
+
+def test_dates_that_are_added_at_once_are_all_there(lake: Opened) -> None:
+    lakes = [lake(date(2026, 11, day)) for day in range(1, 7)]
+    folders = [write(one, "r", [row("a", 1.0)]) for one in lakes]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda one, folder: one.replace("scores", folder), lakes, folders))
+    assert [found["date"] for found in read(lakes[0])] == [one.date for one in lakes]
 
 
 def test_columns_are_added_and_other_types_are_refused(lake: Opened) -> None:
