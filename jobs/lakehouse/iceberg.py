@@ -142,7 +142,7 @@ class IcebergLake(Lake):
                 with table.transaction() as change:
                     with change.update_schema() as update:
                         update.union_by_name(pa.schema(new))
-                    change.set_properties(**_mapping(change.table_metadata.schema()))
+                    change.set_properties(_mapping(change.table_metadata.schema()))
             there = table.schema()
             for field in schema:
                 if _type_in(there, field) != (known := there.find_field(field.name).field_type):
@@ -186,7 +186,7 @@ class IcebergLake(Lake):
         with self._catalog.create_table_transaction(identifier, schema.append(DATE_FIELD)) as change:
             with change.update_spec() as update:
                 update.add_identity(DATE)
-            change.set_properties(**_mapping(change.table_metadata.schema()))
+            change.set_properties(_mapping(change.table_metadata.schema()))
         return self._catalog.load_table(identifier)
 
     @property
