@@ -63,7 +63,8 @@ class NightlyRequest:
     def of(self, day: date) -> ScoreRequest:
         """The request of a date."""
         paths = {name: getattr(self.night, name).replace(DATE, day.isoformat()) for name in ("input", "output")}
-        return replace(self.night, **paths)
+        lake = self.night.lake and replace(self.night.lake, date=day)
+        return replace(self.night, **paths, lake=lake)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
+from untold.jobs.metrics.audits import MISS_RATE
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.request import ScoreRequest
@@ -34,6 +35,7 @@ from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_s
 from untold.jobs.results import open_run
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
+from untold.jobs.run.lineage import lineage, span
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
@@ -65,6 +67,18 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
     outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
     is read. `held`: the engines of a session, else Spark and an answering process are started.
     """
+    request = request.pinned()
+    with (
+        lineage("untold.score", request.input, request.output, display.note) as told,
+        span("untold score", output=request.output),
+    ):
+        outcome = _run(request, display, held)
+        told.manifest = outcome.manifest
+    return outcome
+
+
+def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
+    """The run of `score`, in its locked output."""
     settings = request.settings
     with (
         # Samples are checked and written before anything is asked: a run that breaks later loses what it computed, not
@@ -169,7 +183,7 @@ def _score(run: _Scoring) -> Outcome:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
         if request.refresh:
-            output.note_input(found.listing)
+            output.note_input({**request.named_input, "listing": found.listing})
         return unchanged
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)
@@ -275,11 +289,12 @@ def _finish(run: _Scoring, runners: Sequence[StageRunner], tables: Tables, repea
     written = _write_tables(output, tables, counted)
     counts = _counts(**counted)
     _check_scores(run, counts["scores"])
-    summary = _summarise(run, written, repeats)
+    summary, audits = _summarise(run, written, repeats)
     for metric in run.metrics:
         if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
             start.display.note(f"{metric.name}: {amount(samples, 'sample has', 'samples have')} {metric.dropped}")
-    return start.end(runners, counts, runners[0].usage, summary=summary)
+    found = {"audits": audits} if audits else {}
+    return start.end(runners, counts, runners[0].usage, summary=summary, **found)
 
 
 def _check_scores(run: _Scoring, scores: int) -> None:
@@ -294,8 +309,13 @@ def _check_scores(run: _Scoring, scores: int) -> None:
         )
 
 
-def _summarise(run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]) -> list[dict[str, Any]]:
-    """Writes the tables `summary`, `measures_summary` and `repeatability`, and gives the rows of the first."""
+def _summarise(
+    run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Writes the tables `summary`, `measures_summary` and `repeatability`.
+
+    Gives the rows of the first, and those of the second on audits.
+    """
     output, settings = run.start.output, run.request.settings
     seed = settings.statistics.seed
     scores, measures = written["scores"], written.get("measures")
@@ -313,7 +333,7 @@ def _summarise(run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequenc
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
-    return summary
+    return summary, [row for row in found if row["measure"].startswith(MISS_RATE)]
 
 
 def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:

@@ -48,6 +48,10 @@ RELATIONS = pa.schema(
         ("premise_id", pa.string()),  # an atom_id; for qa the first answer
         ("hypothesis_id", pa.string()),
         ("relation", pa.string()),  # null: it could not be had; implied: not asked, follows from others
+        (
+            "judged_by",
+            pa.string(),
+        ),  # model, list, filtered, implied or audit; null: two quantities, settled by themselves
     ]
 )
 # An atomic statement of the contexts: a class of equivalent atoms, or for e2e an item of the judge's lists
@@ -76,7 +80,7 @@ STATEMENTS = pa.schema(
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :]}
+ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :], "relations": ["judged_by"]}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [

@@ -19,6 +19,7 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     READ_OPTIONS,
     RUN_FLAGS,
@@ -47,7 +48,7 @@ from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import completes, count, one_of, with_hint
+from untold.jobs.cli.values import completes, count, day, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
@@ -311,7 +312,15 @@ COMMANDS: dict[str, click.Command] = {
     "score": Command(
         "score a file of answers",
         _score,
-        [*input_options(output=True), *settings_options(), *RUN_FLAGS, FAIL_UNDER, METRICS_FILE],
+        [
+            *input_options(output=True),
+            *settings_options(),
+            *RUN_FLAGS,
+            FAIL_UNDER,
+            METRICS_FILE,
+            *LAKEHOUSE_OPTIONS,
+            Option("--date", "DATE", "of the rows in a lakehouse (the day of the first start, by UTC)", read=day),
+        ],
     ),
     "plan": Command(
         "say what a run would ask and cost; asks nothing",

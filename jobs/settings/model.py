@@ -50,7 +50,7 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
-from untold.jobs.settings.storage import StorageSettings
+from untold.jobs.settings.storage import LakehouseSettings, StorageSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices
 from untold.udfs.stages import LOOKUPS, STAGES
@@ -61,7 +61,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "notify", "spark", "ray", "store", "storage"),
+        *("llm", "stages", "budget", "nightly", "notify", "lakehouse", "spark", "ray", "store", "storage"),
         *("work", "fail_on_error", "prompts", "profile"),
     }
 )
@@ -310,6 +310,7 @@ class Settings(Section):
     budget: BudgetSettings = BudgetSettings()
     nightly: NightlySettings = NightlySettings()
     notify: NotifySettings = NotifySettings()
+    lakehouse: LakehouseSettings = LakehouseSettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()
     storage: StorageSettings = StorageSettings()
