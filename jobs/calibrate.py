@@ -173,8 +173,13 @@ def _used(run: Run, store: str, stage: str, digest: str) -> tuple[str, Usage, in
             rows = pq.read_table(file, columns=list(names))
         rows = rows.filter(pc.is_in(rows["request_id"], wanted))
         sums = {key: value + (pc.sum(rows[key]).as_py() or 0) for key, value in sums.items()}
-    counts = {key: int(sums[key]) for key in ("prompt_tokens", "completion_tokens")}
-    return stage, Usage(calls=int(sums["attempts"]), seconds=sums["seconds"], **counts), len(wanted)
+    usage = Usage(
+        calls=int(sums["attempts"]),
+        seconds=sums["seconds"],
+        prompt_tokens=int(sums["prompt_tokens"]),
+        completion_tokens=int(sums["completion_tokens"]),
+    )
+    return stage, usage, len(wanted)
 
 
 def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
