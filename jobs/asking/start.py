@@ -17,7 +17,7 @@ from untold.jobs.asking.reach import Reach, reached_places
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.request import RunRequest
-from untold.jobs.results import path_of_table
+from untold.jobs.results import place_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars, missed_too_often
 from untold.jobs.run.output import Output
@@ -160,7 +160,7 @@ class Start:
         dead = [row for row in dead_stages(usage) if "system" not in row]
         errors: list[dict[str, Any]] = []
         if dead:
-            path = f"{self.output.place}/{path_of_table(written, 'failures')}"
+            path = str(place_of_table(self.output.place, written, "failures"))
             failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(path)
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
         lines = [*missed, *explain_dead_stages(dead, errors), ending.explain(self.request.command)]

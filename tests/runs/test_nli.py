@@ -422,4 +422,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
 
 
 def test_a_report_has_what_the_tables_have(job: NliJob) -> None:
-    assert_reported(job.output)
+    samples = assert_reported(job.output)
+    judged = [one["metrics"]["nli"] for one in samples if one["metrics"]["nli"]["status"] == "ok"]
+    assert judged
+    assert all([stage for stage, _ in one["words"]] == ["extract_atoms"] for one in judged)
