@@ -26,6 +26,8 @@ from untold.udfs.llm.usage import Usage
 ANSWER_SECONDS = 60.0
 # An actor starts in seconds; on a machine that is short of memory or processors in minutes.
 START_SECONDS = 300.0
+# How often to look whether somebody ends the waiting for the last answers
+LOOK_SECONDS = 0.2
 # The limiter frees places in milliseconds; one that is lost too must not hold up what the living ask
 LEAVE_SECONDS = 5.0
 # Waits before an actor that could not write its first file tries again, doubled each time
@@ -257,14 +259,20 @@ class ActorPool:
         self.deaths.discount(deaths)
         self._used_by_dead += Usage(done=1, failed=1)
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace: Callable[[], float]) -> None:
         """Stops every worker; its actor is kept for the next stage, or ended where it does not answer.
 
-        grace: seconds that what is in flight gets to arrive.
+        grace: seconds that what is in flight gets to arrive; it may become less meanwhile.
         """
-        stopping = {worker.handle.stop.remote(grace): worker for worker in self.workers}
-        if stopping:
-            ray.wait(list(stopping), num_returns=len(stopping), timeout=grace + ANSWER_SECONDS)
+        given, began = grace(), monotonic()
+        stopping = {worker.handle.stop.remote(given): worker for worker in self.workers}
+        left = list(stopping)
+        while left and monotonic() < began + given + ANSWER_SECONDS:
+            _, left = ray.wait(left, num_returns=len(left), timeout=LOOK_SECONDS)
+            if left and (less := grace()) < given:
+                given, began = less, monotonic()
+                for worker in self.workers:
+                    worker.handle.hurry.remote(given)
         for reference, worker in stopping.items():
             try:
                 worker.progress = ray.get(reference, timeout=0)

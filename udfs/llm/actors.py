@@ -183,6 +183,10 @@ class AnsweringActor:
                 await self._limiter.leave.remote(self._client)
         return progress
 
+    async def hurry(self, grace: float) -> None:
+        """`Asker.hurry`."""
+        self._running().hurry(grace)
+
     async def _end_with_raylet(self) -> None:
         """Writes what is answered and ends the process once its raylet has died: another actor asks the rest."""
         while os.getppid() == self._raylet:

@@ -75,6 +75,7 @@ class Asker:
         self._refused: str | None = None
         self._trial = SchemaTrial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema)
         self._stopping = False
+        self._end = float("inf")
         self._need_lease = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._models: set[str] = set()
@@ -126,21 +127,25 @@ class Asker:
         of it. A disk that cannot be written is tried until `grace` is over.
         """
         self._stopping = True
-        end = monotonic() + grace
+        self.hurry(grace)
         await self._flush()
-        while self._in_flight and monotonic() < end:
+        while self._in_flight and monotonic() < self._end:
             await asyncio.sleep(STOP_LOOK_SECONDS)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
-        while not await self._flush() and monotonic() < end:
+        while not await self._flush() and monotonic() < self._end:
             await asyncio.sleep(STOP_LOOK_SECONDS)
         self._writer.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._endpoint.close()
         return self.progress()
+
+    def hurry(self, grace: float) -> None:
+        """Ends the waiting of `stop` after so many seconds at the latest."""
+        self._end = min(self._end, monotonic() + grace)
 
     async def _answer(self) -> None:
         """A worker: takes the next request and the right to send it, asks, and again; waits for both."""
