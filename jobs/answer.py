@@ -129,7 +129,7 @@ class _Worker:
                 self.display.show(event)
                 if monotonic() - noted >= job.settings.flush:
                     noted = monotonic()
-                    spooled.note_usage(self.name, Usage(**event["usage"]))
+                    spooled.note_usage(self.name, Usage.of(event["usage"]))
 
         self.display.start(job.stage.name)
         try:

@@ -67,12 +67,19 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
     """
     stage = dict(plain["stage"])
     stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
-    settings = dict(plain["settings"])
-    settings["limits"] = Limits(**settings.get("limits", {}))
-    settings["budget"] = Budget(**settings.get("budget", {}))
-    settings["prices"] = Prices(**settings.get("prices", {}))
-    rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
-    return Job(**{**rest, "spent": Usage(**plain.get("spent", {}))})
+    rest = {**plain, "stage": Stage(**stage), "settings": _settings(plain["settings"])}
+    return Job(**{**rest, "spent": Usage.of(plain.get("spent", {}))})
+
+
+def _settings(plain: Mapping[str, Any]) -> CallSettings:
+    """The settings of their JSON, with those of each endpoint."""
+    parts: dict[str, Any] = {
+        "limits": Limits(**plain.get("limits", {})),
+        "budget": Budget(**plain.get("budget", {})),
+        "prices": Prices(**plain.get("prices", {})),
+        "endpoints": tuple(map(_settings, plain.get("endpoints", ()))),
+    }
+    return CallSettings(**{**plain, **parts})
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -17,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, GetTi
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.asking.job import Job
-from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiter_name, open_limiter
+from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters_of, open_limiter
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import Usage
@@ -130,7 +131,7 @@ class ActorPool:
     def usage(self) -> Usage:
         """What all of them used so far, the dead included, with its cost."""
         total = sum((state.usage for state in self.states), self._used_by_dead)
-        return self._job.settings.prices.priced(total)
+        return self._job.settings.priced(total)
 
     def start(self, count: int, node: str | None = None) -> list[Worker]:
         """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side.
@@ -169,7 +170,7 @@ class ActorPool:
             may_drop_schema=job.may_drop_schema,
             gone=dict(self._spent_by_dead),
         )
-        return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
+        return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)
 
     def _await_start(self, worker: Worker, probe: Any) -> None:
         """Waits until the worker is ready: with another actor where its own dies or does not start.
@@ -228,13 +229,12 @@ class ActorPool:
 
     def _note_spending(self, worker: Worker) -> None:
         """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
-        try:
-            # By its leases, so never too little
-            limiter = open_limiter(worker.assignment.limiter)
-            spent = ray.get(limiter.leave.remote(worker.name), timeout=LEAVE_SECONDS)
-        except (RayError, GetTimeoutError):
-            spent = Usage()
-        seen = self._job.settings.prices.priced(worker.progress.usage if worker.progress else Usage())
+        spent = Usage()
+        for name in worker.assignment.limiters:
+            with suppress(RayError, GetTimeoutError):
+                # By its leases, so never too little; the last one holds the budget
+                spent = ray.get(open_limiter(name).leave.remote(worker.name), timeout=LEAVE_SECONDS)
+        seen = self._job.settings.priced(worker.progress.usage if worker.progress else Usage())
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:
             if other is not worker:

@@ -210,7 +210,7 @@ class StageRunner:
 
         def show(event: Mapping[str, Any]) -> None:
             nonlocal last
-            last = Usage(**event["usage"])
+            last = Usage.of(event["usage"])
             self.engines.display.show(event)
 
         unanswered = Unanswered(

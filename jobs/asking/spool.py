@@ -176,4 +176,4 @@ def open_spool(path: str) -> Spool:
 
 
 def _sum_of(notes: Iterable[Place]) -> Usage:
-    return sum((Usage(**json.loads(note.read_bytes())) for note in notes), Usage())
+    return sum((Usage.of(json.loads(note.read_bytes())) for note in notes), Usage())

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tests.fakes.model_server import ModelServer
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
+from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
@@ -59,7 +60,7 @@ class Run:
         work = Work(
             "a", "run/stage", "run", stage, self.settings, answered_before=answered_before, tries_schema=tries_schema
         )
-        self.asker = Asker(work, parse, endpoint, self._lease, writer)
+        self.asker = Asker(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer)
 
     async def _lease(self, report: Report) -> Lease:
         await asyncio.sleep(0)
