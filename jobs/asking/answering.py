@@ -255,6 +255,7 @@ class Answering:
             "in_flight": sum(state.in_flight for state in states),
             "paused": max((state.paused for state in states), default=0.0),
             "unwritten": sum(state.unwritten for state in states),
+            "left_out": sorted({line for state in states for line in state.left_out}),
             "trouble": next((state.trouble for state in states if state.trouble), None),
         }
         self._tell({"event": "progress", **known, **waits})

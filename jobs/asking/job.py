@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -51,6 +51,13 @@ class Outcome:
     models: tuple[str, ...] = ()
     lost: int = 0
     finding: Finding | None = None
+
+
+def tell_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
+    """Says once of each endpoint that refuses a run that the others answer alone."""
+    for line in set(event.get("left_out", ())) - told:
+        note(f"left out while others answer: {line}")
+        told.add(line)
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
