@@ -54,10 +54,7 @@ class SendingSettings(Section):
 
 
 class EndpointSettings(SendingSettings):
-    """One of several endpoints. What it leaves out is as in `llm.*`; an explicit null is no limit, no key or no price.
-
-    Without `max_concurrency` the largest weight has `llm.max_concurrency`, others a part of it by their weight.
-    """
+    """One of several endpoints. What it leaves out is as in `llm.*`; an explicit null is no limit, no key or no price."""
 
     base_url: Address
     model: Text | None = None
@@ -74,13 +71,11 @@ class EndpointSettings(SendingSettings):
         """What tells it from another one: two accounts of one address are two endpoints."""
         return self.base_url, self.model, self.api_key_env
 
-    def over(self, given: Mapping[str, Any], largest_weight: float) -> dict[str, Any]:
+    def over(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What it sets, and what it changes of `given`, the settings `llm.*`."""
         merged = {name: {**given[name], **getattr(self, name)} for name in ("extra_headers", "extra_query")}
         own = {name: getattr(self, name) for name in self.model_fields_set - {"weight", *merged}}
-        if own.get("max_concurrency") is None:
-            own["max_concurrency"] = max(1, round(given["max_concurrency"] * self.weight / largest_weight))
-        return own | merged | {"model": self.model or given["model"]}
+        return own | merged | {name: getattr(self, name) or given[name] for name in ("model", "max_concurrency")}
 
     @model_serializer(mode="wrap")
     def _set_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -171,8 +171,7 @@ class LlmSettings(SendingSettings):
         """The settings of each endpoint, as if it were the only one."""
         if not self.endpoints:
             return [self]
-        largest = max(one.weight for one in self.endpoints)
-        return [self.model_copy(update={**one.over(vars(self), largest), "endpoints": []}) for one in self.endpoints]
+        return [self.model_copy(update={**one.over(vars(self)), "endpoints": []}) for one in self.endpoints]
 
     @field_validator("extra_body")
     @classmethod

@@ -160,7 +160,7 @@ class Asker:
     def _take(self) -> tuple[int, Request] | None:
         """An endpoint, and the next request together with the right to send it there now; None where one is missing."""
         now = monotonic()
-        able = [number for number, channel in enumerate(self._channels) if self._may_send(channel)]
+        able = [number for number in range(len(self._channels)) if self._may_send(number)]
         able = [number for number in able if self._has_slot(self._channels[number], now)]
         if not able or (self._endpoints.purse and not self._has_slot(self._endpoints.purse, now)):
             return None
@@ -183,15 +183,19 @@ class Asker:
             self._waiters.wake_after(wait)
         return wait == 0
 
-    def _may_send(self, channel: Channel) -> bool:
+    def _may_send(self, number: int) -> bool:
         """Whether an endpoint may be sent anything but for the slots: not where it might be paid for and lost, or is
         refused.
         """
+        channel = self._channels[number]
         closed = self._stopping or channel.refused is not None or channel.is_doubtful
         closed = closed or self._trial.over or self._writer.full
         # While a schema is tried one request goes alone
         free = self._endpoints.in_flight < min(1, channel.pacing.places) if self._trial.pending else True
-        return bool(self._ready and channel.in_flight < channel.pacing.places and free and not closed)
+        if not self._ready or not free or closed:
+            return False
+        ahead = len(self._channels) > 1 and self._ready.is_ahead(number, self._endpoints.living)
+        return channel.in_flight < self._endpoints.places(channel, ahead=ahead)
 
     async def _ask(self, number: int, request: Request) -> None:
         """One call for the request, or its end where its deadline is over or its template cannot be filled in."""
@@ -327,8 +331,8 @@ class Asker:
         elif not standing.doubts or (standing.completed and rows == self._units.requests_left):
             held, channel.held = channel.held, []
             for request, answer in held:
-                if request.elsewhere + 1 < len(self._channels) and self._endpoints.others_live(channel):
-                    request.elsewhere += 1
+                tried = request.failed_at | {self._channels.index(channel)}
+                if len(tried) < len(self._channels) and self._endpoints.others_live(channel):
                     self._return(request, channel)
                 else:
                     self._record(channel, request, answer)

@@ -171,7 +171,7 @@ class Request:
     `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said;
     `turn_due`: the next call goes on with them for the first time. `names_form`: calls say which form is wanted.
     `members` are the rows of a request that asks for several at once; each is a row of the store. `promised`: tokens of
-    the budget that its call may take; `elsewhere`: how many endpoints refused it and let others try.
+    the budget that its call may take; `failed_at`: endpoints, by number, that another one is to be asked after.
     """
 
     request_id: str
@@ -194,7 +194,7 @@ class Request:
     trace: list[dict[str, str]] = field(default_factory=list)
     members: list[Request] = field(default_factory=list)
     promised: int = 0
-    elsewhere: int = 0
+    failed_at: frozenset[int] = frozenset()
 
     @property
     def rows(self) -> int:

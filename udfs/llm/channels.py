@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import ceil, floor
 from time import monotonic
 
 from untold.udfs.llm.calls import Answer, Request, Work
@@ -153,6 +154,22 @@ class Channels:
             return self.purse.pacing.refusal
         refusals = {channel.pacing.refusal for channel in self.each if not channel.refused}
         return refusals.pop() if len(refusals) == 1 else None
+
+    def places(self, channel: Channel, *, ahead: bool) -> int:
+        """How many calls an endpoint may have in flight now: those of its lease, or a part of them by its weight.
+
+        Where nothing else limits the endpoints, what they have in flight decides their shares. One more or less, by
+        whether it is `ahead` of its share, makes these exact.
+        """
+        most = channel.pacing.places
+        unlimited = [each for each in self.each if not each.is_out and not each.pacing.strict]
+        if len(self.each) == 1 or channel not in unlimited:
+            return most
+        largest = max(each.work.settings.weight for each in unlimited)
+        share = max(each.pacing.places for each in unlimited) * channel.work.settings.weight / largest
+        if share >= most:
+            return most
+        return max(1, ceil(share) - 1) if ahead else min(most, floor(share) + 1)
 
     def need_leases(self) -> None:
         """Asks for slots of all limiters."""

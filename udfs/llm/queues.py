@@ -34,8 +34,8 @@ class SharedQueue:
         self._taken = [0.0] * len(weights)
         self._groups: dict[Hashable, deque[Request]] = {}
         self._current: list[Hashable] = [_NO_GROUP] * len(weights)
-        # By the endpoint that they came back from; the last are those that any endpoint may take
-        self._returned: list[deque[Request]] = [deque() for _ in range(len(weights) + 1)]
+        # By the endpoints that they came back from
+        self._returned: dict[frozenset[int], deque[Request]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class SharedQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """What waits, roughly in the order in which it is taken."""
-        return chain(*reversed(self._returned), *self._groups.values())
+        return chain(*self._returned.values(), *self._groups.values())
 
     def extend(self, requests: Iterable[Request]) -> None:
         """Adds new requests."""
@@ -53,9 +53,19 @@ class SharedQueue:
             self._add(request, 1)
 
     def give_back(self, request: Request, endpoint: int | None = None) -> None:
-        """Puts a request before those that are new; another endpoint than this one takes it if it can."""
-        self._returned[len(self._weights) if endpoint is None else endpoint].appendleft(request)
+        """Puts a request before those that are new; one that has not failed it yet takes it if it can."""
+        if endpoint is not None:
+            failed = request.failed_at | {endpoint}
+            request.failed_at = failed if len(failed) < len(self._weights) else frozenset((endpoint,))
+        self._returned.setdefault(request.failed_at, deque()).appendleft(request)
         self._add(request, 1)
+
+    def is_ahead(self, endpoint: int, living: Collection[int]) -> bool:
+        """Whether an endpoint has had more than its share, beside those that live."""
+        weights = sum(self._weights[one] for one in living)
+        return weights > 0 and self._taken[endpoint] * weights > sum(
+            self._taken[one] * self._weights[one] for one in living
+        )
 
     def order(self, able: Iterable[int]) -> list[int]:
         """Endpoints that can send, the one that is furthest behind its share first."""
@@ -80,13 +90,17 @@ class SharedQueue:
         self.rows += sign * request.rows
 
     def _take_returned(self, endpoint: int, living: Collection[int]) -> Request | None:
-        alone = not set(living) - {endpoint}
-        others = (held for number, held in enumerate(self._returned) if held and (alone or number != endpoint))
-        found = next(others, None)
-        return found.popleft() if found else None
+        for failed_at, held in self._returned.items():
+            if endpoint not in failed_at or not set(living) - failed_at:
+                request = held.popleft()
+                if not held:
+                    del self._returned[failed_at]
+                return request
+        return None
 
     def _take_new(self, endpoint: int, able: Collection[int], living: Collection[int]) -> Request | None:
-        if len(self._returned[endpoint]) >= MOST_RETURNED and set(living) - {endpoint}:
+        returned = sum(len(held) for failed_at, held in self._returned.items() if endpoint in failed_at)
+        if returned >= MOST_RETURNED and set(living) - {endpoint}:
             return None
         key = self._current[endpoint]
         if key not in self._groups:
@@ -118,5 +132,5 @@ class SharedQueue:
 
 def group_of(stage: Stage) -> Callable[[Request], Hashable]:
     """What the prompts of a stage that begin alike have in common: the first variable that they show."""
-    first, *_ = order_of_variables(stage.template, stage.variables, api=stage.api) or (None,)
+    first = next(iter(order_of_variables(stage.template, stage.variables, api=stage.api)), "")
     return lambda request: hash(repr(request.variables.get(first)))
