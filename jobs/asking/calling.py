@@ -132,11 +132,11 @@ def with_given(job: Job, given: Settings) -> Job:
     changed |= {own: getattr(section, name) for own, name in sent.items() if name in section.model_fields_set}
     calls = replace(job.settings, **changed)
     if section is llm and llm.endpoints:
-        # Under what is given beside them, and else under what the job has
-        calls = replace(calls, endpoints=())
-        base = vars(calls.limits) | {
-            "price_per_million_prompt_tokens": calls.prices.prompt,
-            "price_per_million_completion_tokens": calls.prices.completion,
+        # Under what is given beside them, and else under what the first of the job has
+        calls, first = replace(calls, endpoints=()), job.settings.each[0]
+        base = vars(_with_set(first.limits, llm)) | {
+            "price_per_million_prompt_tokens": first.prices.prompt,
+            "price_per_million_completion_tokens": first.prices.completion,
         }
         known = given.model_copy(update={"llm": llm.model_copy(update=base | {"model": llm.model or job.stage.model})})
         calls = replace(calls, endpoints=tuple(_endpoints(known, job.stage, calls)))

@@ -78,9 +78,9 @@ class SpooledJob:
         sent = {"each": each, "extra_body": job_to_json(job)["stage"]["extra_body"]}
         if without_secrets(sent) != sent:
             raise SpoolError(
-                "an address, llm.extra_body, llm.extra_headers or llm.extra_query holds a secret, and a spool holds "
-                "none: name the variable of the key by llm.api_key_env, of a header by {env: NAME}, or answer without "
-                "a spool (llm.answering=process)"
+                "llm.base_url or llm.extra_body holds a secret, or a header or parameter does, and a spool holds none: "
+                "name the variable of the key by llm.api_key_env, of a header by {env: NAME}, or answer without a "
+                "spool (llm.answering=process)"
             )
         content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS))
         (self.place / JOB).write_bytes(json.dumps(content).encode())

@@ -54,7 +54,7 @@ class SendingSettings(Section):
 
 
 class EndpointSettings(SendingSettings):
-    """One of several endpoints. What it leaves out is as in `llm.*`; an explicit null is no limit, no key or no price."""
+    """One of several endpoints. What it leaves out is as in `llm.*`; an explicit null is no limit, key or price."""
 
     base_url: Address
     model: Text | None = None

@@ -332,9 +332,10 @@ def _incomplete(
     """
     llm = settings.llm
     whose = f"the endpoint {preset}" if preset else "llm.base_url"
-    if llm.endpoints and merged.values.get("llm.base_url") and "conf/" not in merged.origins["llm.base_url"].origin:
-        where = merged.origins["llm.base_url"].where
-        yield problem_line("llm.base_url", llm.base_url, where, "must be null beside llm.endpoints, or one of them")
+    address = merged.origins.get("llm.base_url")
+    known = llm.base_url in (None, *(one.base_url for one in llm.endpoints))
+    if llm.endpoints and address and not known and "conf/" not in address.origin:
+        yield problem_line("llm.base_url", llm.base_url, address.where, "must be null, or one of llm.endpoints")
     if llm.base_url is None and not llm.endpoints:
         yield f"llm.base_url: not set, and {whose} gives none: --set llm.base_url=http://HOST/v1"
     if llm.model is None:
