@@ -146,7 +146,7 @@ def test_each_of_several_endpoints_is_tried(
     nobody = "http://127.0.0.1:9/v1"
     given = f"llm.endpoints=[{{base_url: '{calm.base_url}', model: ours}}, {{base_url: '{nobody}'}}]"
     assert examine(lambda: load_settings(None, [given, "llm.model=m"], None, {}, local_installed=bool)) == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if "endpoint" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[6:].startswith("endpoint")]
     assert f"ours at {calm.base_url}" in lines[0]
     assert lines[1].startswith("FAIL")
     assert f"m at {nobody}" in lines[1]
