@@ -24,7 +24,7 @@ from untold.jobs.summary.ranking import (
     names_of,
     wanted_metrics,
 )
-from untold.jobs.summary.rows import COLUMN_OF_STATUS, GRID, MAX_DISTINCT
+from untold.jobs.summary.rows import GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses
@@ -64,10 +64,7 @@ MOST_STATEMENTS = 2_000  # whose distances are 16 MB
 # Between the number of a run, of six digits, and the name of a system of its own; the same system in the run behind it
 _APART = "\x1f"
 _NEXT = "a.system[8:] = b.system[8:] and a.system[:6]::int + 1 = b.system[:6]::int"
-_SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
-# The score of a sample, and 0 where it is undefined although there was something to state
-_SCORE, _LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score", "score_low", "score_high"))
-_ZERO = f"coalesce({_SCORE}, case when status in ({_SILENT}) and covered + uncovered > 0 then 0.0 end)"
+_LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score_low", "score_high"))
 # Equal statements of a query differ in white space, case or the full stop at most
 _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -416,8 +413,8 @@ def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None, *, apart:
     database.execute(
         f"""create view judged as
             select output, sample_id, metric, {system} as system, status, covered,
-                {_SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {_ZERO} as score_zero,
-                case when {_ZERO} is not null then ({_SCORE} is not null)::double end as answered
+                {SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {SCORE_OR_ZERO} as score_zero,
+                case when {SCORE_OR_ZERO} is not null then ({SCORE} is not null)::double end as answered
             from scores {where};
         create view asked as
             select output, sample_id, query, contexts, case when query is not null and contexts is not null

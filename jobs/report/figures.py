@@ -84,8 +84,8 @@ def measure_rows(sources: Sources) -> list[Row]:
     found = []
     for place, run in enumerate(sources.runs):
         rows = rows_of(run, "measures_summary")
-        systems = {row["metric"] for row in rows if row["level"] == "system"}
-        shown = [row for row in rows if row["level"] == "system" or row["metric"] not in systems]
+        systems = {(row["metric"], row["measure"]) for row in rows if row["level"] == "system"}
+        shown = [row for row in rows if row["level"] == "system" or (row["metric"], row["measure"]) not in systems]
         found += [{**row, "label": sources.labels.get((place, row["system"]), row["system"])} for row in shown]
     return sorted(found, key=lambda row: (row["metric"], row["measure"], row["label"] or ""))
 

@@ -50,7 +50,9 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
-from untold.jobs.settings.storage import StorageSettings
+from untold.jobs.settings.storage import LakehouseSettings, StorageSettings
+from untold.jobs.settings.storage import RaySettings as RaySettings
+from untold.jobs.settings.storage import SparkSettings as SparkSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices, dearest
 from untold.udfs.stages import LOOKUPS, STAGES
@@ -61,7 +63,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "notify", "spark", "ray", "store", "storage"),
+        *("llm", "stages", "budget", "nightly", "notify", "lakehouse", "spark", "ray", "store", "storage"),
         *("work", "fail_on_error", "prompts", "profile"),
     }
 )
@@ -84,11 +86,12 @@ class LlmSettings(SendingSettings):
     """The endpoint, how it is asked, and its limits and prices.
 
     What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
-    and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
+    and may differ by stage. The salt is part of it and not sent. All else may differ from start to start
+    (docs/architecture.md, "Requests and their keys").
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
+        {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
     )
 
     endpoint: Text | None = Field(
@@ -120,6 +123,13 @@ class LlmSettings(SendingSettings):
     extra_body: ExtraBody = Field(
         default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
     )
+    salt: Text | None = Field(
+        default=None, description="Text in the id of every request: under another one the model is asked anew"
+    )
+    repeats: Count = Field(
+        default=1, description="Scorings of llm.repeated_share of the samples, to see how far the judge repeats itself"
+    )
+    repeated_share: Share = Field(default=0.05, description="Share of samples that are scored llm.repeats times")
     timeout_seconds: Positive = Field(default=120.0, description="Timeout of one attempt, in seconds")
     deadline_seconds: Positive = Field(
         default=600.0, description="Timeout of a request over all attempts and waits, in seconds"
@@ -230,24 +240,6 @@ class BudgetSettings(Section):
     max_cost: Amount | None = Field(default=None, description="Maximum cost of a start, in the currency of the prices")
 
 
-class SparkSettings(Section):
-    """The Spark session. None of it changes a result, so that it may differ from start to start."""
-
-    master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
-    conf: dict[str, str] = Field(
-        default_factory=dict, description="Spark configuration over conf/spark-defaults.conf, by Spark's own names"
-    )
-
-
-class RaySettings(Section):
-    """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
-
-    address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
-    runtime_env: dict[str, Any] = Field(
-        default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
-    )
-
-
 class ThresholdSettings(Section):
     """What is kept is rated at or above these.
 
@@ -265,6 +257,9 @@ class StatisticsSettings(Section):
     """Resampling of intervals and tests: methods, section 7. One seed gives the same limits in any order of rows."""
 
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
+    widen: bool = Field(
+        default=False, description="Widen the summary's intervals by what the judge's own scorings differ (llm.repeats)"
+    )
 
 
 class GraphSettings(Section):
@@ -312,6 +307,7 @@ class Settings(Section):
     budget: BudgetSettings = BudgetSettings()
     nightly: NightlySettings = NightlySettings()
     notify: NotifySettings = NotifySettings()
+    lakehouse: LakehouseSettings = LakehouseSettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()
     storage: StorageSettings = StorageSettings()
@@ -369,7 +365,10 @@ def settings_model() -> type[Settings]:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a stage sends with every request; None is not sent. `model` None is an embedded one not yet named."""
+    """What a stage sends with every request, None is not sent, and its salt, which never is.
+
+    `model` None is an embedded one not yet named.
+    """
 
     model: str | None
     api: Api
@@ -378,6 +377,7 @@ class Decoding:
     top_p: float | None
     max_tokens: int | None
     extra_body: dict[str, Any]
+    salt: str | None
 
 
 def decoding_for(settings: Settings, stage: str) -> Decoding:
@@ -390,7 +390,7 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
     values = {name: getattr(own if name in own.model_fields_set else settings.llm, name) for name in names}
     if values["max_tokens"] == AUTO:
         values["max_tokens"] = STAGES[stage].max_tokens
-    return Decoding(**values, extra_body=_extra_body(settings.llm, own))
+    return Decoding(**values, extra_body=_extra_body(settings.llm, own), salt=settings.llm.salt)
 
 
 def api_for(settings: Settings, stage: str) -> Api:
@@ -442,4 +442,7 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
     within = {name: set(section.NO_RESULT) for name, section in settings if isinstance(section, Section)}
     left_out = {name: keys for name, keys in within.items() if keys} | dict.fromkeys(NO_RESULT, True)
-    return {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
+    found = {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
+    if settings.llm.repeats > 1:
+        found["llm"] = settings.llm.model_dump(include={"repeats", "repeated_share"})
+    return found
