@@ -7,7 +7,7 @@ A plain object without Ray, so that its loop runs untraced and can be tested alo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -160,12 +160,13 @@ class Asker:
     def _take(self) -> tuple[int, Request] | None:
         """An endpoint, and the next request together with the right to send it there now; None where one is missing."""
         now = monotonic()
-        able = [number for number in range(len(self._channels)) if self._may_send(number)]
+        living = self._endpoints.living
+        able = [number for number in range(len(self._channels)) if self._may_send(number, living)]
         able = [number for number in able if self._has_slot(self._channels[number], now)]
         if not able or (self._endpoints.purse and not self._has_slot(self._endpoints.purse, now)):
             return None
         for number in self._ready.order(able):
-            request = self._ready.take(number, able, self._endpoints.living)
+            request = self._ready.take(number, able, living)
             if request is not None:
                 break
         else:
@@ -183,7 +184,7 @@ class Asker:
             self._waiters.wake_after(wait)
         return wait == 0
 
-    def _may_send(self, number: int) -> bool:
+    def _may_send(self, number: int, living: Sequence[int]) -> bool:
         """Whether an endpoint may be sent anything but for the slots: not where it might be paid for and lost, or is
         refused.
         """
@@ -194,7 +195,7 @@ class Asker:
         free = self._endpoints.in_flight < min(1, channel.pacing.places) if self._trial.pending else True
         if not self._ready or not free or closed:
             return False
-        ahead = len(self._channels) > 1 and self._ready.is_ahead(number, self._endpoints.living)
+        ahead = len(self._channels) > 1 and self._ready.is_ahead(number, living)
         return channel.in_flight < self._endpoints.places(channel, ahead=ahead)
 
     async def _ask(self, number: int, request: Request) -> None:

@@ -69,9 +69,11 @@ class SharedQueue:
 
     def order(self, able: Iterable[int]) -> list[int]:
         """Endpoints that can send, the one that is furthest behind its share first."""
-        most = max(self._taken)
+        most, longest = max(self._taken), 2 / min(self._weights)
         for one in able:
-            self._taken[one] = max(self._taken[one], most - MOST_BEHIND / self._weights[one])
+            # Behind by the longest step of another it is in its turn
+            behind = max(MOST_BEHIND / self._weights[one], longest)
+            self._taken[one] = max(self._taken[one], most - behind)
         return sorted(able, key=self._taken.__getitem__)
 
     def take(self, endpoint: int, able: Collection[int], living: Collection[int]) -> Request | None:

@@ -72,6 +72,13 @@ def test_prompts_that_all_begin_alike_are_divided() -> None:
     assert counts == {0: pytest.approx(100, abs=4), 1: pytest.approx(300, abs=4)}
 
 
+def test_a_small_weight_is_a_small_share() -> None:
+    queue, counts = make([1.0, 100.0], [1] * 3030), Counter[int]()
+    while found := take(queue, [0, 1]):
+        counts[found[0]] += 1
+    assert counts[0] == pytest.approx(30, abs=2)
+
+
 def test_one_endpoint_has_a_plain_queue() -> None:
     queue = make([1.0], [3])
     first = queue.take(0, [0], [0])
