@@ -228,9 +228,11 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
 async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
     """One call in a loop and a client of its own, bounded by `CALL_SECONDS`; no retry hides what is wrong."""
     llm = settings.llm
-    key, sent = os.environ.get(llm.api_key_env or ""), {"headers": llm.extra_headers, "query": llm.extra_query}
+    key = os.environ.get(llm.api_key_env or "")
     seconds = min(CALL_SECONDS, llm.timeout_seconds)
-    endpoint = Endpoint(base_url, key or None, connections=1, timeout=seconds, **sent)
+    endpoint = Endpoint(
+        base_url, key or None, connections=1, timeout=seconds, headers=llm.extra_headers, query=llm.extra_query
+    )
     try:
         return await endpoint.call(llm.api, body)
     finally:
