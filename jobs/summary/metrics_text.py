@@ -75,8 +75,10 @@ def _of_stage(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[S
         yield f"untold_{name}", stage, row[name]
     yield "untold_stage_seconds", stage, row["seconds"]
     section = _SECTIONS.get(row["stage"], None if row["stage"] in LOOKUPS else "llm")
-    limit = settings.get(section or "", {}).get("requests_per_minute")
-    if limit and row["seconds"]:
+    own = settings.get(section or "", {})
+    limit = own.get("requests_per_minute")
+    # Several endpoints have a limit each
+    if limit and row["seconds"] and not own.get("endpoints"):
         yield "untold_limit_used_ratio", stage, row["calls"] * 60 / (row["seconds"] * limit)
 
 
