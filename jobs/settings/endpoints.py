@@ -6,14 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from untold.jobs.settings.fields import Address, Amount, Count, Positive, Section, Text, VariableName
+from untold.jobs.settings.fields import Address, Amount, Count, Positive, Section, Text, VariableName, merge_patch
 
 # The client sends these itself: it could not read what comes of others
 _OWN_HEADERS = frozenset({"accept-encoding", "connection", "content-length", "content-type", "host"})
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = "text, or {env: NAME} for the value of an environment variable"
+
+
+def _without_nulls(value: object) -> object:
+    """A null removes what a layer below set."""
+    return merge_patch({}, value) if isinstance(value, Mapping) else value
 
 
 def _sendable(value: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +40,11 @@ def _headers(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-Sent = Annotated[dict[str, str | int | dict[Literal["env"], VariableName]], AfterValidator(_sendable)]
+Sent = Annotated[
+    dict[str, str | int | dict[Literal["env"], VariableName]],
+    BeforeValidator(_without_nulls),
+    AfterValidator(_sendable),
+]
 Headers = Annotated[Sent, AfterValidator(_headers)]
 A_SENT: Any = {"allowed": f"a mapping of names to {_VALUE}"}
 

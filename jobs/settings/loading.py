@@ -22,15 +22,7 @@ from untold.jobs.settings.layers import (
     read_overrides,
     read_yaml,
 )
-from untold.jobs.settings.model import (
-    STAGE_NAMES,
-    LlmSettings,
-    Settings,
-    SettingsError,
-    merge_patch,
-    prices_for,
-    settings_model,
-)
+from untold.jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for, settings_model
 from untold.jobs.settings.profiles import profile_layer, profile_names
 from untold.udfs.hints import near_misses
 from untold.udfs.retrieval.local_models import MINILM
@@ -239,9 +231,11 @@ def _of_entry(location: tuple[int | str, ...], reason: str) -> str:
     if name not in EndpointSettings.model_fields:
         near = near_misses(name, list(EndpointSettings.model_fields), cutoff=0)[0]
         return f"a list of endpoints without other settings; in entry {number} one is unknown, the nearest is {near}"
-    own = name not in LlmSettings.model_fields or reason != known_settings()["llm.endpoints"].allowed
-    allowed = reason if own else known_settings()[f"llm.{name}"].allowed
-    return f"a list of endpoints; in entry {number}, {name} must be {'a number > 0' if name == 'weight' else allowed}"
+    # A check of the field's own says more than its type
+    if reason == known_settings()["llm.endpoints"].allowed:
+        types = {"weight": "a number > 0", "base_url": "an http:// or https:// address"}
+        reason = types.get(name) or known_settings()[f"llm.{name}"].allowed
+    return f"a list of endpoints; in entry {number}, {name} must be {reason}"
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:

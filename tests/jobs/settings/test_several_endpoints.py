@@ -101,6 +101,13 @@ def test_headers_and_parameters_are_never_shown() -> None:
     assert "hush" not in json.dumps(shown(settings_of(endpoints(own), *given)))
 
 
+def test_a_null_takes_a_header_away() -> None:
+    settings = settings_of(
+        f"llm.base_url={A}", "llm.extra_headers={X-Id: 7, X-Other: 8}", "llm.extra_headers.X-Id=null"
+    )
+    assert calls_of(settings).headers == {"X-Other": 8}
+
+
 def test_a_preset_s_headers_go_to_no_address_of_the_user_s() -> None:
     sets = ["llm.endpoint=openai", endpoints({"base_url": A})]
     assert calls_of(settings_of(*sets)).endpoints[0].api_key_env is None
