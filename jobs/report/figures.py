@@ -8,6 +8,7 @@ from typing import Any
 
 from untold.jobs.analysis import changes, compare_runs, date_of, distribution, left_out
 from untold.jobs.report.sources import Sources, rows_of
+from untold.jobs.run.manifest import by_stage
 from untold.jobs.summary.ranking import CompareError
 from untold.jobs.summary.run_summary import count_failures
 from untold.udfs.redaction import redact
@@ -100,10 +101,10 @@ def failure_rows(sources: Sources) -> list[Row]:
 
 
 def usage_rows(sources: Sources) -> list[Row]:
-    """The rows of the tables `usage` with `run`, and `tokens`."""
+    """The rows of the tables `usage`, one a stage, with `run`, and `tokens`."""
     found = []
     for place, run in enumerate(sources.runs):
-        for row in rows_of(run, "usage"):
+        for row in by_stage(rows_of(run, "usage")):
             tokens = (row["prompt_tokens"] or 0) + (row["completion_tokens"] or 0)
             found.append({**row, "run": place, "tokens": tokens})
     return found
