@@ -91,7 +91,7 @@ class _Store:
     def _judged(self, samples: Mapping[Key, Variables]) -> dict[Key, Variables]:
         """What the end-to-end judge was shown: contexts, or their summaries."""
         summaries = self._summaries(samples.values()) if self._summarised else {}
-        asked = {}
+        asked: dict[Key, Variables] = {}
         for key, row in samples.items():
             texts = [one["text"] for one in row["contexts"] or ()]
             kept = [summaries.get((row["query"], text), text) for text in texts]
