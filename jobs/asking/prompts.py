@@ -42,6 +42,7 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         tools=tools,
         rated=definition.rated,
         structured=None if tools else _structured(definition, decoding),
+        salt=decoding.salt,
     )
 
 

@@ -84,11 +84,12 @@ class LlmSettings(Section):
     """The endpoint, how it is asked, and its limits and prices.
 
     What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
-    and may differ by stage; all else may differ from start to start (docs/architecture.md, "Requests and their keys").
+    and may differ by stage. The salt is part of it and not sent. All else may differ from start to start
+    (docs/architecture.md, "Requests and their keys").
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
+        {"salt", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
     )
 
     endpoint: Text | None = Field(
@@ -113,6 +114,9 @@ class LlmSettings(Section):
     )
     extra_body: ExtraBody = Field(
         default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
+    )
+    salt: Text | None = Field(
+        default=None, description="Text in the id of every request: under another one the model is asked anew"
     )
     timeout_seconds: Positive = Field(default=120.0, description="Timeout of one attempt, in seconds")
     deadline_seconds: Positive = Field(
@@ -356,7 +360,10 @@ def settings_model() -> type[Settings]:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a stage sends with every request; None is not sent. `model` None is an embedded one not yet named."""
+    """What a stage sends with every request, None is not sent, and its salt, which never is.
+
+    `model` None is an embedded one not yet named.
+    """
 
     model: str | None
     api: Api
@@ -365,6 +372,7 @@ class Decoding:
     top_p: float | None
     max_tokens: int | None
     extra_body: dict[str, Any]
+    salt: str | None
 
 
 def decoding_for(settings: Settings, stage: str) -> Decoding:
@@ -377,7 +385,7 @@ def decoding_for(settings: Settings, stage: str) -> Decoding:
     values = {name: getattr(own if name in own.model_fields_set else settings.llm, name) for name in names}
     if values["max_tokens"] == AUTO:
         values["max_tokens"] = STAGES[stage].max_tokens
-    return Decoding(**values, extra_body=_extra_body(settings.llm, own))
+    return Decoding(**values, extra_body=_extra_body(settings.llm, own), salt=settings.llm.salt)
 
 
 def api_for(settings: Settings, stage: str) -> Api:

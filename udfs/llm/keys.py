@@ -23,6 +23,7 @@ class Stage:
     `model` is sent to the endpoint; `model_key` stands for it in the key (a local file's sha256, else the same name). A
     decoding parameter that is None is not sent and not in the key. `rated` stages ask for log-probabilities, which are
     not in the key. `structured` is how a schema is sent (`form`) and the stage's own (`schema`); None sends none.
+    `salt` is not sent: with another one the same requests have other keys, and are asked anew.
 
     >>> stage = Stage("rate", ("query", "text"), model="a-model", template="{{ query }} {{ text }}")
     >>> stage.request_id({"query": "q", "text": "t"}) == stage.request_id({"text": "t", "query": "q", "row": 7})
@@ -42,6 +43,7 @@ class Stage:
     tools: tuple[Mapping[str, Any], ...] = ()
     rated: bool = False
     structured: Mapping[str, Any] | None = None
+    salt: str | None = None
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -62,6 +64,7 @@ class Stage:
             "tools": list(self.tools) or None,
             "decoding": self.decoding,
             "structured": self.structured,
+            "salt": self.salt,
         }
         return _hash(canonical_json(identity))
 

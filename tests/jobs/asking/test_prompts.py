@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,14 @@ def test_a_local_file_stands_for_its_model_in_the_key() -> None:
 def test_how_an_endpoint_is_called_is_not_in_the_key(llm: dict[str, Any]) -> None:
     moved = Settings(llm=LlmSettings(**{"base_url": "http://127.0.0.1:9/v1", "model": "m", **llm}))
     assert bind_stage(STAGE, moved).digest == bind_stage(STAGE, settings()).digest
+
+
+def test_a_salt_is_in_the_key_and_not_in_what_is_sent() -> None:
+    plain = bind_stage(STAGE, settings())
+    salted = bind_stage(STAGE, Settings(llm=settings().llm.model_copy(update={"salt": "2026-11-23"})))
+    assert salted.digest != plain.digest
+    assert replace(salted, salt=None).digest == plain.digest
+    assert (salted.template, salted.decoding) == (plain.template, plain.decoding)
 
 
 def test_one_byte_of_a_template_changes_the_key(tmp_path: Path) -> None:

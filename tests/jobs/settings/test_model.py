@@ -117,6 +117,7 @@ def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]
         {"llm": {"model": "m"}},
         {"llm": {"temperature": None}},
         {"llm": {"extra_body": {"a": 1}}},
+        {"llm": {"salt": "2026-11-23"}},
         {"stages": {"evaluate_coverage": {"max_tokens": None}}},
         {"thresholds": {"relevance": 3}},
         {"summarise_contexts": False},

@@ -119,6 +119,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "extra_body value": {"extra_body": {"reasoning": {"effort": "high"}, "seed": 7}},
     "extra_body field": {"extra_body": {"reasoning": {"effort": "low"}}},
     "extra_body type": {"extra_body": {"reasoning": {"effort": "low"}, "seed": "7"}},
+    "salt": {"salt": "2026-11-23"},
+    "another salt": {"salt": "2026-11-24"},
 }
 
 
