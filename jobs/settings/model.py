@@ -42,7 +42,7 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.nightly import NightlySettings, NotifySettings
+from untold.jobs.settings.nightly import NightlySettings, NotifySettings, TrendSettings
 from untold.jobs.settings.retrieval import (
     EmbeddingSettings,
     GroundingSettings,
@@ -61,7 +61,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "notify", "spark", "ray", "store", "storage"),
+        *("llm", "stages", "budget", "nightly", "trend", "notify", "spark", "ray", "store", "storage"),
         *("work", "fail_on_error", "prompts", "profile"),
     }
 )
@@ -302,6 +302,7 @@ class Settings(Section):
     )
     budget: BudgetSettings = BudgetSettings()
     nightly: NightlySettings = NightlySettings()
+    trend: TrendSettings = TrendSettings()
     notify: NotifySettings = NotifySettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()

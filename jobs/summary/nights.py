@@ -18,6 +18,8 @@ from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
 DATE = "{date}"
+# In the output of a date, that of its sentinel
+SENTINEL_FOLDER = "_sentinel"
 Manifest = Mapping[str, Any]
 Row = Mapping[str, Any]
 
