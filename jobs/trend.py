@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from untold.jobs.summary.trend_tables import CHANGES, MOVED, TREND
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.errors import UserError
 from untold.udfs.sheets.formulas import guard
-from untold.udfs.storage import Place
+from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # Dates that a terminal shows; the files have all
 MOST_DATES = 14
@@ -85,8 +86,9 @@ def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[Run]
     found = {place: path for path in paths for place in _outputs(path)}
     left_out = [f"{path} (no output)" for path in paths if path not in found.values()]
     runs = []
-    for place in found:
-        run, problem = _open(place)
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        opened = list(pool.map(_open, found))
+    for place, (run, problem) in zip(found, opened, strict=True):
         runs += [run] if run is not None and problem is None else []
         left_out += [f"{place} ({problem})"] if problem else []
     if left_out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import pairwise
@@ -19,6 +20,7 @@ from untold.udfs.statistics.changes import Change, interval_of, p_of_error
 from untold.udfs.statistics.intervals import Interval
 from untold.udfs.statistics.permutation import adjust_p_values
 from untold.udfs.statistics.shifts import find_shifts
+from untold.udfs.storage import FOOTERS_AT_ONCE
 
 STEP, SHIFT = "step", "shift"
 JUDGE, BOTH = "judge", "both"
@@ -100,8 +102,10 @@ def find_trend(runs: Sequence[Run], *, by: str = "day", seed: int = 0) -> Trend:
     breaks = _breaks(runs)
     cuts = sorted({row["date"] for row in breaks})
     dated: dict[str, list[tuple[Run, str]]] = defaultdict(list)
-    for run in sorted(runs, key=lambda one: (date_of(one), one.directory)):
-        sentinel = open_sentinel(run)
+    ordered = sorted(runs, key=lambda one: (date_of(one), one.directory))
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        sentinels = list(pool.map(open_sentinel, ordered))
+    for run, sentinel in zip(ordered, sentinels, strict=True):
         own = [(run, SYSTEM), *([(sentinel, SENTINEL)] if sentinel else [])]
         dated[_label(date_of(run), by, cuts)] += own
     return _Found(dict(dated), breaks, seed).trend()
