@@ -52,7 +52,7 @@ def test_tables_picture_and_json_say_what_changed(nights: Path, tmp_path: Path, 
     points, changes, moved = (
         pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("trend", "changes", "moved")
     )
-    assert [(row["date"], row["mean"]) for row in points if row["system"] == "a"][0] == ("2026-11-17", 0.775)
+    assert next((row["date"], row["mean"]) for row in points if row["system"] == "a") == ("2026-11-17", 0.775)
     assert [(row["system"], row["date"]) for row in changes if row["p_adjusted"] < 0.05] == [("=b", "2026-11-19")]
     assert {(row["date"], row["system"], row["sample_id"][:3]) for row in moved} == {("2026-11-19", "=b", "=b-")}
     with open(folder / "moved.csv", encoding="utf-8") as file:

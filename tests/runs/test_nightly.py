@@ -234,15 +234,11 @@ def test_a_sentinel_is_judged_anew_each_night(nights: Nights) -> None:
     assert nights.run(*day(17), "--refresh", **given).code == 0
     assert nights.server.count() - paid == count_distinct(samples[:6] + samples[8:9]) - count_distinct(samples[:6])
 
-    # It comes first, and counts in the night's budget and in the month's
+    # It comes first, and counts in the night's budget
     nights.add(19, samples[9:12])
     paid, most = nights.server.count(), count_distinct(fixed) + 1
     code, found = nights.ask(*day(19), **given, **{"budget.max_calls": most})
     assert (code, found["2026-11-19"]["status"], nights.server.count() - paid) == (3, "budget", most)
-    code, found = nights.ask(*day(19), **given, **PRICES, **{"nightly.budget_month": 0.001})
-    assert code == 3
-    assert "nightly.budget_month is used up" in found["2026-11-19"]["message"]
-    assert nights.run(*day(19), **given).code == 0
     missing = nights.run(*day(19), "--overwrite", **{"nightly.sentinel": "/nowhere.jsonl"})
     assert (missing.code, "untold: 2026-11-19: nightly.sentinel: /nowhere.jsonl: no such file" in missing.err) == (
         1,
