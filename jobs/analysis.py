@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from untold.jobs.results import Run, connect_tables, quoted
-from untold.jobs.summary.dated_scores import SCORE, SYSTEM, ZERO
+from untold.jobs.summary.dated_scores import SCORE, ZERO
 from untold.jobs.summary.ranking import (
     DECIMALS,
     SYSTEM_COLUMNS,
@@ -25,7 +25,7 @@ from untold.jobs.summary.ranking import (
 )
 from untold.jobs.summary.rows import GRID, MAX_DISTINCT
 from untold.jobs.summary.trend_tables import CHANGES
-from untold.jobs.summary.trends import STEP, date_of, find_trend
+from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses
@@ -245,8 +245,7 @@ def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int
     Dates that a break of comparability parts are not compared.
     """
     wanted = wanted_metrics(check_runs(runs), metrics)
-    rows = find_trend(runs, seed=seed).changes
-    found = [row for row in rows if (row["kind"], row["level"]) == (STEP, SYSTEM) and row["metric"] in wanted]
+    found = [row for row in find_trend(runs, seed=seed).steps if row["metric"] in wanted]
     return pa.Table.from_pylist(found, CHANGES)
 
 

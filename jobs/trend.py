@@ -166,7 +166,7 @@ def trend_lines(found: Found, fall: float, page: Page) -> Iterator[str]:
     """The means of the last dates, what changed, and where all is written."""
     dates = found.trend.dates
     last = set(dates[-MOST_DATES:])
-    shown = [row for row in found.trend.points if row["date"] in last and _is_shown(row, found.trend)]
+    shown = [row for row in found.trend.shown if row["date"] in last]
     yield from table(HEADS, [_cells(row) for row in shown], page, names=3, texts=1)
     if len(dates) > MOST_DATES:
         yield f"the last {MOST_DATES} of {len(dates):,} dates; the files have all"
@@ -178,12 +178,6 @@ def trend_lines(found: Found, fall: float, page: Page) -> Iterator[str]:
         line = f"fall: {row['system']} under {row['metric']}, {row['date']}: by more than {fall:g} beyond chance"
         yield from wrapped(line, page)
     yield from ("", f"files: {', '.join(found.files)}")
-
-
-def _is_shown(row: Mapping[str, Any], found: Trend) -> bool:
-    """Whether a row says what no other does: all systems together only where there are several."""
-    systems = {one["system"] for one in found.points if one["metric"] == row["metric"] and one["system"]}
-    return row["level"] != OVERALL or len(systems) > 1
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

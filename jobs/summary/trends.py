@@ -13,7 +13,7 @@ from math import hypot
 from typing import Any
 
 from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.summary.dated_scores import SENTINEL, SYSTEM, DatedScores, Stretch
+from untold.jobs.summary.dated_scores import OVERALL, SENTINEL, SYSTEM, DatedScores, Stretch
 from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
 from untold.jobs.summary.ranking import CHANCE, is_unlikely
 from untold.udfs.statistics.changes import Change, interval_of, p_of_error
@@ -55,6 +55,18 @@ class Trend:
     def dates(self) -> list[str]:
         """All dates, ascending."""
         return sorted({row["date"] for row in self.points})
+
+    @property
+    def steps(self) -> list[Row]:
+        """The changes of systems from one date to the next."""
+        return [row for row in self.changes if (row["kind"], row["level"]) == (STEP, SYSTEM)]
+
+    @property
+    def shown(self) -> list[Row]:
+        """The points that say what no other does: of all systems together only where a metric has several."""
+        systems = {(row["metric"], row["system"]) for row in self.points if row["system"]}
+        several = {metric for metric, _ in systems if sum(one == metric for one, _ in systems) > 1}
+        return [row for row in self.points if row["level"] != OVERALL or row["metric"] in several]
 
     def falls(self, fall: float) -> list[Row]:
         """The changes of systems that fell by more than this beyond chance, the judge's own move taken off.
@@ -278,7 +290,7 @@ class _Found:
         for row in (row for row in rows if row["level"] == SYSTEM):
             moved = next((one for one in judges if self._near(row, one)), None)
             if row.get("cause") == JUDGE and moved is not None:
-                moved["systems"].append(row["system"])
+                moved["systems"] = sorted({*moved["systems"], row["system"]})
                 continue
             systems.append({**row, "kind": {None: "change", JUDGE: JUDGE}.get(row.get("cause"), SYSTEM)})
         breaks = [{**row, "kind": "break"} for row in self._breaks]
