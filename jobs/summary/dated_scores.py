@@ -13,7 +13,7 @@ import pyarrow as pa
 from untold.jobs.results import Run, connect_tables, quoted
 from untold.jobs.summary.ranking import DECIMALS
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
-from untold.udfs.statistics.changes import Change
+from untold.udfs.statistics.changes import Change, resamples_for
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Clusters
 
@@ -136,8 +136,8 @@ class DatedScores:
 
     def _point(self, row: Row, clusters: Mapping[tuple[Any, ...], list[Row]]) -> Row:
         own = clusters.get((row["level"], row["metric"], row["system"]), [])
-        columns = ([one[name] for one in own] for name in ("sum", "size", "count"))
-        mean = clustered_bca_interval(*columns, seed=self._seed)
+        part = ([one["sum"] for one in own], [one["size"] for one in own], [one["count"] for one in own])
+        mean = clustered_bca_interval(*part, seed=self._seed, resamples=resamples_for(part))
         rate = wilson_interval(row["defined"] if row["answerable"] else 0, row["answerable"])
         level = OVERALL if row["level"] == SYSTEM and row["system"] is None else row["level"]
         answered = {"answer_rate": rate.mean, "answer_ci_low": rate.low, "answer_ci_high": rate.high}

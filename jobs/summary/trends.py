@@ -269,7 +269,7 @@ class _Found:
             "judge_difference": test.difference,
             "judge_p_value": test.p_value,
             **{f"net_{name}": value for name, value in net.columns("difference").items()},
-            "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error)),
+            "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), min(own.freedom, moved.freedom)),
         }
 
     def _moved(self, series: Series, row: Row, later: Stretch, earlier: Stretch) -> list[Row]:

@@ -65,3 +65,16 @@ def test_a_small_shift_is_found_where_no_two_nights_differ_by_more_than_chance()
 @pytest.mark.parametrize("means", [[], [0.5], [0.5, 0.1, 0.1], [0.5] * 9])
 def test_too_few_or_equal_means_have_no_shift(means: list[float]) -> None:
     assert find_shifts(means, [0.0] * (len(means) - 1), points=9) == []
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_change_among_hundreds_has_a_p_value_that_draws_cannot_have(paired: bool) -> None:
+    random = np.random.default_rng(0)
+    later, earlier = random.normal(0.4, 0.1, 50), random.normal(0.6, 0.1, 50)
+    parts = [part(later - earlier)] if paired else [part(later), part(-earlier)]
+    reference = stats.ttest_1samp(later - earlier, 0) if paired else stats.ttest_ind(later, earlier)
+    assert Change(parts).test(0).p_value == pytest.approx(reference.pvalue, rel=1e-6)
+    assert reference.pvalue < 1e-9
+    # What draws can say, they say; and few questions are never that unlikely
+    few = Change([part(np.full(14, -0.5) + random.normal(0, 0.001, 14))]).test(0)
+    assert few.p_value == pytest.approx(2 * 0.5**14)
