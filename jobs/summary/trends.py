@@ -177,10 +177,11 @@ class _Found:
         found = [(series, *one) for series in self._series for one in self._changes(series)]
         _adjust([row for _, row, _, _ in found])
         unlikely = [one for one in found if is_unlikely(one[1])]
-        for series, row, later, earlier in unlikely:
-            if row["level"] == SYSTEM:
+        for series, row, later, earlier in found:
+            # An alert is of the newest date, beyond chance among all or not
+            if row["level"] == SYSTEM and (is_unlikely(row) or row["date"] == self._dates[-1]):
                 row |= self._judged(series, later, earlier)
-        _name_causes([row for _, row, _, _ in unlikely if "judge_p_value" in row])
+        _name_causes([row for _, row, _, _ in found if "judge_p_value" in row])
         moved = [one for series, row, later, earlier in unlikely for one in self._moved(series, row, later, earlier)]
         changes = sorted((row for _, row, _, _ in found), key=_order)
         return Trend(points, changes, moved, self._breaks, self._findings([row for _, row, _, _ in unlikely]))
