@@ -17,6 +17,11 @@ LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL]
 NOTEBOOK = DRAWING  # pictures of runs
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
+LAKEHOUSE = [
+    "deltalake>=1.6,<2",  # tables of Delta: their files, and commits of files that are there
+    "pyiceberg[sql-sqlite]>=0.12,<0.13",  # those of Iceberg, and their catalogs
+]
+LINEAGE = ["openlineage-python>=1.40,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
 PACKAGE = ["venv-pack>=0.2,<1"]  # untold package, for workers whose Python has nothing installed
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
@@ -85,7 +90,9 @@ setup(
         "connect": CONNECT,
         "cluster": CLUSTER,
         "package": PACKAGE,
-        "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE],
+        "lakehouse": LAKEHOUSE,
+        "lineage": LINEAGE,
+        "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE, *LAKEHOUSE, *LINEAGE],
         "docs": DOCS,
         "test": [
             *STUDY,
@@ -93,12 +100,17 @@ setup(
             *CONNECT,
             *CLUSTER,
             *PACKAGE,
+            *LAKEHOUSE,
+            *LINEAGE,
+            "kubeflow-spark-api>=2.4,<3",  # knows the fields of a SparkApplication
+            "opentelemetry-sdk>=1.30,<2",  # spans that tests look at
             "polars>=1.30,<2",  # frames of samples, given to the API
             EMBEDDING_MODEL,
             *DOCS,
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with
             "krippendorff>=0.8,<1",  # whose alpha ours is compared with
+            "ppi-python==0.2.3",  # whose prediction-powered means ours are compared with
             "statsmodels>=0.15,<0.16",  # whose kappa of several annotators ours is compared with
             "uv>=0.9,<1",  # builds the distributions of tests, and fills their environments
             "pytest>=9,<10",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from untold.jobs.results import Run, connect_tables, quoted
-from untold.jobs.summary.dated_scores import SCORE, ZERO
 from untold.jobs.summary.ranking import (
     DECIMALS,
     SYSTEM_COLUMNS,
@@ -23,7 +22,7 @@ from untold.jobs.summary.ranking import (
     names_of,
     wanted_metrics,
 )
-from untold.jobs.summary.rows import GRID, MAX_DISTINCT
+from untold.jobs.summary.rows import GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
 from untold.jobs.summary.trend_tables import CHANGES
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
@@ -367,8 +366,8 @@ def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DuckDB
     database.execute(
         f"""create view judged as
             select output, sample_id, metric, {system} as system, status, covered,
-                {SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {ZERO} as score_zero,
-                case when {ZERO} is not null then ({SCORE} is not null)::double end as answered
+                {SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {SCORE_OR_ZERO} as score_zero,
+                case when {SCORE_OR_ZERO} is not null then ({SCORE} is not null)::double end as answered
             from scores {where};
         create view asked as
             select output, sample_id, query, contexts, case when query is not null and contexts is not null

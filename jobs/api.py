@@ -91,6 +91,8 @@ class SampleOptions(TypedDict, total=False):
     limit: int | None
     # So many random rows, by `statistics.seed`
     random: int | None
+    # Columns by which `random` gives each group its share, at least one row
+    stratify: Sequence[str]
 
 
 class Session:
@@ -165,7 +167,8 @@ class Session:
             progress: Called with each event: a mapping with stage, done, total, calls, failed, cost and left (the
                 seconds until the stage is done), or with note. None draws a bar a stage in a notebook, and a line
                 elsewhere, as the command does.
-            **how: How the samples are read: columns, format, encoding, delimiter, limit and random (`SampleOptions`).
+            **how: How the samples are read: columns, format, encoding, delimiter, limit, random and stratify
+                (`SampleOptions`).
 
         Returns:
             The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage` or `spooled`.
@@ -268,7 +271,7 @@ class Session:
             embedded=self._resolved.embedded,
             format=how.get("format"),
             limit=how.get("limit"),
-            draw=None if rows is None else Draw(rows, self.settings.statistics.seed),
+            draw=None if rows is None else Draw(rows, self.settings.statistics.seed, tuple(how.get("stratify", ()))),
             read=ReadOptions(how.get("columns") or {}, how.get("encoding"), how.get("delimiter")),
         )
         request.check()

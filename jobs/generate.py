@@ -22,7 +22,7 @@ from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
-from untold.jobs.results import path_of_table
+from untold.jobs.results import place_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Course, Display
@@ -89,6 +89,7 @@ def generate(request: GenerateRequest, display: Display) -> Outcome:
 
     All systems answer the same questions, one system after the other. Methods, section 8.
     """
+    request = request.pinned()
     with request.open_output(TABLES, request.contexts) as output, ExitStack() as endpoints:
         systems = [_bind(name, given, request, display, endpoints) for name, given in request.systems.items()]
         _check_distinct(systems)
@@ -280,5 +281,5 @@ def show_systems(outcome: Outcome, request: RunRequest) -> None:
     heads = ["system", "model", *counts[:-1], "not asked"]
     print_lines([*table(heads, rows, page_of(sys.stdout), names=2), redact(f"results: {request.output}")])
     if any(row["answered"] for row in systems):
-        samples = shlex.quote(f"{request.output}/{path_of_table(outcome.manifest, 'samples')}")
+        samples = shlex.quote(str(place_of_table(request.output, outcome.manifest, "samples")))
         print_lines([redact(f"next: untold score --input {samples} --output DIR --metric LIST")])

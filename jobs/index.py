@@ -44,6 +44,7 @@ def index(request: RunRequest, display: Display) -> Outcome:
     in new shards, what it has no more is passed over. Killed at any moment, it is searched as it was before, and goes
     on when it is started again.
     """
+    request = request.pinned()
     stages = {STAGE: bind_stage(STAGE, request.settings)}
     with (
         request.open_output(TABLES) as output,

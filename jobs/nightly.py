@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any
 
-from untold.jobs.asking.engines import Held
-from untold.jobs.asking.process import KeptProcess
+from untold.jobs.asking.engines import Held, open_held
 from untold.jobs.asking.start import Outcome
 from untold.jobs.asking.store import SPARK_ERRORS
 from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.progress import Display
 from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import SMALL_BYTES, begin_session, open_session
+from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.score import has_ended, score, show_summary
 from untold.jobs.settings.model import Settings
@@ -71,7 +68,8 @@ class NightlyRequest:
     def of(self, day: date) -> ScoreRequest:
         """The request of a date."""
         paths = {name: getattr(self.night, name).replace(DATE, day.isoformat()) for name in ("input", "output")}
-        return replace(self.night, **paths)
+        lake = self.night.lake and replace(self.night.lake, date=day)
+        return replace(self.night, **paths, lake=lake)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +190,10 @@ def sentinel_of(asked: ScoreRequest, day: str) -> ScoreRequest | None:
     if settings.nightly.sentinel is None:
         return None
     salt = " ".join(filter(None, (settings.llm.salt, f"sentinel {day}")))
-    llm = settings.llm.model_copy(update={"salt": salt})
-    place = {"input": settings.nightly.sentinel, "output": f"{asked.output}/{SENTINEL_FOLDER}"}
+    llm = settings.llm.model_copy(update={"salt": salt, "repeats": 1})
     own = settings.model_copy(update={"llm": llm, "store": asked.store})
-    return replace(asked, **place, settings=own, limit=None, draw=None, refresh=False)
+    fixed = replace(asked, input=settings.nightly.sentinel, output=f"{asked.output}/{SENTINEL_FOLDER}", settings=own)
+    return replace(fixed, limit=None, draw=None, refresh=False, since=None, lake=None)
 
 
 def _check_sentinel(asked: ScoreRequest, day: str) -> None:
@@ -284,7 +282,7 @@ def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], di
         return
     paths = [request.night.settings.nightly.sentinel, *(asked.input for asked in pending.values())]
     small = count_bytes(*filter(None, paths), request.night.store) < SMALL_BYTES
-    with _open_held(request.night.settings, display, small) as held:
+    with open_held(request.night.settings, display, small) as held:
         for day, asked in waiting:
             if len(request.dates) > 1:
                 display.note(f"{day}: starting")
@@ -319,20 +317,6 @@ def _wait(waiting: Iterator[tuple[date, ScoreRequest]], cause: Night) -> Iterato
     """The dates that are left, which start again has to take up."""
     for day, _ in waiting:
         yield Night(date=day.isoformat(), status="waiting", exit_code=cause.exit_code, message=cause.message)
-
-
-@contextmanager
-def _open_held(settings: Settings, display: Display, small: bool) -> Iterator[Held]:
-    """Spark and an answering process for all dates, started side by side."""
-    display.status("starting Java and Ray")
-    begin_session(settings, small=small)
-    process = KeptProcess(settings.ray, Interrupts(display.note))
-    try:
-        if settings.llm.answering == "process":
-            process.open()
-        yield Held(open_session(settings, small=small), process)
-    finally:
-        process.end()
 
 
 def _score_one(request: NightlyRequest, day: date, asked: ScoreRequest, display: Display, held: Held) -> Night:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from untold.jobs import analysis, results
 from untold.jobs.run.terminal import amount, page_of, table
+from untold.jobs.summary.trends import date_of
 from untold.udfs.errors import require
 from untold.udfs.storage import Place
 
@@ -84,6 +85,43 @@ class Run(results.Run):
     def differences(self, *others: results.Run, **how: Any) -> pa.Table:
         """How far two systems differ, with 95 % intervals and adjusted p: `comparisons` of `compare`."""
         return self.compare(*others, **how)["comparisons"]
+
+    def estimate(
+        self,
+        proxy: results.Run | None = None,
+        *,
+        labels: str | os.PathLike[str] | None = None,
+        metrics: Sequence[str] | None = None,
+        proxy_metric: str | None = None,
+        undefined: str = "mean",
+    ) -> dict[str, pa.Table]:
+        """Means over all samples, from this run's scores of a part and a cheap proxy on all (`untold estimate`).
+
+        Args:
+            proxy: A run of all samples by a cheaper model or metric.
+            labels: A file of what people say (sample_id and score) in place of this run's scores; without `proxy`, this
+                run is the proxy.
+            metrics: Names of metrics; None is all.
+            proxy_metric: The metric of `proxy` that is the proxy, where the names differ.
+            undefined: As in `compare`.
+
+        Returns:
+            `estimates`, all samples and each system, and `differences` of systems; both have the columns of the table
+            `estimates`.
+
+        Raises:
+            UntoldError: The runs or labels do not go together.
+        """
+        from untold.jobs.estimate import estimate
+        from untold.jobs.summary.estimating import EstimateRequest
+        from untold.jobs.tables import ESTIMATES
+
+        path, notes = None if labels is None else os.fspath(labels), list[str]()
+        found = estimate(EstimateRequest(self, proxy, path, metrics, proxy_metric, undefined), notes.append)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        rows = {"estimates": found.means, "differences": found.differences}
+        return {name: pa.Table.from_pylist(own, ESTIMATES) for name, own in rows.items()}
 
     def differences_by_query(
         self, *others: results.Run, n: int | None = 20, metrics: Sequence[str] | None = None
@@ -184,7 +222,7 @@ def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
             found.append(open_run(str(place)))
     if not found:
         raise results.UnreadableRunError(f"{folder}: no folder in it is the output of a run that has ended")
-    return sorted(found, key=lambda run: (analysis.date_of(run), run.directory))
+    return sorted(found, key=lambda run: (date_of(run), run.directory))
 
 
 def demo_output(name: str = "results") -> str:

@@ -24,6 +24,7 @@ from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
 from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import repeated_samples, salted_stages
 from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.retrieval.vectors import STAGE
 from untold.jobs.run.progress import Display
@@ -73,13 +74,20 @@ def plan(
     _check_valid(request.input, found)
     show_invalid(found, display)
     display.status("counting requests")
-    planner = Planner(spark, stages, request.store or None, retry_failed=request.retry_failed)
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Read by every metric and stage; a plan has no output to write them to
     samples = keep(valid)
-    for metric in request.metrics:
-        planner.add(METRICS[metric], samples, settings)
-    return planner.rows()
+    scorings = [(samples, stages)]
+    if settings.llm.repeats > 1:
+        some = keep(repeated_samples(samples, found.row_count, settings))
+        scorings += [(some, salted) for _, salted in salted_stages(stages, settings.llm)]
+    rows: list[dict[str, Any]] = []
+    for chosen, bound in scorings:
+        planner = Planner(spark, bound, request.store or None, retry_failed=request.retry_failed)
+        for metric in request.metrics:
+            planner.add(METRICS[metric], chosen, settings)
+        rows += planner.rows()
+    return [one for metric in request.metrics for one in one_a_stage(row for row in rows if row["metric"] == metric)]
 
 
 def _check_valid(path: str, found: Samples) -> None:

@@ -69,11 +69,12 @@ class Run:
     def tables(self) -> tuple[str, ...]:
         """The names of the tables present, sorted."""
         folders = {entry.name for entry in self.place.entries() if entry.kind == "folder"}
+        folders |= set(self.manifest.get("tables") or ())
         return tuple(sorted(name for name in folders if not _hidden(name) and self._files(name)))
 
     def path_of(self, name: str) -> Place:
         """The folder of a table, which need not be there."""
-        return self.place / path_of_table(self.manifest, name)
+        return place_of_table(str(self.place), self.manifest, name)
 
     def dataset(self, name: str) -> ds.Dataset:
         """The table as a `pyarrow.dataset.Dataset`, for tables larger than memory.
@@ -85,7 +86,7 @@ class Run:
             near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
             hint = near or f"it has {', '.join(self.tables) or 'none'}"
             raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
-        factory = ds.FileSystemDatasetFactory(self.place.arrow[0], files, ds.ParquetFileFormat())
+        factory = ds.FileSystemDatasetFactory(self.path_of(name).arrow[0], files, ds.ParquetFileFormat())
         return factory.finish(factory.inspect())
 
     def table(self, name: str) -> pa.Table:
@@ -160,7 +161,7 @@ class Run:
         """
         columns, rows = TABLES.get(name), None
         files = self._files(name) if name in self.tables else []
-        if any(_PATTERN.search(file) for file in files) or (files and self.place.local is None):
+        if any(_PATTERN.search(file) for file in files) or (files and self.path_of(name).local is None):
             rows = f"from {_named(database, self.dataset(name))}"
             # Which Arrow's scans cannot take: DuckDB ends some joins with "not supported in PyArrow Scans"
             database.execute("set disabled_optimizers = 'join_filter_pushdown'")
@@ -235,13 +236,16 @@ def _without_rows(database: duckdb.DuckDBPyConnection, name: str, columns: pa.Sc
     return f"without_rows.{name}"
 
 
-def path_of_table(manifest: Mapping[str, Any], name: str) -> str:
-    """A table's folder within an output, as the manifest names it.
+def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> Place:
+    """A table's folder as the manifest names it: within the output, or elsewhere in a lakehouse.
 
-    >>> path_of_table({"tables": {"scores": "scores/3f0c"}}, "scores"), path_of_table({}, "scores")
-    ('scores/3f0c', 'scores')
+    >>> str(place_of_table("out", {"tables": {"scores": "scores/3f0c"}}, "scores"))
+    'out/scores/3f0c'
+    >>> str(place_of_table("out", {"tables": {"scores": "/lake/scores/date=2026-11-20/3f0c"}}, "scores"))
+    '/lake/scores/date=2026-11-20/3f0c'
     """
-    return str((manifest.get("tables") or {}).get(name, name))
+    path = str((manifest.get("tables") or {}).get(name, name))
+    return Place(path) if path.startswith("/") or "://" in path else Place(directory) / path
 
 
 def find_table(directory: str, name: str) -> Place | None:
@@ -250,7 +254,7 @@ def find_table(directory: str, name: str) -> Place | None:
         manifest = _read_manifest(directory)
     except UnreadableRunError:
         manifest = {}
-    found = Place(directory) / path_of_table(manifest, name)
+    found = place_of_table(directory, manifest, name)
     return found if found.entry().kind == "folder" else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -26,22 +27,25 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
+from untold.jobs.metrics.audits import MISS_RATE
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.metrics.scoring import count_stages, score_samples
+from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
 from untold.jobs.results import open_run
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
+from untold.jobs.run.lineage import lineage, span
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
+from untold.jobs.summary.repeatability import measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
-from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.catalog import Catalog
@@ -63,11 +67,23 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
     outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
     is read. `held`: the engines of a session, else Spark and an answering process are started.
     """
+    request = request.pinned()
+    with (
+        lineage("untold.score", request.input, request.output, display.note) as told,
+        span("untold score", output=request.output),
+    ):
+        outcome = _run(request, display, held)
+        told.manifest = outcome.manifest
+    return outcome
+
+
+def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
+    """The run of `score`, in its locked output."""
     settings = request.settings
     with (
         # Samples are checked and written before anything is asked: a run that breaks later loses what it computed, not
         # what it read
-        request.open_output(RESULT_TABLES, kept=("samples",)) as output,
+        request.open_output(_table_names(settings), kept=("samples",)) as output,
         open_endpoint(request, display, embedded=request.embedded) as endpoint,
     ):
         there = output.metrics()
@@ -101,8 +117,13 @@ def has_ended(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
     added = _added_metrics(there, metrics, str(theirs.get("input")))
     if found := manifest.differences(own, theirs, added):
         raise manifest.refused(request.output, found)
-    output = request.open_output(RESULT_TABLES)
+    output = request.open_output(_table_names(settings))
     return added is None and output.left_nothing(earlier, retry_failed=request.retry_failed)
+
+
+def _table_names(settings: Settings) -> Sequence[str]:
+    """The tables that a run with these settings writes."""
+    return (*RESULT_TABLES, "repeatability") if settings.llm.repeats > 1 else tuple(RESULT_TABLES)
 
 
 def _digests(
@@ -162,15 +183,37 @@ def _score(run: _Scoring) -> Outcome:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
         if request.refresh:
-            output.note_input(found.listing)
+            output.note_input({**request.named_input, "listing": found.listing})
         return unchanged
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)
-    start.display.course = Course(count_stages(run.metrics, settings))
+    start.display.course = Course(count_stages(run.metrics, settings) * settings.llm.repeats)
     runner = start.runner(run.stages, run.endpoint)
     tables = score_samples(samples, found.invalid, run.metrics, runner, catalog, start.display.course.enter)
+    repeats = list(_score_again(run, runner, samples, found, catalog))
     start.engines.process.leave()
-    return _finish(run, runner, tables)
+    return _finish(run, [runner, *(one for one, _ in repeats)], tables, [again for _, again in repeats])
+
+
+def _score_again(
+    run: _Scoring, runner: StageRunner, samples: DataFrame, found: Samples, catalog: Catalog | None
+) -> Iterator[tuple[StageRunner, Tables]]:
+    """Scores a share of the samples under other salts, as often as `llm.repeats` says, where all else was answered."""
+    start, settings = run.start, run.request.settings
+    if settings.llm.repeats == 1 or runner.ended:
+        return
+    some = start.workspace.keep(repeated_samples(samples, found.row_count, settings), "repeated-samples")
+    for number, stages in salted_stages(run.stages, settings.llm):
+        # What is asked again counts among the requests of its stage
+        again = start.runner(stages, run.endpoint, account=runner.account)
+        again.follow(runner)
+        begin = partial(_enter_again, start.display, number)
+        yield again, score_samples(some, found.invalid, run.metrics, again, catalog, begin)
+        runner = again
+
+
+def _enter_again(display: Display, number: int, metric: str) -> None:
+    display.course.enter(f"{metric} (scoring {number})")
 
 
 def _added(run: _Scoring, content: str) -> manifest.Added | None:
@@ -217,7 +260,7 @@ def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, in
     run.start.begin(
         shown(request.settings),
         metrics=list(request.metrics),
-        input=request.shown_input(content, listing=found.listing, changes=changes),
+        input=request.shown_input(content, listing=found.listing, changes=changes, draw=found.draw),
         template_digests=manifest.template_digests(run.stages),
         embedded_model=run.endpoint.model_sha256,
         counts={"samples": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates},
@@ -238,7 +281,7 @@ def _write_samples(start: Start, found: Samples, content: str) -> DataFrame:
     return written.samples
 
 
-def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> Outcome:
+def _finish(run: _Scoring, runners: Sequence[StageRunner], tables: Tables, repeats: Sequence[Tables]) -> Outcome:
     """Writes the tables, says what a metric's caps left out, and ends the run."""
     start, output = run.start, run.start.output
     start.display.status("writing the tables")
@@ -246,11 +289,12 @@ def _finish(run: _Scoring, runner: StageRunner, tables: Tables) -> Outcome:
     written = _write_tables(output, tables, counted)
     counts = _counts(**counted)
     _check_scores(run, counts["scores"])
-    summary = _summarise(run, written)
+    summary, audits = _summarise(run, written, repeats)
     for metric in run.metrics:
         if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
             start.display.note(f"{metric.name}: {amount(samples, 'sample has', 'samples have')} {metric.dropped}")
-    return start.end([runner], counts, summary=summary)
+    found = {"audits": audits} if audits else {}
+    return start.end(runners, counts, runners[0].usage, summary=summary, **found)
 
 
 def _check_scores(run: _Scoring, scores: int) -> None:
@@ -265,11 +309,23 @@ def _check_scores(run: _Scoring, scores: int) -> None:
         )
 
 
-def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> list[dict[str, Any]]:
-    """Writes the tables `summary` and `measures_summary`, and gives the rows of the first."""
-    output, seed = run.start.output, run.request.settings.statistics.seed
+def _summarise(
+    run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Writes the tables `summary`, `measures_summary` and `repeatability`.
+
+    Gives the rows of the first, and those of the second on audits.
+    """
+    output, settings = run.start.output, run.request.settings
+    seed = settings.statistics.seed
     scores, measures = written["scores"], written.get("measures")
     summary = aggregate.summarise(scores, seed=seed)
+    if settings.llm.repeats > 1:
+        repeated = measure_repeats([written, *repeats]) if len(repeats) == settings.llm.repeats - 1 else []
+        output.write_rows("repeatability", repeated, REPEATABILITY)
+        for line in repeatability_lines(repeated):
+            run.start.display.note(line)
+        summary = widened(summary, repeated) if settings.statistics.widen else summary
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     zeroed = {metric.name: metric.zeroed for metric in run.metrics}
     found = [] if measures is None else aggregate.summarise_measures(measures, scores, zeroed, seed=seed)
@@ -277,7 +333,7 @@ def _summarise(run: _Scoring, written: Mapping[str, DataFrame]) -> list[dict[str
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
-    return summary
+    return summary, [row for row in found if row["measure"].startswith(MISS_RATE)]
 
 
 def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:

@@ -20,7 +20,7 @@ from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import read_queries
-from untold.jobs.results import path_of_table
+from untold.jobs.results import place_of_table
 from untold.jobs.retrieval.catalogs import cache_of, check_model, open_catalog
 from untold.jobs.retrieval.searching import Searcher, SearchError, distinct_queries
 from untold.jobs.retrieval.sources import query_key
@@ -184,7 +184,7 @@ def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> Non
             print("Nothing to do; results unchanged")
         counts = outcome.manifest["counts"]
         found = f"{amount(counts['hits'], 'hit')} of {amount(counts['queries'], 'query', 'queries')}"
-        print_lines([redact(f"{found}: {request.output}/{path_of_table(outcome.manifest, 'hits')}")])
+        print_lines([redact(f"{found}: {place_of_table(request.output, outcome.manifest, 'hits')}")])
     elif outcome.message is not None:
         # The message is all that there is to say; no hits would read as if nothing had been found
         return

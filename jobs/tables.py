@@ -48,6 +48,10 @@ RELATIONS = pa.schema(
         ("premise_id", pa.string()),  # an atom_id; for qa the first answer
         ("hypothesis_id", pa.string()),
         ("relation", pa.string()),  # null: it could not be had; implied: not asked, follows from others
+        (
+            "judged_by",
+            pa.string(),
+        ),  # model, list, filtered, implied or audit; null: two quantities, settled by themselves
     ]
 )
 # An atomic statement of the contexts: a class of equivalent atoms, or for e2e an item of the judge's lists
@@ -76,7 +80,7 @@ STATEMENTS = pa.schema(
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
-ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :]}
+ADDED = {"statements": STATEMENTS.names[STATEMENTS.get_field_index("members") + 1 :], "relations": ["judged_by"]}
 # A sample under a metric, whatever became of it
 SCORES = pa.schema(
     [
@@ -247,6 +251,82 @@ BETA_SWEEP = pa.schema(
         ("ci_low", pa.float64()),
         ("ci_high", pa.float64()),
         ("n", pa.int64()),  # samples whose ICAT is defined
+    ]
+)
+# How far scorings of the same samples by one judge differ, of a metric's repeated samples or those of one system
+REPEATABILITY = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("level", pa.string()),  # overall or system
+        ("system", pa.string()),  # null for overall
+        ("repeats", pa.int64()),  # scorings of each sample, the first included
+        ("n", pa.int64()),  # samples that every scoring has a score for
+        ("deviation", pa.float64()),  # standard deviation of a sample's score over its scorings
+        ("statements", pa.int64()),  # that every scoring has, by their texts
+        ("flips", pa.float64()),  # share of these that scorings disagree about
+        ("share", pa.float64()),  # of the variance of scores, and so of the interval's, that is the judge's own
+    ]
+)
+# A form of a metric beside the published one, on the same samples: what it needs, and how far both agree
+CALIBRATION = pa.schema(
+    [
+        ("form", pa.string()),
+        ("settings", pa.list_(pa.string())),  # KEY=VALUE
+        ("samples", pa.int64()),
+        ("requests", pa.int64()),  # distinct, also those that another form has asked already
+        ("calls", pa.int64()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("cost", pa.float64()),
+        ("seconds", pa.float64()),  # that the requests took, one after the other
+        ("of", pa.int64()),  # samples of the input, which these were drawn from
+        ("whole_requests", pa.float64()),  # of all of these, in proportion
+        ("whole_calls", pa.float64()),
+        ("whole_prompt_tokens", pa.float64()),
+        ("whole_completion_tokens", pa.float64()),
+        ("whole_cost", pa.float64()),
+        ("whole_seconds", pa.float64()),
+        ("whole_hours", pa.float64()),  # at llm.max_concurrency
+        ("verdicts", pa.int64()),  # of the published form: relations, or covered statements where there are none
+        ("kappa", pa.float64()),
+        ("kappa_low", pa.float64()),  # 95 %, over queries, as the other limits
+        ("kappa_high", pa.float64()),
+        ("n", pa.int64()),  # samples that both forms have a score for
+        ("difference", pa.float64()),  # mean of the form's score less the published one's
+        ("difference_low", pa.float64()),
+        ("difference_high", pa.float64()),
+        ("agreement_low", pa.float64()),  # limits of agreement: where 95 % of the differences lie
+        ("agreement_high", pa.float64()),
+        ("tau", pa.float64()),  # Kendall's tau-b of the systems' means
+        ("tau_low", pa.float64()),
+        ("tau_high", pa.float64()),
+        ("same_winner", pa.bool_()),
+        ("winner_changes", pa.float64()),  # share of resamples in which the best systems differ
+        ("recommended", pa.bool_()),
+    ]
+)
+# A mean over all samples, from judgements of a part and a proxy on all, or how far two systems differ in it
+ESTIMATES = pa.schema(
+    [
+        ("metric", pa.string()),  # labels for those of people
+        ("proxy", pa.string()),  # the metric that stands for it on all samples
+        ("level", pa.string()),  # overall, system or difference
+        ("system", pa.string()),  # null for all
+        ("second", pa.string()),  # of a difference, the other system; it is of system less second
+        ("n", pa.int64()),  # samples, but those that were drawn and have no score
+        ("judged", pa.int64()),  # samples that the metric judged
+        ("undefined", pa.int64()),  # drawn samples whose score is undefined
+        ("failed", pa.int64()),  # drawn samples that failed
+        ("mean", pa.float64()),
+        ("ci_low", pa.float64()),
+        ("ci_high", pa.float64()),
+        ("plain_mean", pa.float64()),  # of the judged samples alone
+        ("plain_low", pa.float64()),
+        ("plain_high", pa.float64()),
+        ("weight", pa.float64()),  # of the proxy, 0 to 1
+        ("effective", pa.float64()),  # judged samples whose plain mean has an interval as narrow
+        ("p_value", pa.float64()),  # of a difference
+        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the differences of a metric
     ]
 )
 # Recall of the first k facts of a ranking, over a system's samples, or over all
@@ -424,4 +504,7 @@ TABLES = {
     "hits": HITS,
     "beta_sweep": BETA_SWEEP,
     "recall_curve": RECALL_CURVE,
+    "repeatability": REPEATABILITY,
+    "estimates": ESTIMATES,
+    "calibration": CALIBRATION,
 }

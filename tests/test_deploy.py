@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubeflow_spark_api.models import SparkV1beta2SparkApplication
 
 from untold.jobs.cli.commands import COMMANDS
 
@@ -86,6 +87,62 @@ def test_the_arguments_of_the_others() -> None:
     check_paths(container["args"])
     (task,) = json.loads(read("databricks_job.json"))["tasks"]
     check_paths(task["python_wheel_task"]["parameters"])
+    check_paths(yaml.safe_load(read("sparkapplication.yaml"))["spec"]["arguments"])
+    check_paths(shlex.split(yaml.safe_load(read("rayjob.yaml"))["spec"]["entrypoint"])[1:])
+
+
+def test_the_spark_operator_knows_every_field() -> None:
+    given = yaml.safe_load(read("sparkapplication.yaml"))
+    # It drops what it does not know
+    read_back = SparkV1beta2SparkApplication.from_dict(given)
+    assert read_back is not None
+    assert read_back.to_dict() == given
+
+
+# As its documentation has them (docs/reference/api.md of KubeRay 1.7)
+RAY_JOB = {
+    "RayJobSpec": """
+        activeDeadlineSeconds backoffLimit rayClusterSpec submitterPodTemplate metadata clusterSelector submitterConfig
+        managedBy deletionStrategy entrypoint runtimeEnvYAML jobId submissionMode entrypointResources entrypointNumCpus
+        entrypointNumGpus ttlSecondsAfterFinished preRunningDeadlineSeconds shutdownAfterJobFinishes suspend
+    """,
+    "RayClusterSpec": """
+        upgradeStrategy authOptions suspend managedBy autoscalerOptions headServiceAnnotations enableInTreeAutoscaling
+        gcsFaultToleranceOptions historyServerOptions networkPolicy tlsOptions headGroupSpec rayVersion workerGroupSpecs
+    """,
+    "HeadGroupSpec": "template headService enableIngress ingressOptions resources labels rayStartParams serviceType",
+    "WorkerGroupSpec": """
+        suspend groupName replicas minReplicas maxReplicas idleTimeoutSeconds priority resources labels rayStartParams
+        template scaleStrategy numOfHosts
+    """,
+}
+
+
+def test_the_ray_job_has_documented_fields_alone() -> None:
+    job = yaml.safe_load(read("rayjob.yaml"))
+    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = cluster["workerGroupSpecs"]
+    parts = [("RayJobSpec", job["spec"]), ("RayClusterSpec", cluster), ("HeadGroupSpec", cluster["headGroupSpec"])]
+    for kind, part in [*parts, *(("WorkerGroupSpec", group) for group in groups)]:
+        assert part.keys() <= set(RAY_JOB[kind].split()), kind
+    assert job["spec"]["submitterConfig"].keys() == {"backoffLimit"}
+    assert job["spec"]["submissionMode"] in ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+    whole = ("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished")
+    assert all(type(job["spec"][name]) is int for name in whole)
+    for group in [cluster["headGroupSpec"], *groups]:
+        assert all(type(value) is str for value in group["rayStartParams"].values())
+
+
+@pytest.mark.slow
+def test_kubernetes_takes_the_pods_of_the_ray_job(tmp_path: Path) -> None:
+    cluster = yaml.safe_load(read("rayjob.yaml"))["spec"]["rayClusterSpec"]
+    for number, group in enumerate([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, **group["template"]}
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(pod), encoding="utf-8")
+        checked = uv("kubernetes-validate", "--strict", str(tmp_path / f"{number}.yaml"))
+        assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.slow

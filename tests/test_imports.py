@@ -26,6 +26,7 @@ RANKS = {
     "untold.jobs.metrics": 3,
     "untold.jobs.summary": 3,
     "untold.jobs.inputs": 3,
+    "untold.jobs.lakehouse": 3,
     "untold.jobs.retrieval": 3,
     "untold.jobs.settings": 4,
     "untold.jobs.tables": 4,
@@ -153,7 +154,10 @@ def test_actors_import_no_spark() -> None:
 
 
 # Libraries of extras, and what is started without them
-EXTRAS = ("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp")
+EXTRAS = (
+    *("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp"),
+    *("deltalake", "pyiceberg", "openlineage"),
+)
 STARTED = (
     *("api", "compare", "condense", "demo", "doctor", "export", "generate", "index", "inspect", "plan", "score"),
     *("search", "show"),

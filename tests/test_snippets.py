@@ -136,7 +136,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def absolute_inputs(words: Sequence[str], folder: Path) -> list[str]:
     """The words with whole paths for what Spark reads: the JVM of the tests stays in the folder where it started."""
     before = ["", *words]
-    return [str(folder / word) if flag in INPUTS else word for flag, word in zip(before, words, strict=False)]
+    moved = [flag in INPUTS and not word.startswith("delta:") for flag, word in zip(before, words, strict=False)]
+    return [str(folder / word) if found else word for found, word in zip(moved, words, strict=True)]
 
 
 def parameters() -> list[Any]:

@@ -263,12 +263,20 @@ def _s3_options(authority: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def store_config(root: Root) -> dict[str, Any]:
+    """How a store is opened, by the names that obstore and other users of its library have for it."""
+    options = _located(root)
+    config = {_NAMES[root.scheme][name]: value for name, value in options.items() if name in _NAMES[root.scheme]}
+    if "endpoint_override" in options:
+        config["endpoint"] = f"{options.get('scheme', 'https')}://{options['endpoint_override']}"
+    return config
+
+
 def _make_store(root: Root, retries: int) -> Any:
     """obstore's store of a root, by Arrow's options."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
-    options = _located(root)
-    config = {_NAMES[root.scheme][name]: value for name, value in options.items() if name in _NAMES[root.scheme]}
+    config = store_config(root)
     limits = {"timeout": f"{READ_SECONDS:.0f}s", "connect_timeout": f"{CONNECT_SECONDS:.0f}s", "allow_http": True}
     patience = {"max_retries": retries, "retry_timeout": timedelta(seconds=ANSWER_SECONDS)}
     both: dict[str, Any] = {"client_options": limits, "retry_config": patience}
@@ -277,8 +285,6 @@ def _make_store(root: Root, retries: int) -> Any:
         return AzureStore(user, account_name=host.partition(".")[0], **both, **config)
     if root.scheme == "gs":
         return GCSStore(host, **both, **config)
-    if "endpoint_override" in options:
-        config["endpoint"] = f"{options.get('scheme', 'https')}://{options['endpoint_override']}"
     return S3Store(host, **both, **config)
 
 

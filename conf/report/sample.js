@@ -18,7 +18,7 @@ function openSample(sample, metric, around = null) {
     conflictsOf(judged),
     claimsOf(sample, judged),
     graphPart(sample, judged),
-    judged.words === undefined ? null : make("section", {}, make("h3", {}, "The judge's own words"), make("div", { class: "words-of-judge", dir: "auto" }, textOf(judged.words), cutNote(judged.words))),
+    judged.words === undefined ? null : make("section", {}, make("h3", {}, "The judge's own words"), judged.words.map(([stage, text]) => [make("h4", {}, stage.replaceAll("_", " ")), make("div", { class: "words-of-judge", dir: "auto" }, textOf(text), cutNote(text))])),
   ]);
 }
 

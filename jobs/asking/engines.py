@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from untold.jobs.asking.process import KeptProcess, ProcessWhenNeeded
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.progress import Display
-from untold.jobs.run.session import open_session
+from untold.jobs.run.session import begin_session, open_session
 from untold.jobs.settings.model import Settings
 
 
@@ -80,3 +80,17 @@ def open_engines(
             yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers, lock)
     finally:
         process.close()
+
+
+@contextmanager
+def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Held]:
+    """Spark and an answering process for several starts, started side by side."""
+    display.status("starting Java and Ray")
+    begin_session(settings, small=small)
+    process = KeptProcess(settings.ray, Interrupts(display.note))
+    try:
+        if settings.llm.answering == "process":
+            process.open()
+        yield Held(open_session(settings, small=small), process)
+    finally:
+        process.end()

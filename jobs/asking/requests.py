@@ -1,18 +1,20 @@
-"""What a stage is asked for: rows that are requests themselves, or pairs of texts that rows hold together."""
+"""What a stage is asked for: rows that are requests themselves, or pairs of texts that rows hold together, or lists."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
+from operator import add
 from typing import Any, Protocol
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.run.session import fields_of, spark_schema
-from untold.udfs.facts.pairs import PAIRS, ask_all, generate_pairs
+from untold.udfs.facts.pairs import LISTS, PAIRS, ask_all, generate_lists, generate_pairs
+from untold.udfs.facts.sieves import Sieve
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages.arrow import add_request_ids
 
@@ -83,19 +85,20 @@ class Rows:
 class Pairs:
     """Pairs of the texts of `owners`, as `untold.udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
 
-    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied has no
-    request.
+    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied, or that the
+    sieve takes, has no request.
     """
 
     owners: DataFrame
     choose: Callable[..., Any] = ask_all
-    carry: tuple[str, ...] = ("owner", "source", "target")
+    sieve: Sieve = field(default_factory=Sieve)
+    carry: tuple[str, ...] = ("owner", "source", "target", "judged_by")
     made_of: tuple[str, ...] = ()
 
     @property
     def all_asked(self) -> bool:
-        """Whether no pair is left out as implied."""
-        return self.choose is ask_all
+        """Whether no pair is left out as implied or filtered."""
+        return self.choose is ask_all and not self.sieve
 
     @cached_property
     def bound(self) -> DataFrame:
@@ -111,17 +114,62 @@ class Pairs:
 
     def identify(self, stage: Stage) -> DataFrame:
         """The columns of `PAIRS`: numbers and request_id, no texts."""
-        return self.owners.mapInArrow(partial(generate_pairs, stage=stage, choose=self.choose), spark_schema(PAIRS))
+        pairs = partial(generate_pairs, stage=stage, choose=self.choose, sieve=self.sieve)
+        return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
         """The texts of one pair of each wanted request, by their places in the owner's `texts`."""
-        # Equal texts of several owners are one request: any of its pairs has them, the least is the same every time
-        pair = F.min(F.struct(*self.carry)).alias("pair")
-        rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(pair)
         first, second = stage.variables
-        owned = rows.select("request_id", "pair.*").join(self.owners.select("owner", "texts"), on="owner", how="inner")
-        return owned.select(
-            "request_id",
-            F.get("texts", F.col("source").cast("int")).alias(first),
-            F.get("texts", F.col("target").cast("int")).alias(second),
+        return self._owned(identified, wanted).select(
+            "request_id", _text_at(F.col("source")).alias(first), _text_at(F.col("target")).alias(second)
+        )
+
+    def _owned(self, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """One row of each wanted request, with its owner's `texts`."""
+        # Equal texts of several owners are one request: any of its rows has them, the least is the same every time
+        least = F.min(F.struct(*self.carry)).alias("least")
+        rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(least)
+        owners = self.owners.select("owner", "texts")
+        return rows.select("request_id", "least.*").join(owners, on="owner", how="inner")
+
+
+def _text_at(place: Column) -> Column:
+    return F.get("texts", place.cast("int"))
+
+
+@dataclass(frozen=True)
+class Lists(Pairs):
+    """The same pairs in lists: a source, and at most `size` of its targets of one kind."""
+
+    carry: tuple[str, ...] = ("owner", "source", "targets", "judged_by")
+    size: int = 1
+
+    @property
+    def all_asked(self) -> bool:
+        """A pair that is not asked is in no list, but for filtered ones."""
+        return not self.sieve
+
+    @cached_property
+    def bound(self) -> DataFrame:
+        """As many lists as each source of a kind has: R·⌈C / n⌉ + C·⌈(C − 1) / n⌉ + C·⌈R / n⌉."""
+        contexts, texts = F.col("contexts"), F.size("texts")
+        kinds = {"to_contexts": contexts, "between_contexts": contexts - 1, "to_responses": texts - contexts}
+        lists = [
+            F.ceil(F.col(kind) / F.greatest(width, F.lit(1))) * F.ceil(width / self.size)
+            for kind, width in kinds.items()
+        ]
+        longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
+        shown = F.lit(1) + F.least(F.lit(self.size), texts)
+        return self.owners.select(reduce(add, lists).alias("requests"), (shown * longest).alias("bytes"))
+
+    def identify(self, stage: Stage) -> DataFrame:
+        """The columns of `LISTS`: numbers and request_id, no texts."""
+        lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, sieve=self.sieve)
+        return self.owners.mapInArrow(lists, spark_schema(LISTS))
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """The texts of one list of each wanted request, by their places in the owner's `texts`."""
+        first, second = stage.variables
+        return self._owned(identified, wanted).select(
+            "request_id", _text_at(F.col("source")).alias(first), F.transform("targets", _text_at).alias(second)
         )

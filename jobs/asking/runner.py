@@ -27,6 +27,7 @@ from untold.jobs.asking.stage_store import Found, Results, StageStore
 from untold.jobs.asking.tasks import TaskAnswerer
 from untold.jobs.asking.usage import Account, Asked
 from untold.jobs.asking.uses import note_use, wait_for_prune
+from untold.jobs.run.lineage import span
 from untold.jobs.run.locks import Lock, LockedError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.terminal import amount
@@ -96,6 +97,10 @@ class StageRunner:
         that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
         be read.
         """
+        with span(f"stage {name}", metric=self.engines.display.course.metric):
+            return self._ask_stage(name, rows, carry)
+
+    def _ask_stage(self, name: str, rows: DataFrame | Requests, carry: Iterable[str]) -> DataFrame:
         display = self.engines.display
         display.course.begin(name)
         display.status(f"{display.course.describe(name)}: looking up stored answers")

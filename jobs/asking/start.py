@@ -17,9 +17,9 @@ from untold.jobs.asking.reach import Reach, reached_places
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.store import is_transient
 from untold.jobs.inputs.request import RunRequest
-from untold.jobs.results import path_of_table
+from untold.jobs.results import place_of_table
 from untold.jobs.run import manifest
-from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars
+from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars, missed_too_often
 from untold.jobs.run.output import Output
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import spark_schema
@@ -100,8 +100,10 @@ class Start:
         if not self.output.is_complete(retry_failed=self.request.retry_failed):
             return None
         earlier = self.output.earlier or {}
+        missed = self._missed(earlier)
         code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error)
-        message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"])
+        code = code or (FAILED_TOO_MANY if missed else 0)
+        message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"], missed)
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
 
     def write_failures(self, rows: DataFrame) -> dict[str, int]:
@@ -132,13 +134,25 @@ class Start:
         ending = next((runner.ending for runner in runners if runner.ended), Ending())
         # Of all starts; null where an endpoint did not name its model
         models = sorted({*output.manifest["models"], *(name for one in runners for name in one.models if name)})
-        code = ending.exit_code(counts["statuses"], settings.fail_on_error)
+        missed = self._missed(fields)
+        code = ending.exit_code(counts["statuses"], settings.fail_on_error) or (FAILED_TOO_MANY if missed else 0)
         every = output.manifest["counts"] | counts
         output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
-        return Outcome(exit_code=code, manifest=output.manifest, message=self._explain(ending, output.manifest, rows))
+        message = self._explain(ending, output.manifest, rows, missed)
+        return Outcome(exit_code=code, manifest=output.manifest, message=message)
 
-    def _explain(self, ending: Ending, written: Mapping[str, Any], usage: Iterable[Mapping[str, Any]]) -> str | None:
-        """The lines that say which stages got no answer at all, and why the run ended early; None without any.
+    def _missed(self, written: Mapping[str, Any]) -> list[str]:
+        """What to say of filters that missed too much, by the audits of a manifest."""
+        return missed_too_often(written.get("audits", []), {"nli": self.request.settings.nli.most_missed})
+
+    def _explain(
+        self,
+        ending: Ending,
+        written: Mapping[str, Any],
+        usage: Iterable[Mapping[str, Any]],
+        missed: Sequence[str] = (),
+    ) -> str | None:
+        """The lines that say which stages got no answer at all, what was missed, and why the run ended early, if any.
 
         written: the manifest of the start that they are about.
         """
@@ -146,10 +160,10 @@ class Start:
         dead = [row for row in dead_stages(usage) if "system" not in row]
         errors: list[dict[str, Any]] = []
         if dead:
-            path = f"{self.output.place}/{path_of_table(written, 'failures')}"
+            path = str(place_of_table(self.output.place, written, "failures"))
             failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(path)
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
-        lines = [*explain_dead_stages(dead, errors), ending.explain(self.request.command)]
+        lines = [*missed, *explain_dead_stages(dead, errors), ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None
 
 

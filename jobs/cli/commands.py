@@ -19,6 +19,7 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     READ_OPTIONS,
     RUN_FLAGS,
@@ -40,12 +41,14 @@ from untold.jobs.cli.arguments import (
     tell_outcome,
 )
 from untold.jobs.cli.data import COMMANDS as DATA
+from untold.jobs.cli.forms import COMMANDS as FORMS
+from untold.jobs.cli.forms import FORMS_OPTION, plan_forms
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
 from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import completes, count, one_of, with_hint
+from untold.jobs.cli.values import completes, count, day, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
@@ -105,6 +108,8 @@ def _plan(options: Options) -> int:
     from untold.jobs.run.progress import Display
     from untold.jobs.run.terminal import page_of, print_lines
 
+    if options.forms:
+        return plan_forms(options)
     request = score_request(options, load(options, asks=False))
     request.check()
     with Display() as display:
@@ -307,7 +312,15 @@ COMMANDS: dict[str, click.Command] = {
     "score": Command(
         "score a file of answers",
         _score,
-        [*input_options(output=True), *settings_options(), *RUN_FLAGS, FAIL_UNDER, METRICS_FILE],
+        [
+            *input_options(output=True),
+            *settings_options(),
+            *RUN_FLAGS,
+            FAIL_UNDER,
+            METRICS_FILE,
+            *LAKEHOUSE_OPTIONS,
+            Option("--date", "DATE", "of the rows in a lakehouse (the day of the first start, by UTC)", read=day),
+        ],
     ),
     "plan": Command(
         "say what a run would ask and cost; asks nothing",
@@ -320,6 +333,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--no-wait", "as for score"),
             Option("--machines", "N", "also say what the requests take on so many machines", read=count),
             Option("--cores", "C", "cores of each machine (8)", read=count, default=8),
+            FORMS_OPTION,
             flag("--json", "print JSON"),
         ],
     ),
@@ -338,6 +352,7 @@ COMMANDS: dict[str, click.Command] = {
     ),
     **DATA,
     **STUDIES,
+    **FORMS,
     **META_EVALUATION,
     **LOOKUPS,
     **SPOOLS,

@@ -29,7 +29,17 @@ GROUPS = {
     "Score": ("demo", "inspect", "plan", "score", "generate", "nightly"),
     "Look": ("show", "report", "open", "export"),
     "Search": ("index", "search"),
-    "Study": ("compare", "meta-evaluate", "combine-studies", "sweep", "curve", "condense"),
+    "Study": (
+        "compare",
+        "estimate",
+        "sample-size",
+        "calibrate",
+        "meta-evaluate",
+        "combine-studies",
+        "sweep",
+        "curve",
+        "condense",
+    ),
     "Run": (),
 }
 

@@ -11,6 +11,7 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     RUN_FLAGS,
     Argument,
@@ -26,17 +27,10 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
-from untold.jobs.cli.values import age, one_of
+from untold.jobs.cli.values import age, day, one_of
 
 ORDERS = ("newest", "oldest")
 PERIODS = ("day", "week")
-
-
-def _day(text: str) -> date:
-    """A date as YYYY-MM-DD. Raises ValueError for another text."""
-    from untold.jobs.summary.nights import parse_date
-
-    return parse_date(text)
 
 
 def _nightly(options: Options) -> int:
@@ -57,7 +51,11 @@ def _nightly(options: Options) -> int:
         above = night.output.partition(DATE)[0].rpartition("/")[0]
         night = replace(night, settings=night.settings.model_copy(update={"store": f"{above}/completions"}))
     request = NightlyRequest(
-        night=night, dates=dates, refresh=options.refresh, require_input=options.require_input, bars=least
+        night=night,
+        dates=dates,
+        refresh=night.refresh or options.refresh,
+        require_input=options.require_input,
+        bars=least,
     )
     notify, facts = night.settings.notify, {"command": "nightly", "output": night.output}
     with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
@@ -139,8 +137,8 @@ COMMANDS: dict[str, click.Command] = {
         _nightly,
         [
             *input_options(output=True),
-            Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=_day),
-            Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=_day, nargs=2),
+            Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=day),
+            Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=day, nargs=2),
             Option("--order", "WHICH", "newest or oldest date first (newest)", read=one_of(ORDERS), default="newest"),
             flag("--refresh", "take up rows that came after a date was done"),
             flag("--require-input", "make a date without input an error"),
@@ -149,6 +147,7 @@ COMMANDS: dict[str, click.Command] = {
             *RUN_FLAGS,
             FAIL_UNDER,
             METRICS_FILE,
+            *LAKEHOUSE_OPTIONS,
         ],
     ),
     "trend": Command(

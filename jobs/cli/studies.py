@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,12 @@ from untold.jobs.cli.values import (
     one_of,
     question_formats,
     weights,
+    width,
 )
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions
+    from untold.jobs.summary.estimating import EstimateRequest
 
 
 def _generate(options: Options) -> int:
@@ -132,6 +134,54 @@ def _combine_studies(options: Options) -> int:
     return 0
 
 
+def _estimate(options: Options) -> int:
+    """The mean over all samples, from dear scores of a part and cheap ones of all. Starts no engine."""
+    from untold.jobs.estimate import estimate, estimate_lines, write_estimates
+
+    request = _estimated(options)
+    found = estimate(request, _note)
+    if options.output:
+        from untold.jobs.run.output import absolute
+
+        write_estimates(request, found, absolute(options.output), overwrite=options.overwrite)
+    _print(
+        options, {"estimates": found.means, "differences": found.differences}, estimate_lines, found, every=options.all
+    )
+    return 0
+
+
+def _sample_size(options: Options) -> int:
+    """How many samples have to be judged for intervals of one width, by a pilot. Starts no engine."""
+    from untold.jobs.estimate import needed, needed_lines
+
+    rows = needed(_estimated(options), options.half_width, _note)
+    _print(options, rows, needed_lines, rows)
+    return 0
+
+
+def _estimated(options: Options) -> EstimateRequest:
+    from untold.jobs.results import open_run
+    from untold.jobs.summary.estimating import EstimateRequest
+
+    runs = {name: open_run(path) for name in ("run", "proxy") if (path := getattr(options, name))}
+    given = {name: getattr(options, name) for name in ("labels", "proxy_metric", "undefined")}
+    return EstimateRequest(**runs, **given, metrics=options.metric)
+
+
+def _note(line: str) -> None:
+    print(f"untold: {line}", file=sys.stderr)
+
+
+def _print(options: Options, value: Any, lines: Callable[..., Iterator[str]], found: Any, **how: Any) -> None:
+    """JSON, or lines for people."""
+    from untold.jobs.run.terminal import page_of, print_lines
+
+    if options.json:
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        print_lines(lines(found, page_of(sys.stdout), **how))
+
+
 def _sweep(options: Options) -> int:
     """ICAT of an output under several betas, as a table and a plot."""
     from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
@@ -173,18 +223,30 @@ _QUESTIONS = [
     RANDOM_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
+UNDEFINED_OPTION = Option(
+    "--undefined",
+    "HOW",
+    "the mean is of the scores (mean, the default), or with 0 for samples that state nothing (zero)",
+    read=one_of(("mean", "zero")),
+    default="mean",
+)
 _COMPARED = [
     Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
-    Option(
-        "--undefined",
-        "HOW",
-        "rank by the mean of the scores (mean, the default), or with 0 for samples that state nothing (zero)",
-        read=one_of(("mean", "zero")),
-        default="mean",
-    ),
+    UNDEFINED_OPTION,
     flag("--all", "print all pairs, and not only those that differ by more than chance"),
+    flag("--json", "print JSON"),
+]
+_ESTIMATED = [
+    Argument("run", "RUN", "an output of untold score, of samples drawn by --random"),
+    Option("--proxy", "RUN", "an output of untold score of all samples, by a cheaper model or metric"),
+    Option(
+        "--labels", "FILE", "what people say in place of RUN's scores: sample_id and score (csv, tsv, jsonl, parquet)"
+    ),
+    Option("--metric", "LIST", "metrics of RUN, by comma; all of them by default", read=names),
+    Option("--proxy-metric", "NAME", "the metric of RUN2 that is the proxy, where the names differ"),
+    UNDEFINED_OPTION,
     flag("--json", "print JSON"),
 ]
 _COMBINED = [
@@ -204,6 +266,21 @@ COMMANDS: dict[str, click.Command] = {
         _combine_studies,
         [*_COMBINED, *settings_options()],
         needs=("matplotlib", "networkx"),
+    ),
+    "estimate": Command(
+        "estimate the mean over all samples from judgements of a part and a cheap proxy on all",
+        _estimate,
+        [
+            *_ESTIMATED,
+            Option("--output", "DIR", "also write the table estimates there"),
+            flag("--overwrite", "replace the tables of another run in --output"),
+            flag("--all", "print all pairs, and not only those that differ by more than chance"),
+        ],
+    ),
+    "sample-size": Command(
+        "say how many samples have to be judged for intervals of a width, from a pilot",
+        _sample_size,
+        [*_ESTIMATED, Option("--half-width", "X", "half the width of the 95 % interval", read=width, required=True)],
     ),
     "sweep": Command(
         "weigh coverage against factuality over a range: ICAT by beta",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import click
@@ -182,6 +183,32 @@ def weights(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def bar(text: str) -> float:
+    """A number from 0 to 1. Raises ValueError for another text."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ValueError(f"must be a number from 0 to 1, got {text or 'nothing'}")
+    return found
+
+
+def width(text: str) -> float:
+    """A number above 0. Raises ValueError for another text.
+
+    >>> width(".01")
+    0.01
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ValueError(f"must be a number above 0, such as 0.01, got {text or 'nothing'}")
+    return found
+
+
 def column_pairs(text: str) -> dict[str, str]:
     """What files call our columns, by ours. Raises ValueError for a pair without a half, and for a column twice.
 
@@ -257,8 +284,22 @@ def whole_number(text: str) -> int:
         raise ValueError(f"must be an integer, got {text or 'nothing'}") from None
 
 
+def day(text: str) -> date:
+    """A date as YYYY-MM-DD. Raises ValueError for another text."""
+    from untold.jobs.summary.nights import parse_date
+
+    return parse_date(text)
+
+
+def version(text: str) -> str:
+    """A version of a Delta table, as `v12`. Raises ValueError for another text."""
+    if not re.fullmatch(r"v\d+", text):
+        raise ValueError(f"must be a version such as v12, got {text or 'nothing'}")
+    return text
+
+
 def path(text: str) -> str:
     """A local path or a URI of a scheme that is known."""
-    if complaint := complaint_of(text):
+    if complaint := complaint_of(text.removeprefix("delta:")):
         raise ValueError(complaint)
     return text

@@ -161,7 +161,15 @@ def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) 
 def head_unit(file: InputFile, number: int = 0) -> Unit:
     """The beginning of a file: a MiB of JSON Lines, a row group of Parquet, else all of it, to be read lazily."""
     length = HEAD_BYTES if file.kind == "lines" else 0
-    return Unit(number, file.path, file.kind, length=length, encoding=file.encoding, delimiter=file.delimiter)
+    return Unit(
+        number,
+        file.path,
+        file.kind,
+        length=length,
+        encoding=file.encoding,
+        delimiter=file.delimiter,
+        constants=file.packed,
+    )
 
 
 def check_columns(

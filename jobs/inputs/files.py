@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from untold.jobs.inputs.column_types import spark_type
+from untold.jobs.lakehouse.base import LakehouseError, NoTableError
+from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
 from untold.jobs.run.session import task_slots
 from untold.udfs.errors import UserError
 from untold.udfs.samples.file_records import (
@@ -53,7 +56,10 @@ KINDS = {".parquet": "parquet"} | {
 KNOWN_EXTENSIONS = f".parquet, {', '.join(TEXT_KINDS)}; all but the first also with {' or '.join(COMPRESSIONS)}"
 # Text in gzip or zstd, about
 COMPRESSED = 10
-UNIT_TYPE = "file int, path string, kind string, start long, length long, group int, encoding string, delimiter string"
+UNIT_TYPE = (
+    "file int, path string, kind string, start long, length long, group int, encoding string, delimiter string, "
+    "constants binary"
+)
 
 
 class SampleError(UserError):
@@ -101,6 +107,14 @@ class InputFile:
     delimiter: str = ","
     # Seconds since 1970; 0 where the file system says none
     modified: float = 0.0
+    # Of a table's file: values of columns that it lacks, and the table's columns by field id
+    constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def packed(self) -> bytes:
+        """Its constants as units have them."""
+        return pickle.dumps({name: value.as_py() for name, value in self.constants.items()}) if self.constants else b""
 
 
 @dataclass(frozen=True)
@@ -120,10 +134,12 @@ class FileFacts:
 
 
 def find_files(path: str) -> list[InputFile]:
-    """The files that a path, a glob or a URI stands for, by path. What exists literally wins over a glob.
+    """The files that a path, a glob, a URI or a table stands for, by path. What exists literally wins over a glob.
 
     Raises NoInputError where there are none, SampleError where they cannot be listed.
     """
+    if (table := table_named(path)) is not None:
+        return _find_of_table(path, table)
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
     except BrokenLinkError as error:
@@ -135,6 +151,18 @@ def find_files(path: str) -> list[InputFile]:
     if not found:
         raise NoInputError(f"{path}: no such file, or no files in it; check the path")
     return sorted(found, key=lambda file: file.path)
+
+
+def _find_of_table(path: str, table: TableName) -> list[InputFile]:
+    try:
+        found = read_table(table).files
+    except NoTableError as error:
+        raise NoInputError(str(error)) from error
+    except LakehouseError as error:
+        raise SampleError(str(error)) from error
+    if not found:
+        raise NoInputError(f"{path}: no rows in it")
+    return sorted((InputFile(**vars(file)) for file in found), key=lambda file: file.path)
 
 
 def listing_of(files: Sequence[InputFile]) -> dict[str, Any]:
@@ -282,9 +310,20 @@ def _inspect_parquet(file: InputFile, options: ReadOptions) -> InputFile:
     with open_parquet(file.path) as parquet:
         schema = parquet.schema_arrow
         groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
-    named = zip(column_names(schema.names), schema.types, strict=True)
+    _check_names(schema, file.names)
+    named = [*zip(column_names(schema.names), schema.types, strict=True)]
+    named += [(name, value.type) for name, value in file.constants.items()]
     types = renamed({name: spark_type(arrow) for name, arrow in named}, options.columns)
     return replace(file, kind="parquet", types=types, row_groups=groups)
+
+
+def _check_names(schema: pa.Schema, names: Mapping[int, str]) -> None:
+    """Raises UnreadableFileError for a file of a table that has a column under another name, or no more."""
+    if names:
+        from untold.jobs.lakehouse.iceberg import differing_column
+
+        if column := differing_column(schema, names):
+            raise UnreadableFileError(f"`{column}` was renamed or dropped in its table; rewrite the table's files")
 
 
 def raise_problems(problems: Sequence[str]) -> None:
@@ -333,7 +372,7 @@ def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> It
     if file.kind == "parquet":
         start = 0
         for group, count in enumerate(file.row_groups):
-            yield Unit(number, file.path, file.kind, start, count, group)
+            yield Unit(number, file.path, file.kind, start, count, group, constants=file.packed)
             start += count
         return
     whole = Unit(number, file.path, file.kind, encoding=file.encoding, delimiter=file.delimiter)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from pyspark.sql import SparkSession
 
 from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import Samples, read_samples
+from untold.jobs.lakehouse.base import Lake
+from untold.jobs.lakehouse.inputs import location_of, pinned, table_named
+from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import Output, store_of
 from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.settings.model import Settings
@@ -39,6 +42,8 @@ class RunRequest:
     wait: bool = True
     # Whether output and store are locked: not where the user sees to it that one run at a time uses them
     lock: bool = True
+    # What its tables are added to, besides being those of its output
+    lake: Lake | None = None
     # How to start it again, as messages say it
     command: str = ""
 
@@ -63,12 +68,21 @@ class RunRequest:
             self.overwrite,
             refresh=self.refresh,
             kept=kept,
-            inputs=[path for path in (self.input, *more) if path],
+            inputs=[location_of(path) for path in (self.input, *more) if path],
             store=self.store,
             lock=self.lock,
             work=self.settings.work,
             alone=self.settings.ray.address is None,
+            lake=self.lake,
         )
+
+    def pinned(self) -> Self:
+        """The request whose input, where it is a table, names a version: that of the output's first start, or now's."""
+        if table_named(self.input) is None:
+            return self
+        keeps = self.output and not (self.overwrite or self.refresh)
+        earlier = read_manifest(self.output) if keeps else None
+        return replace(self, input=pinned(self.input, (earlier or {}).get("input", {}).get("path")))
 
     @property
     def layout(self) -> str | None:
@@ -92,10 +106,16 @@ class RunRequest:
         """The fields that all requests have, for a run of another command that this one starts."""
         return {one.name: getattr(self, one.name) for one in fields(RunRequest)}
 
+    @property
+    def named_input(self) -> dict[str, Any]:
+        """How the manifest names the input: its path, and of a table the version."""
+        table = table_named(self.input)
+        return {"path": self.input, **({} if table is None else {"version": table.version})}
+
     def shown_input(self, fingerprint: str, **more: Any) -> dict[str, Any]:
         """The input as the manifest shows it."""
         return {
-            "path": self.input,
+            **self.named_input,
             "format": self.layout,
             "limit": self.limit,
             "draw": shown_draw(self.draw),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, cast
@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, describe_left_out, input_files
 from untold.jobs.inputs.column_types import carried_types
-from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import (
     AS_THEY_ARE,
     InputFile,
@@ -36,6 +36,7 @@ from untold.jobs.inputs.files import (
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
+from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
@@ -98,6 +99,8 @@ class Samples:
     left_out: tuple[str, ...] = ()
     # The files as they were listed before they were read (`listing_of`)
     listing: Mapping[str, Any] = field(default_factory=dict)
+    # What was drawn of how many, as a manifest shows it; None where every row is taken
+    draw: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,17 +164,17 @@ def read_rows(
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
         raise NoInputError(f"{path}: no samples in it; give a file with at least one row")
-    drawn = None if draw is None else draw.among(found.by_id, whole_rows=adapter is not None and adapter.by_row)
-    by_id = found.by_id if drawn is None else found.by_id.where(drawn)
-    distinct = found.distinct if drawn is None else by_id.count()
-    last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None
-    kept = _kept(found, last_id) if drawn is None else _kept(found, last_id).where(drawn)
-    invalid = _invalid(found, kept, files)
-    shown = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
-    first = [row["error"] for row in shown.collect()] if found.broken else []
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
     carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
+    keep, shown = _choose(draw, found, partial(_samples, required=required, carried=carried), adapter)
+    by_id = keep(found.by_id)
+    distinct = found.distinct if draw is None else by_id.count()
+    last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None
+    kept = keep(_kept(found, last_id))
+    invalid = _invalid(found, kept, files)
+    most = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
+    first = [row["error"] for row in most.collect()] if found.broken else []
     return Samples(
         samples=_samples(kept, required, carried),
         invalid=invalid.select("sample_id", "error"),
@@ -183,7 +186,36 @@ def read_rows(
         columns=frozenset[str]().union(*(one.columns for one in facts.values())),
         left_out=left_out,
         listing=listing_of(files),
+        draw=shown,
     )
+
+
+def _choose(
+    draw: Draw | None, found: _Pass, typed: Callable[[DataFrame], DataFrame], adapter: Adapter | None
+) -> tuple[Callable[[DataFrame], DataFrame], dict[str, Any] | None]:
+    """What keeps the drawn rows of a frame with sample_id, and the draw as a manifest shows it.
+
+    typed: gives rows the columns that are carried along, which may name strata. Raises SampleError for strata that the
+    input cannot have.
+    """
+    if draw is None:
+        return lambda rows: rows, None
+    whole_rows = adapter is not None and adapter.by_row
+    shown = {**(shown_draw(draw) or {}), "of": found.distinct}
+    if not draw.stratify:
+        chosen = draw.among(found.by_id, whole_rows=whole_rows)
+        return lambda rows: rows.where(chosen), shown
+    if whole_rows:
+        raise SampleError("stratify: this format is drawn by whole rows, which may lie in several strata; leave it out")
+    strata = _kept(found, None)
+    if not set(draw.stratify) <= set(KNOWN):
+        strata = typed(strata)
+        for name in draw.stratify:
+            if name not in strata.columns:
+                near = aside(near_misses(name, strata.columns))
+                raise SampleError(f"stratify: no column `{name}`{near}; there are {', '.join(strata.columns)}")
+    drawn = draw.by_stratum(strata.select("sample_id", *map(column_named, draw.stratify)))
+    return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
 
 
 def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:

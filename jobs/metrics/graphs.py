@@ -55,7 +55,7 @@ class Judged:
 
     prepared: what `gather_contexts` gives; incomplete: what `incomplete_samples` gives; left_out: a row a sample with a
     graph, with the column left_out, how many of its pairs a cap left out; atoms: rows of `SAMPLE_NODES`; relations:
-    sample_id, source, target, request_id, relation, error_type, error; `asked`: by stage its results.
+    sample_id, source, target, judged_by, request_id, relation, error_type, error; `asked`: by stage its results.
     """
 
     prepared: DataFrame
@@ -201,6 +201,7 @@ def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataF
         F.get("ids", F.col("source").cast("int")).alias("premise_id"),
         F.get("ids", F.col("target").cast("int")).alias("hypothesis_id"),
         "relation",
+        "judged_by",
     )
 
 

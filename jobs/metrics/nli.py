@@ -12,13 +12,22 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
-from untold.jobs.asking.requests import Pairs
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
+from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from untold.jobs.metrics.judging import (
+    CLASSIFY,
+    CLASSIFY_LISTS,
+    EMBED,
+    JUDGED,
+    judge_pairs,
+    sieve_of,
+    stage_of,
+    stages_of,
+)
 from untold.jobs.metrics.likely import (
     Likely,
     likely_ratings,
@@ -31,6 +40,7 @@ from untold.jobs.metrics.likely import (
     whole,
 )
 from untold.jobs.metrics.settings import NliSettings
+from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
@@ -38,22 +48,21 @@ from untold.udfs.facts.pairs import LEFT_OUT, leave_out
 
 NAME = "nli"
 # In the order in which they are asked
-EXTRACT, REVISE, RATE, CLASSIFY = STAGES = ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation")
-EDGES = "array<struct<source: bigint, target: bigint>>"
+EXTRACT, REVISE, RATE = ("extract_atoms", "revise_atoms", "rate_relevance")
 # An atom takes two words at least, so that no text has more atoms than half its words
 WORDS_OF_AN_ATOM = 2
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, *STAGES)
+    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, *stages_of(settings.nli))
 
 
 def assume(settings: Settings) -> Assumptions:
     """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known.
 
-    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied` a run may ask fewer relations
-    than are counted, so that stage is given as a bound.
+    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied` or a filter by vectors a run
+    may ask fewer relations than are counted, so that stage is given as a bound.
     """
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
@@ -62,11 +71,21 @@ def assume(settings: Settings) -> Assumptions:
         EXTRACT: {"atoms": atoms},
         REVISE: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(MARK)))},
         RATE: {"ratings": F.transform("statements", lambda _: F.lit(5.0)), "weighted": F.lit(True)},
-        CLASSIFY: {"relation": F.lit(None)},
+        **_judged(),
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
-    at_most = frozenset({CLASSIFY}) if settings.nli.skip_implied else frozenset[str]()
+    fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors
+    at_most = frozenset({stage_of(settings.nli)}) if fewer else frozenset[str]()
     return Assumptions(at_once, results, at_most, partial(_likely, settings))
+
+
+def _judged() -> dict[str, Mapping[str, Column]]:
+    """What judging gives in a plan: of a list a relation for each hypothesis, as none is asked again."""
+    return {
+        CLASSIFY: {"relation": F.lit(None)},
+        CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
+        EMBED: assumed_results()[EMBED],
+    }
 
 
 def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
@@ -84,7 +103,7 @@ def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Colum
         EXTRACT: {"atoms": F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))},
         REVISE: {"atoms": rewritten("statements", revised)},
         RATE: {"ratings": likely_ratings("statements", passing), "weighted": F.lit(True)},
-        CLASSIFY: {"relation": F.lit(None)},
+        **_judged(),
     }
 
 
@@ -104,11 +123,19 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     incomplete = incomplete_samples(extracted, revised, rated)
     atoms = tools.keep(_gather_atoms(extracted, revised, rated, incomplete, settings), "atoms")
     owners = tools.keep(add_owners(atoms, settings.nli.max_pairs_per_sample), "owners")
-    judged = judge_pairs(owners, tools, skip_implied=settings.nli.skip_implied)
+    judged = judge_pairs(owners, tools, settings.nli)
     relations = tools.keep(_relations_of_samples(owners, judged), "relations")
-    condensed = tools.condense(*_graphs(atoms, owners, relations))
-    asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated, CLASSIFY: relations}
-    return conclude(NAME, samples, Judged(prepared, incomplete, owners, atoms, relations, condensed, asked), tools)
+    graphs = _graphs(atoms, owners, relations)
+    condensed = tools.condense(*graphs)
+    asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
+    asked[stage_of(settings.nli)] = relations
+    found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
+    tables = conclude(NAME, samples, found, tools)
+    if not sieve_of(settings.nli):
+        return tables
+    corrections = correct(relations, graphs, condensed, tools, settings.nli.audit)
+    counts = count_audited(judged, owners)
+    return {**tables, "measures": audit_measures(NAME, tables["scores"], counts, corrections)}
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:
@@ -217,110 +244,14 @@ def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
     )
 
 
-def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
-    """One owner a distinct set of context atoms: the input of `generate_pairs`.
-
-    Any sample's texts will do, for the key of a set is made from its texts. `first` and `known` are null where nothing
-    is known yet (`untold.graph.waves.choose_by_wave`).
-    """
-    texts = F.slice("texts", F.lit(1), F.col("contexts").cast("int"))
-    return (
-        owners.groupBy("contexts_owner", "contexts", "between_contexts")
-        .agg(F.any_value(texts).alias("texts"))
-        .select(
-            F.col("contexts_owner").alias("owner"),
-            F.lit(part).alias("part"),
-            "texts",
-            "contexts",
-            "between_contexts",
-            *(F.lit(0).cast("long").alias(name) for name in ("to_contexts", "to_responses")),
-            *(F.lit(None).cast(EDGES).alias(name) for name in ("first", "known")),
-        )
-    )
-
-
-def _owners_of_responses(owners: DataFrame, part: str) -> DataFrame:
-    """One owner a sample; `contexts_owner` leads to what is known of its context atoms.
-
-    Columns as `_owners_of_contexts`, and contexts_owner. A sample whose response has no atom has no such pairs.
-    """
-    return owners.where(F.col("to_contexts") > 0).select(
-        F.col("response_owner").alias("owner"),
-        F.lit(part).alias("part"),
-        "texts",
-        "contexts",
-        F.lit(0).cast("long").alias("between_contexts"),
-        "to_contexts",
-        "to_responses",
-        *(F.lit(None).cast(EDGES).alias(name) for name in ("first", "known")),
-        "contexts_owner",
-    )
-
-
-def judge_pairs(owners: DataFrame, tools: Tools, *, skip_implied: bool) -> DataFrame:
-    """Columns owner, source, target, request_id, relation, error_type, error: each pair to judge, once an owner.
-
-    With `skip_implied` in three waves, each of which leaves out what the earlier ones imply (`untold.graph.waves`).
-
-    relation is null where it failed or was not asked, `implied` where it was left out. Reachability, hence the score,
-    is the same either way (methods, section 2).
-    """
-    of_contexts = partial(_owners_of_contexts, owners)
-    of_responses = partial(_owners_of_responses, owners)
-    if not skip_implied:
-        everything = of_contexts("all").unionByName(of_responses("all").drop("contexts_owner"))
-        return tools.ask(CLASSIFY, Pairs(tools.keep(everything, "owners-of-pairs")))
-    first = _ask_wave(tools, of_contexts(FIRST_CONTEXTS), 1)
-    rest = _with_edges(of_contexts(OTHER_CONTEXTS).withColumn("contexts_owner", F.col("owner")), first=first)
-    ends = _with_edges(of_responses(RESPONSE_ENDS), first=first)
-    second = _ask_wave(tools, rest.unionByName(ends).drop("contexts_owner"), 2)
-    # The third wave reads the edges of both, between contexts and of its own sample
-    both = first.unionByName(second)
-    others = _with_edges(of_responses(OTHER_RESPONSES), first=first, known=both)
-    return both.unionByName(_ask_wave(tools, others.drop("contexts_owner"), 3))
-
-
-def _ask_wave(tools: Tools, owners: DataFrame, number: int) -> DataFrame:
-    """The relations of a wave; a pair without a request was not asked because it follows from others."""
-    judged = tools.ask(CLASSIFY, Pairs(tools.keep(owners, f"owners-of-wave-{number}"), choose_by_wave))
-    implied = F.when(F.col("request_id").isNull(), "implied").otherwise(F.col("relation"))
-    return judged.withColumn("relation", implied)
-
-
-def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = None) -> DataFrame:
-    """The owners with the entailments found so far: those of their context atoms, and in `known` their own too."""
-    found = owners.drop("first").join(_edges_by(first, "contexts_owner", "first"), on="contexts_owner", how="left")
-    if known is None:
-        return found
-    between = _edges_by(known, "contexts_owner", "between")
-    own = _edges_by(known, "owner", "own")
-    empty = F.array().cast(EDGES)
-    together = F.concat(F.coalesce("between", empty), F.coalesce("own", empty))
-    joined = found.join(between, on="contexts_owner", how="left").join(own, on="owner", how="left")
-    return joined.withColumn("known", together).drop("between", "own")
-
-
-def _edges_by(judged: DataFrame, owner: str, name: str) -> DataFrame:
-    """By owner its entailments so far: `owner`, and `name` array<struct<source, target>>.
-
-    Sorted, so that partitioning changes nothing.
-    """
-    entailed = judged.where(F.col("relation") == "entailment")
-    return entailed.groupBy(F.col("owner").alias(owner)).agg(
-        F.array_sort(F.collect_list(F.struct("source", "target"))).alias(name)
-    )
-
-
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, request_id, relation, error_type, error.
+    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error.
 
     Relations between contexts are judged once an owner and here given to every sample that has its set of atoms.
     """
     shared = owners.select("sample_id", F.col("contexts_owner").alias("owner"))
     own = owners.select("sample_id", F.col("response_owner").alias("owner"))
-    return judged.join(shared.unionByName(own), on="owner", how="inner").select(
-        "sample_id", "source", "target", "request_id", "relation", "error_type", "error"
-    )
+    return judged.join(shared.unionByName(own), on="owner", how="inner").select("sample_id", *JUDGED[1:])
 
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -354,12 +285,19 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
     return graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)
 
 
+def unknown_bounds(settings: Settings) -> Bounds:
+    """The measures of an audit, where there is one."""
+    return MEASURES if sieve_of(settings.nli) else {}
+
+
 METRIC = Metric(
     name=NAME,
     stages=stages,
     score=score,
     assume=assume,
     sections={NAME: NliSettings},
-    tables=GRAPH_TABLES,
+    tables=(*GRAPH_TABLES, "measures"),
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
+    unknown=unknown_bounds,
+    pooled=partial(pool_audits, metric=NAME),
 )

@@ -33,6 +33,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
 from untold.udfs.facts.nodes import SAMPLE_NODES
+from untold.udfs.facts.pairs import MODEL
 
 NAME = "qa"
 # In the order in which they are asked
@@ -215,20 +216,21 @@ def _likely_pairs(atoms: DataFrame) -> DataFrame:
 
 
 def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, request_id, relation, error_type, error: pairs asked for and pairs settled.
+    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error: pairs asked and settled.
 
-    request_id is null for what was settled without the model.
+    judged_by and request_id are null for what was settled without the model.
     """
     nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
     settled = pairs.where(F.col("settled").isNotNull()).select(
         "sample_id",
         "source",
         "target",
+        F.lit(None).cast("string").alias("judged_by"),
         F.lit(None).cast("string").alias("request_id"),
         F.col("settled").alias("relation"),
         *nothing,
     )
-    return compared.select(*settled.columns).unionByName(settled)
+    return compared.withColumn("judged_by", F.lit(MODEL)).select(*settled.columns).unionByName(settled)
 
 
 def _edges(relations: DataFrame) -> DataFrame:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from pyspark.sql import DataFrame
@@ -13,6 +14,7 @@ from untold.graph.distributed import Condensed
 from untold.jobs.asking.requests import Requests
 from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
+from untold.jobs.inputs.drawing import Draw
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
@@ -20,9 +22,14 @@ from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.scores import score_columns, unknown_measures
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import LlmSettings, Settings
 from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.stages import LOOKUPS
+
+# Samples that are scored several times at least, where some are
+LEAST_REPEATED = 2
 
 
 @dataclass
@@ -88,6 +95,19 @@ def score_samples(
     spark = samples.sparkSession
     empty = {name: spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {name: _united(name, nothing, given) for name, nothing in empty.items()}
+
+
+def repeated_samples(samples: DataFrame, count: int, settings: Settings) -> DataFrame:
+    """The share of `count` samples that `llm.repeats` has scored several times, by hash. One action."""
+    rows = max(LEAST_REPEATED, math.ceil(count * settings.llm.repeated_share))
+    return samples.where(Draw(rows, settings.statistics.seed).among(samples))
+
+
+def salted_stages(stages: Mapping[str, Stage], llm: LlmSettings) -> Iterator[tuple[int, dict[str, Stage]]]:
+    """The number of each scoring after the first, from 2, and the stages with its salt; lookups have none."""
+    for number in range(2, llm.repeats + 1):
+        salt = " ".join(filter(None, (llm.salt, f"repeat {number}")))
+        yield number, {name: one if name in LOOKUPS else replace(one, salt=salt) for name, one in stages.items()}
 
 
 def count_stages(metrics: Iterable[Metric], settings: Settings) -> int:

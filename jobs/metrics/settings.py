@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from untold.jobs.settings.fields import Count, PathText, Probability, Section
 
@@ -27,16 +27,42 @@ Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 class NliSettings(Section):
     """Options of the metric nli: methods, section 2."""
 
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "audit"})
 
     # Not strict: YAML has lists and no tuples
     unit_types: tuple[UnitType, ...] = Field(
         default=("Fact", "Claim"), strict=False, min_length=1, description="Unit types of atoms that are kept"
     )
-    skip_implied: bool = Field(default=False, description="Skip pairs that earlier relations imply")
+    judgement: Literal["pairs", "lists"] = Field(
+        default="pairs", description="One pair a request, or a premise with a list of hypotheses"
+    )
+    list_size: Count = Field(default=20, description="Maximum number of hypotheses of a list")
+    skip_implied: bool = Field(default=False, description="Skip pairs that earlier relations imply; not with lists")
     max_pairs_per_sample: Count | None = Field(
         default=None, description="Maximum number of judged pairs of a sample; null judges all"
     )
+
+    filter: Literal["none", "words", "vectors", "either"] = Field(
+        default="none",
+        description="Pairs that are taken for neutral unasked: those that share no content word, those whose cosine is "
+        "below nli.filter_cosine, or those of either kind",
+    )
+    filter_cosine: Cosine = Field(default=0.3, description="Minimum cosine of a pair that is judged")
+    audit: Probability = Field(
+        default=0.01, description="Share of the filtered pairs that is judged all the same, by a hash of the texts"
+    )
+    most_missed: Probability | None = Field(
+        default=None, description="Maximum miss rate of the filter, by the upper end of its interval; null for any"
+    )
+
+    @field_validator("skip_implied")
+    @classmethod
+    def _no_waves_of_lists(cls, value: bool, info: ValidationInfo) -> bool:
+        """Raises ValueError for waves of lists, which would be more requests than all lists at once."""
+        if value and info.data.get("judgement") == "lists":
+            raise ValueError("false with nli.judgement=lists, since waves would split lists into more requests")
+        return value
 
 
 class QaSettings(Section):

@@ -56,9 +56,11 @@ class Answers:
         self._add_claims(found)
         self._add_failures(found)
         self._add_measures(found)
-        for key, text in judges_words(self.sources, self._detailed).items():
-            if "e2e" in found[key]["metrics"]:
-                found[key]["metrics"]["e2e"]["words"] = self.texts.add(text, RESPONSE)
+        for key, words in judges_words(self.sources, self._detailed).items():
+            for metric, texts in words.items():
+                if metric in found[key]["metrics"]:
+                    written = [[stage, self.texts.add(text, RESPONSE)] for stage, text in texts]
+                    found[key]["metrics"][metric]["words"] = written
         samples = [found[key] for key in self._order]
         return {"runs": self.sources.names, "samples": samples, "contexts": list(self.contexts)}
 

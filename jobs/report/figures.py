@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from untold.jobs.analysis import changes, compare_runs, date_of, distribution, left_out
+from untold.jobs.analysis import changes, compare_runs, distribution, left_out
 from untold.jobs.report.sources import Sources, rows_of
 from untold.jobs.summary.ranking import CompareError
 from untold.jobs.summary.run_summary import count_failures
-from untold.jobs.summary.trends import describe_finding
+from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.redaction import redact
 
 Row = dict[str, Any]
@@ -99,8 +99,8 @@ def measure_rows(sources: Sources) -> list[Row]:
     found = []
     for place, run in enumerate(sources.runs):
         rows = rows_of(run, "measures_summary")
-        systems = {row["metric"] for row in rows if row["level"] == "system"}
-        shown = [row for row in rows if row["level"] == "system" or row["metric"] not in systems]
+        systems = {(row["metric"], row["measure"]) for row in rows if row["level"] == "system"}
+        shown = [row for row in rows if row["level"] == "system" or (row["metric"], row["measure"]) not in systems]
         found += [{**row, "label": sources.labels.get((place, row["system"]), row["system"])} for row in shown]
     return sorted(found, key=lambda row: (row["metric"], row["measure"], row["label"] or ""))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -17,22 +18,53 @@ from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.storage import Place
 
-JUDGE, SUMMARISE = "evaluate_coverage", "summarise_context"
+SUMMARISE, JUDGE, CLAIMS, ALIGN = "summarise_context", "evaluate_coverage", "extract_claims", "align_claims"
+# The stages that see a whole answer, or all of its claims, in the order in which they are asked
+WROTE = {
+    "e2e": (JUDGE,),
+    "nli": ("extract_atoms",),
+    "icat": (CLAIMS, ALIGN),
+    "importance": (CLAIMS,),
+    "longrecall": (CLAIMS,),
+}
 Variables = Mapping[str, Any]
+Words = dict[str, list[tuple[str, str]]]
+"""By metric the stages that saw the answer, and what the judge wrote for each."""
 
 
-def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, str]:
-    """What the end-to-end judge wrote of these samples, as far as the store still has it."""
-    found: dict[Key, str] = {}
-    rows = defaultdict(list)
-    for key, row in sources.rows("samples", ("query", "response", "contexts"), among=among):
-        rows[key[0]].append((key, row))
+def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, Words]:
+    """What judges wrote of these samples' answers, as far as the stores still have it."""
+    samples = dict(sources.rows("samples", ("query", "response", "contexts"), among=among))
+    asked = {stage for run in sources.runs for stage in run.manifest.get("identity", {}).get("stages") or ()}
+    if ALIGN in asked:
+        supported = ds.field("verdict") == "supported"
+        _add_texts(samples, "claims", sources.rows("claims", ("metric", "claim_id", "text"), supported, among))
+        _add_texts(samples, "aspects", sources.rows("statements", ("metric", "statement_id", "text"), None, among))
+    rows: dict[int, dict[Key, Variables]] = defaultdict(dict)
+    for key, row in samples.items():
+        rows[key[0]][key] = row
+    found: dict[Key, Words] = defaultdict(dict)
     for place, own in rows.items():
-        store = _Store(sources.runs[place])
+        store, metrics = _Store(sources.runs[place]), sources.runs[place].manifest.get("metrics", ())
         # A store that is gone, or that this machine does not reach, takes no figure from the report
         with suppress(OSError, ValueError):
-            found |= store.judged(own)
+            written = {stage: store.written(stage, own) for metric in metrics for stage in WROTE.get(metric, ())}
+            for metric, key in product(metrics, own):
+                texts = [(stage, written[stage][key]) for stage in WROTE.get(metric, ()) if key in written[stage]]
+                if texts:
+                    found[key][metric] = texts
     return found
+
+
+def _add_texts(samples: Mapping[Key, dict[str, Any]], name: str, rows: Iterable[tuple[Key, Variables]]) -> None:
+    """The texts of `icat` by sample, in the order in which their ids are numbered."""
+    texts: dict[Key, dict[int, str]] = defaultdict(dict)
+    for key, row in rows:
+        if row["metric"] == "icat":
+            own_id = row["claim_id"] if name == "claims" else row["statement_id"]
+            texts[key][int(own_id.rpartition(":")[2])] = row["text"]
+    for key, row in samples.items():
+        row[name] = [text for _, text in sorted(texts[key].items())]
 
 
 class _Store:
@@ -45,18 +77,27 @@ class _Store:
         store = (run.manifest.get("settings") or {}).get("store")
         self._place = (Place(store) if store else run.place / "completions") / VERSION
 
-    def judged(self, samples: Sequence[tuple[Key, Mapping[str, Any]]]) -> dict[Key, str]:
-        """By sample what the judge wrote."""
-        if JUDGE not in self._stages or not self._place.entries():
+    def written(self, stage: str, samples: Mapping[Key, Variables]) -> dict[Key, str]:
+        """By sample what the judge wrote for a stage."""
+        if stage not in self._stages or not self._place.entries():
             return {}
-        summaries = self._summaries(row for _, row in samples) if self._summarised else {}
-        asked = {}
-        for key, row in samples:
+        if stage == JUDGE:
+            return self._answers(stage, self._judged(samples))
+        if stage == ALIGN:
+            names = ("query", "aspects", "claims")
+            return self._answers(stage, {key: {name: row[name] for name in names} for key, row in samples.items()})
+        return self._answers(stage, {key: {"text": row["response"]} for key, row in samples.items()})
+
+    def _judged(self, samples: Mapping[Key, Variables]) -> dict[Key, Variables]:
+        """What the end-to-end judge was shown: contexts, or their summaries."""
+        summaries = self._summaries(samples.values()) if self._summarised else {}
+        asked: dict[Key, Variables] = {}
+        for key, row in samples.items():
             texts = [one["text"] for one in row["contexts"] or ()]
             kept = [summaries.get((row["query"], text), text) for text in texts]
             contexts = [text for text in kept if text is not None]
             asked[key] = {"query": row["query"], "contexts": contexts, "response": row["response"]}
-        return self._answers(JUDGE, asked)
+        return asked
 
     def _summaries(self, rows: Iterable[Mapping[str, Any]]) -> dict[Any, str | None]:
         """By query and text of a context its summary; None for one that says nothing of the query."""

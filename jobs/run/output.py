@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.results import path_of_table
+from untold.jobs.lakehouse.base import Lake
+from untold.jobs.results import place_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
 from untold.jobs.run.locks import Lock
@@ -37,6 +38,8 @@ from untold.udfs.storage import Place
 WORK = "_work"
 # In it, tables that are yet to take the place of others
 ASIDE = "tables"
+# Of the tables of a lakehouse
+LAST_ADDED = "summary"
 # Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
 SUMMED = (
     *("calls", "retries", "rate_limited", "asked_again", "answered"),
@@ -103,6 +106,8 @@ class Output:
     lock: bool = True
     work: str | None = None
     alone: bool = True
+    # What the tables of a finished run are added to; they lie there from the first
+    lake: Lake | None = None
     run: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     earlier: Mapping[str, Any] | None = None
@@ -112,6 +117,8 @@ class Output:
     refreshes: bool = False
     # Whether tables and manifest of the earlier start stay until those of this one are whole
     _keeps: bool = False
+    # Whether others may read tables of this start already
+    _added: bool = False
     _tables: dict[str, str] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
     _workspace: Workspace | None = None
@@ -143,7 +150,8 @@ class Output:
     def _break_off(self, status: str) -> None:
         """Removes half a run's tables, and says in the manifest how it ended, where that is this start's already."""
         lost = [name for name in self.tables if self._keeps or name not in self.kept]
-        self.remove(lost)
+        if not self._added:
+            self.remove(lost)
         if not self._keeps:
             named = {name: path for name, path in self._tables.items() if name not in lost}
             manifest.write_manifest(self.place, {**self.manifest, "status": status, "tables": named})
@@ -173,34 +181,41 @@ class Output:
         if found and not self.refreshes:
             raise manifest.refused(self.place, found)
         self.manifest = {"format": manifest.FORMAT, "identity": dict(identity), "versions": manifest.versions()}
+        if self.lake is not None:
+            self.manifest["lakehouse"] = self.lake.shown
         self._keeps = (added is not None or self.refreshes) and self._has_whole_tables(self.earlier)
 
     @property
-    def _is_local(self) -> bool:
-        return Place(self.place).local is not None
+    def _renames(self) -> bool:
+        """Whether a table is a folder of one name, which those of a later start are put in the place of."""
+        return self.lake is None and Place(self.place).local is not None
 
     @property
     def _folder(self) -> str:
         """What tables lie in: the output, or aside until they take the place of those of an earlier start."""
-        return f"{self.place}/{WORK}/{ASIDE}" if self._keeps and self._is_local else self.place
+        return f"{self.place}/{WORK}/{ASIDE}" if self._keeps and self._renames else self.place
 
     def table(self, name: str) -> str:
         """Where this start writes a table, which its manifest then names."""
+        if self.lake is not None:
+            if name not in self._tables:
+                self._tables[name] = f"{self.lake.folder(name, TABLES[name])}/{self.run}"
+            return self._tables[name]
         # A table that is added to an output after its run is in no manifest
-        self._tables[name] = name if self._is_local or not self.manifest else f"{name}/{self.run}"
+        self._tables[name] = name if self._renames or not self.manifest else f"{name}/{self.run}"
         return f"{self._folder}/{self._tables[name]}"
 
     def place_of(self, name: str) -> str | None:
         """Where the table of the earlier start lies; None where it is not there."""
-        place = Place(self.place) / path_of_table(self.earlier or {}, name)
+        place = place_of_table(self.place, self.earlier or {}, name)
         return str(place) if place.entry().kind else None
 
-    def note_input(self, listing: Mapping[str, Any]) -> None:
-        """Says in the manifest of an output that stays as it is how its input is listed now, where that differs."""
+    def note_input(self, now: Mapping[str, Any]) -> None:
+        """Says in the manifest of an output that stays as it is what is known of its input now, where that differs."""
         earlier = dict(self.earlier or {})
-        if earlier.get("input", {}).get("listing") != listing:
+        if not now.items() <= earlier.get("input", {}).items():
             self.check_lock()
-            manifest.write_manifest(self.place, {**earlier, "input": {**earlier["input"], "listing": dict(listing)}})
+            manifest.write_manifest(self.place, {**earlier, "input": {**earlier["input"], **now}})
 
     def metrics(self) -> tuple[str, ...]:
         """The metrics that an earlier start gave the output; none where it is to be replaced."""
@@ -226,7 +241,16 @@ class Output:
 
     def _has_whole_tables(self, earlier: Mapping[str, Any] | None) -> bool:
         """Whether an earlier start wrote all of its tables, and they are there."""
-        return earlier is not None and earlier["status"] != "running" and set(self.tables) <= self._folders()
+        if earlier is None or earlier["status"] == "running":
+            return False
+        if self.lake is not None or "lakehouse" in earlier:
+            return self._is_added(earlier.get("lakehouse", {}))
+        return set(self.tables) <= self._folders()
+
+    def _is_added(self, known: Mapping[str, Any]) -> bool:
+        """Whether the tables of an earlier start are in the lakehouse that is asked for."""
+        wanted = {} if self.lake is None else self.lake.shown
+        return "versions" in known and wanted.items() <= known.items() and self.lake is not None
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did.
@@ -246,7 +270,9 @@ class Output:
     ) -> None:
         """Writes the manifest as it ended, with one more entry where this start had something to ask."""
         self.check_lock()
-        if self._keeps and self._is_local:
+        if self.lake is not None and ending.status == "finished":
+            self._add_tables(self.lake)
+        elif self._keeps and self._renames:
             self._replace_tables()
         tables, rows = (dict(sorted(found.items())) for found in (self._tables, self._rows))
         self.manifest |= {"status": ending.status, "tables": tables, "rows": rows, **fields}
@@ -255,11 +281,19 @@ class Output:
         # Before the manifest: killed between the two, a start that finds nothing to ask would leave the steps for ever
         self._remove_steps()
         manifest.write_manifest(self.place, self.manifest)
-        if not self._is_local and (self.earlier or self.overwrite):
+        if not self._renames and (self.earlier or self.overwrite):
             self.tidy(f"tables of an earlier start in {self.place}", self._remove_earlier)
 
     def _remove_earlier(self) -> None:
-        """Removes the tables of other starts, killed ones too, where each start has a folder of its own."""
+        """Removes the tables of other starts, killed ones too, where each start has a folder of its own.
+
+        What is in a lakehouse stays for readers that have begun, until the lakehouse's own upkeep removes it.
+        """
+        earlier = self.earlier or {}
+        if self.lake is not None:
+            for name in () if "versions" in earlier.get("lakehouse", {}) else earlier.get("tables") or ():
+                place_of_table(self.place, earlier, name).remove()
+            return
         for name, path in self._tables.items():
             for entry in (Place(self.place) / name).entries():
                 if path != f"{name}/{entry.name}":
@@ -274,6 +308,17 @@ class Output:
         self.remove(self.tables)
         for name in self.tables:
             (aside / name).move(Place(self.place) / name)
+
+    def _add_tables(self, lake: Lake) -> None:
+        """Adds the tables to those of a lakehouse, a commit each, `summary` last: a date that is there is whole."""
+        self._keeps, self._added = False, True
+        # Killed from here on, it is as after any kill: the next start adds all of them anew
+        manifest.write_manifest(self.place, self.manifest)
+        versions = {}
+        for name in sorted(self._tables, key=lambda name: (name == LAST_ADDED, name)):
+            self.check_lock()
+            versions[name] = lake.replace(name, self._tables[name])
+        self.manifest["lakehouse"] = {**lake.shown, "versions": versions}
 
     def _add_start(self, usage: Sequence[Mapping[str, Any]], code: int) -> None:
         """Adds this start to the manifest, unless it asked nothing and is not the first; sums up all of them."""
@@ -347,13 +392,17 @@ class Output:
 
     def take_written(self, name: str, rows: int) -> None:
         """Counts a table that somebody else wrote at `table(name)`. Raises LostRowsError where it has other rows."""
-        check_rows(f"{self._folder}/{self._tables[name]}", rows)
+        path = self._tables[name] if self.lake else f"{self._folder}/{self._tables[name]}"
+        check_rows(path, rows)
+        if self.lake is not None:
+            # Before anything is asked: columns of the user's own may have other types than those of other dates
+            self.lake.check(name, path)
         self._rows[name] = rows
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
         """Writes a small table as one file of one name, so that the same rows are the same bytes."""
         self.check_lock()
-        if self._is_local:
+        if self._renames:
             # Spark's files would stay beside it, whose names are new each time
             self.remove([name])
         values = [{column: row.get(column) for column in schema.names} for row in rows]
@@ -371,7 +420,8 @@ class Output:
         """Removes those tables of this start that are there."""
         self.check_lock()
         for name in names:
-            Place(self.table(name)).remove()
+            if self.lake is None or name in self._tables:
+                Place(self.table(name)).remove()
 
 
 def _sorted(rows: DataFrame, order: Sequence[str], *, few: bool, by_file: bool) -> DataFrame:

@@ -50,7 +50,7 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
-from untold.jobs.settings.storage import StorageSettings
+from untold.jobs.settings.storage import LakehouseSettings, StorageSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices
 from untold.udfs.stages import LOOKUPS, STAGES
@@ -61,7 +61,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "trend", "notify", "spark", "ray", "store", "storage"),
+        *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "store", "storage"),
         *("work", "fail_on_error", "prompts", "profile"),
     }
 )
@@ -89,7 +89,7 @@ class LlmSettings(Section):
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"salt", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
+        {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
     )
 
     endpoint: Text | None = Field(
@@ -118,6 +118,10 @@ class LlmSettings(Section):
     salt: Text | None = Field(
         default=None, description="Text in the id of every request: under another one the model is asked anew"
     )
+    repeats: Count = Field(
+        default=1, description="Scorings of llm.repeated_share of the samples, to see how far the judge repeats itself"
+    )
+    repeated_share: Share = Field(default=0.05, description="Share of samples that are scored llm.repeats times")
     timeout_seconds: Positive = Field(default=120.0, description="Timeout of one attempt, in seconds")
     deadline_seconds: Positive = Field(
         default=600.0, description="Timeout of a request over all attempts and waits, in seconds"
@@ -256,6 +260,9 @@ class StatisticsSettings(Section):
     """Resampling of intervals and tests: methods, section 7. One seed gives the same limits in any order of rows."""
 
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
+    widen: bool = Field(
+        default=False, description="Widen the summary's intervals by what the judge's own scorings differ (llm.repeats)"
+    )
 
 
 class GraphSettings(Section):
@@ -304,6 +311,7 @@ class Settings(Section):
     nightly: NightlySettings = NightlySettings()
     trend: TrendSettings = TrendSettings()
     notify: NotifySettings = NotifySettings()
+    lakehouse: LakehouseSettings = LakehouseSettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()
     storage: StorageSettings = StorageSettings()
@@ -434,7 +442,10 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
     within = {name: set(section.NO_RESULT) for name, section in settings if isinstance(section, Section)}
     left_out = {name: keys for name, keys in within.items() if keys} | dict.fromkeys(NO_RESULT, True)
-    return {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
+    found = {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
+    if settings.llm.repeats > 1:
+        found["llm"] = settings.llm.model_dump(include={"repeats", "repeated_share"})
+    return found
 
 
 def spark_defaults() -> dict[str, str]:

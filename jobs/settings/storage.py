@@ -6,8 +6,18 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from untold.jobs.settings.fields import AN_ADDRESS, Address, Section, StorageOptions, Text
+from untold.jobs.settings.fields import AN_ADDRESS, Address, PathText, Section, StorageOptions, Text
 from untold.udfs.schemes import environment_of
+
+
+class LakehouseSettings(Section):
+    """Where `--output-format delta` and `iceberg` have the tables of all dates."""
+
+    path: PathText | None = Field(default=None, description="Folder of Delta tables, path or URI: PATH/scores, ...")
+    catalog: Text | None = Field(
+        default=None, description="Name of an Iceberg catalog that .pyiceberg.yaml or PYICEBERG_CATALOG__* configures"
+    )
+    namespace: Text | None = Field(default=None, description="Namespace of the Iceberg tables")
 
 
 class StorageSettings(Section):

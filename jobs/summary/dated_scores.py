@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from untold.jobs.results import Run, connect_tables, quoted
 from untold.jobs.summary.ranking import DECIMALS
-from untold.jobs.summary.rows import COLUMN_OF_STATUS
+from untold.jobs.summary.rows import COLUMN_OF_STATUS, SCORE, SCORE_OR_ZERO
 from untold.udfs.statistics.changes import Change, resamples_for
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Clusters
@@ -31,9 +31,6 @@ _STATUSES = {
     for column in COLUMN_OF_STATUS.values()
 }
 _COUNTS = ", ".join(f"count(*) filter (status in ({names})) as {column}" for column, names in _STATUSES.items())
-# SQL of the score of a sample, and of 0 where it is undefined although there was something to state
-SCORE = "case when not isnan(score) then score end"
-ZERO = f"coalesce({SCORE}, case when status in ({_STATUSES['undefined']}) and covered + uncovered > 0 then 0.0 end)"
 Row = dict[str, Any]
 
 
@@ -115,7 +112,7 @@ class DatedScores:
         scores, samples = (run.select_from(self._database, name) for name in ("scores", "samples"))
         return f"""select '{level}' as level, metric, coalesce(s.system, '{NAMELESS}') as system,
                 hash(sample_id, query) as sample, hash(coalesce(query, sample_id)) as query, status,
-                {SCORE} as score, {ZERO} as score_zero{more}
+                {SCORE} as score, {SCORE_OR_ZERO} as score_zero{more}
             from ({scores}) s left join (select sample_id, query from ({samples})) using (sample_id)"""
 
     def _clusters_of_now(self) -> dict[tuple[Any, ...], list[Row]]:

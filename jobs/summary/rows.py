@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from untold.jobs.results import quoted
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.statistics.intervals import Interval, bca_interval, mean_of_counts, wilson_interval
 
@@ -17,6 +18,11 @@ COLUMN_OF_STATUS = {
     "failed": "failed",
     "budget": "failed",
 }
+# As SQL: statuses whose score is undefined, the score of a sample, and 0 where it is undefined although there was
+# something to state
+SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
+SCORE = "case when not isnan(score) then score end"
+SCORE_OR_ZERO = f"coalesce({SCORE}, case when status in ({SILENT}) and covered + uncovered > 0 then 0.0 end)"
 MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
 GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
 FEW = 10  # values of which a bootstrap interval is rough

@@ -46,6 +46,7 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
         ["failures", *failures_table(failures, page)] if failures else [],
         _readings(run.manifest["starts"][-1].get("usage", []), page),
         ["lowest scores", *_worst(worst, page)] if worst else [],
+        ["audits of filters", *_audits(run.manifest.get("audits", []), page)] if run.manifest.get("audits") else [],
         [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
@@ -111,6 +112,14 @@ def _readings(usage: Sequence[Row], page: Page) -> list[str]:
 def _worst(worst: Sequence[Row], page: Page) -> list[str]:
     rows = [[row["sample_id"], row["metric"], f"{row['score']:.3f}"] for row in worst]
     return table(["sample_id", "metric", "score"], rows, page, names=2)
+
+
+def _audits(audits: Sequence[Row], page: Page) -> list[str]:
+    """How much of what filters took a model judges otherwise."""
+    rows = [
+        [row["metric"], row["measure"], f"{row['defined']:,}", mean_text(row), interval_text(row)] for row in audits
+    ]
+    return table(["metric", "measure", "audited", "share", "95 % interval"], rows, page, names=2)
 
 
 def _took(manifest: Mapping[str, Any]) -> str:

@@ -209,7 +209,7 @@ class _Found:
 
     def _stretch(self, metric: str, level: str, day: str) -> int:
         """The number of the comparable dates that a date is of."""
-        cuts = [row["date"] for row in self._breaks if metric in row["metrics"]]
+        cuts: list[str] = [row["date"] for row in self._breaks if metric in row["metrics"]]
         cuts += self._renewed if level == SENTINEL else []
         return 1 + sum(cut <= day for cut in set(cuts))
 

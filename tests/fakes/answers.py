@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.claims import say_icat
-from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, say
+from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, careless_lines, say
 from tests.fakes.importance import say_importance
 from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
 from tests.fakes.recall import say_longrecall
@@ -145,6 +145,13 @@ def world(payload: Payload, judge: str) -> str | Said:
     return e2e(payload) if said is None else Said(*said)
 
 
+def careless(payload: Payload, judge: str) -> str | Said:
+    """As `world`, but for faults of lists (`tests.fakes.facts.careless_lines`)."""
+    if payload.get("stage") != "classify_relations":
+        return world(payload, judge)
+    return "\n".join(careless_lines(payload["premise"], payload["hypotheses"], judge))
+
+
 def verbatim(payload: Payload) -> str:
     """Facts and claims are the sentences of a text; what stands verbatim in the evidence, or among claims, holds.
 
@@ -249,6 +256,7 @@ def payload_of(text: str) -> Payload:
 
 _ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "verbatim": verbatim, "garbage": garbage}
 _ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
+_ANSWERS |= {f"careless_{judge}": partial(careless, judge=judge) for judge in JUDGES}
 _ANSWERS["world"] = _ANSWERS["world_closed"]
 _ANSWERS |= {"strict": strict, "scripted": scripted, "hasty": partial(scripted, hasty=True)}
 _FIXED = {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from random import Random
 from typing import Any
 
 Odds = Mapping[str, float]
@@ -317,7 +318,32 @@ def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] |
         return _say_ratings(payload["statements"], rate(payload["query"], payload["statements"]))
     if stage == "classify_relation":
         return relate_text(payload["premise"], payload["hypothesis"], judge), {}
+    if stage == "classify_relations":
+        return "\n".join(relation_lines(payload["premise"], payload["hypotheses"], judge)), {}
     return None
+
+
+def relation_lines(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
+    """The relation of the premise to each hypothesis, `1: neutral`."""
+    return [f"{number}: {relate_text(premise, text, judge)}" for number, text in enumerate(hypotheses, start=1)]
+
+
+def careless_lines(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
+    """The same with faults of their own in each list: lines missing, repeated, swapped, and of no hypothesis.
+
+    What is said of a number that stands once is right, and a list of one has no fault.
+    """
+    lines = relation_lines(premise, hypotheses, judge)
+    if len(lines) == 1:
+        return lines
+    dice = Random(roll(premise, *hypotheses))
+    kept = [line for line in lines if dice.random() > 0.15]
+    wrong = [f"{dice.randint(1, len(lines))}: {dice.choice(_RELATIONS)}" for _ in range(dice.choice((0, 0, 1, 2)))]
+    # A number that is only in `wrong` would be taken for a judgement
+    said = {line.partition(":")[0] for line in kept}
+    kept += [line for line in wrong if line.partition(":")[0] in said]
+    dice.shuffle(kept)
+    return [*kept, f"{len(lines) + 1}: entailment"]
 
 
 def _say_ratings(statements: Sequence[str], rated: Sequence[Odds]) -> tuple[str, dict[int, Odds]]:

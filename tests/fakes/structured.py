@@ -110,6 +110,9 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
     "revise_atoms": lambda row: {"statements": row["atoms"]},
     "rate_relevance": lambda row: {"ratings": _rows(relevance=row["ratings"])},
     "classify_relation": lambda row: {"relation": row["relation"]},
+    "classify_relations": lambda row: {
+        "relations": [one for one in _rows(relation=row["relations"]) if one["relation"]]
+    },
     "mine_questions": lambda row: {"questions": row["questions"]},
     "refine_questions": lambda row: {
         "questions": [

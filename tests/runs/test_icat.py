@@ -396,4 +396,7 @@ def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: 
 
 
 def test_a_report_has_what_the_tables_have(job: Path) -> None:
-    assert_reported(job / "out")
+    words = {one["id"]: one["metrics"]["icat"].get("words", ()) for one in assert_reported(job / "out")}
+    stages = {name: [stage for stage, _ in own] for name, own in words.items()}
+    assert stages["whole"] == stages["given"] == ["extract_claims", "align_claims"]
+    assert (stages["unaligned"], stages["unread"]) == (["extract_claims"], [])

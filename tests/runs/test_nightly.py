@@ -65,7 +65,7 @@ def nights(run_here: RunHere, server: ModelServer, tmp_path: Path) -> Nights:
 @contextmanager
 def no_engine() -> Iterator[None]:
     """Neither Spark nor the answering process may start."""
-    with patch.object(nightly, "_open_held", side_effect=AssertionError("an engine started")):
+    with patch.object(nightly, "open_held", side_effect=AssertionError("an engine started")):
         yield
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Run, canonical, read_table, sum_usage, times, write_samples
+from tests.runs.harness import Run, canonical, read_table, sum_usage, times, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
@@ -32,6 +33,7 @@ from tests.runs.worlds import (
     scores_of,
     statements_of,
 )
+from untold.udfs.facts.sieves import content_words, is_audited
 
 WORLDS = 40
 NLI = ("--metric", "nli")
@@ -150,6 +152,155 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(
         assert {p: r for p, r in pairs.items() if r != "implied"}.items() <= wanted[name].items()
     usage = {row["stage"]: row for row in read_table(tmp_path / "out", "usage")}[PAIRS]
     assert usage["requests"] == usage["reused"] < job.asked[PAIRS]
+
+
+LISTS = "classify_relations"
+IN_LISTS = {"nli.judgement": "lists", "nli.list_size": 5}
+
+
+def count_lists(job: NliJob, size: int) -> int:
+    """How many distinct lists there are of the sorted hypotheses that a premise is asked for."""
+    lists = set()
+    for one in job.expected.values():
+        contexts = {atom.text for atom in one.atoms if atom.kept and atom.origin != "response"}
+        hypotheses = defaultdict(list)
+        for premise, hypothesis in one.relations:
+            hypotheses[premise, hypothesis in contexts].append(hypothesis)
+        for (premise, _), texts in hypotheses.items():
+            lists |= {(premise, *sorted(texts)[start : start + size]) for start in range(0, len(texts), size)}
+    return len(lists)
+
+
+def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    settings = {"store": job.output / "completions", **IN_LISTS}
+    with ModelServer(answer="careless_noisy") as server:
+        words = words_of(server, job.path, tmp_path / "out", *NLI, "--json", settings=settings, command="plan")
+        planned = {row["stage"]: row for row in json.loads(run_here.command(words).out)}[LISTS]
+        assert (planned["requests"], planned["reused"], server.count()) == (count_lists(job, 5), 0, 0)
+        ended = run_here(server, job.path, tmp_path / "out", *NLI, settings=settings)
+        assert ended.code == 0, ended.err
+        asked = server.count(LISTS)
+        assert planned["requests"] < asked == server.count() < job.asked[PAIRS]
+        again = run_here(server, job.path, tmp_path / "again", *NLI, settings=settings)
+        assert (again.code, server.count()) == (0, asked), again.err
+    whole, found = canonical(job.output), canonical(tmp_path / "out")
+    tables = ("atoms", "relations", "statements", "scores")
+    assert [found[name] for name in tables] == [whole[name] for name in tables]
+
+
+@pytest.mark.slow
+def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
+    samples, in_flight = job.samples[:40], 8
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    settings = {"llm.max_concurrency": in_flight, **IN_LISTS}
+    with ModelServer(answer="careless_noisy") as server:
+        assert run_here(server, path, tmp_path / "whole", *NLI, settings=settings).code == 0
+        distinct = server.count()
+    with ModelServer(answer="careless_noisy", latency=0.05) as server:
+        run = Run(server, path, output, *NLI, settings=settings)
+        run.wait_for(server, 100, LISTS)
+        killed_at = time()
+        run.kill()
+        at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+        ended = run_here(server, path, output, *NLI, settings=settings)
+        assert ended.code == 0, ended.err
+        assert distinct <= server.count() <= distinct + at_risk
+    names = {sample["sample_id"] for sample in samples}
+    assert scores_of(output) == {name: row for name, row in scores_of(job.output).items() if name in names}
+
+
+@pytest.mark.slow
+def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    samples = job.samples[:60]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    rules = [{"when": {"stage": LISTS, "share": 0.3, "seed": 7}, "do": "garbage"}]
+    with ModelServer(answer="careless_noisy", rules=rules) as server:
+        ended = run_here(server, path, tmp_path / "out", *NLI, settings={"llm.max_attempts": 1, **IN_LISTS})
+    assert ended.code == 4, ended.err
+    found = relations_of(tmp_path / "out")
+    assert_partly_judged(tmp_path / "out", samples, found, lambda one, known: expected_nli(one, job.options, known))
+    assert_pairs_failed(tmp_path / "out", LISTS)
+
+
+def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    share, output = 0.3, tmp_path / "out"
+    settings = {"store": job.output / "completions", "nli.filter": "words", "nli.audit": share, "nli.most_missed": 0.01}
+    job.server.reset()
+    ended = run_here(job.server, job.path, output, *NLI, settings=settings)
+    assert (ended.code, job.server.count()) == (4, 0), ended.err
+    assert "most_missed is 1.000%" in ended.err
+    texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
+    told = defaultdict(dict)
+    for row in read_table(output, "relations"):
+        told[row["sample_id"]][texts[row["premise_id"]], texts[row["hypothesis_id"]]] = row["judged_by"]
+    found, scores, audited = relations_of(output), scores_of(output), {}
+    measures = {(row["sample_id"], row["measure"]): row["value"] for row in read_table(output, "measures")}
+    for sample in job.samples:
+        name, whole = sample["sample_id"], job.expected[sample["sample_id"]]
+        tellers = {pair: told_by(*pair, share) for pair in whole.relations}
+        judged = {pair: "neutral" if tellers[pair] == "filtered" else whole.relations[pair] for pair in tellers}
+        assert (told[name], found.get(name, {})) == (tellers, judged)
+        score = expected_nli(sample, job.options, judged).score
+        assert scores[name]["score"] == score
+        drawn = {pair: judged[pair] for pair, teller in tellers.items() if teller == "audit"}
+        audited |= drawn
+        worth = [
+            score - expected_nli(sample, job.options, {**judged, pair: "neutral"}).score
+            for pair, relation in drawn.items()
+            if relation == "entailment"
+        ]
+        corrected = None if score is None else pytest.approx(score + sum(worth) * (1 / share - 1))
+        assert measures[name, "score_audited"] == corrected
+    relations = Counter(audited.values())
+    missed = relations["entailment"] + relations["contradiction"]
+    rows = {(row["measure"], row["system"]): row for row in read_table(output, "measures_summary")}
+    assert (rows["miss_rate", None]["defined"], rows["miss_rate", None]["mean"]) == (
+        len(audited),
+        missed / len(audited),
+    )
+    assert rows["miss_rate_entailment", None]["mean"] == relations["entailment"] / len(audited)
+    assert rows["score_audited", job.samples[0]["system"]]["ci_low"] is not None
+    assert missed > 20
+    assert f"{len(audited):,}" in ended.out
+    again = run_here(job.server, job.path, output, *NLI, settings=settings)
+    assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
+
+
+def told_by(premise: str, hypothesis: str, share: float) -> str:
+    """What tells the relation of a pair under a filter by words."""
+    if content_words(premise) & content_words(hypothesis):
+        return "model"
+    return "audit" if is_audited(premise, hypothesis, share) else "filtered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [IN_LISTS, {"nli.skip_implied": "true"}, {"nli.filter": "either"}])
+def test_filters_work_with_lists_waves_and_vectors(
+    run_here: RunHere, job: NliJob, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    samples = job.samples[:20]
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    settings = {"store": job.output / "completions", "nli.filter": "words", "nli.audit": 0.3, **more}
+    with ModelServer(answer="careless_noisy") as server:
+        ended = run_here(server, path, output, *NLI, settings=settings)
+    assert ended.code == 0, ended.err
+    tellers = Counter(row["judged_by"] for row in read_table(output, "relations"))
+    assert {"filtered", "audit"} < set(tellers)
+    assert ("list" in tellers, "implied" in tellers) == (more == IN_LISTS, "nli.skip_implied" in more)
+    known = {pair: relation for one in job.expected.values() for pair, relation in one.relations.items()}
+    texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
+    for row in read_table(output, "relations"):
+        pair = texts[row["premise_id"]], texts[row["hypothesis_id"]]
+        if row["judged_by"] == "filtered":
+            assert row["relation"] == "neutral"
+        elif row["judged_by"] != "implied":
+            assert row["relation"] == known[pair]
 
 
 def test_graphframes_without_its_jar_is_refused_before_any_call(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
@@ -271,4 +422,8 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
 
 
 def test_a_report_has_what_the_tables_have(job: NliJob) -> None:
-    assert_reported(job.output)
+    samples = assert_reported(job.output)
+    judged = {one["id"]: one["metrics"]["nli"] for one in samples if one["metrics"]["nli"]["status"] == "ok"}
+    answering = judged.keys() & {row["sample_id"] for row in job.samples if row["response"].strip()}
+    assert answering
+    assert all([stage for stage, _ in judged[name]["words"]] == ["extract_atoms"] for name in answering)

@@ -1,4 +1,4 @@
-"""Pairs of a sample's atoms and the keys of their requests, made on workers in bounded batches.
+"""Pairs of a sample's atoms, alone or in lists, and the keys of their requests, made on workers in bounded batches.
 
 2 * R * C + C * (C - 1) ordered pairs a sample (methods, section 2): response -> context, context -> response and
 context -> context, never response -> response. Those of contexts alone belong to a distinct set of context atoms and
@@ -7,13 +7,16 @@ are made once for it, however many samples share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from untold.udfs.facts.sieves import Sieve
 from untold.udfs.llm.keys import PairKeys, Stage
 
 # Bounded, as one owner with 5,000 context atoms has 25 million pairs.
@@ -23,12 +26,26 @@ PAIRS = pa.schema(
         pa.field("owner", pa.string()),
         pa.field("source", pa.int64()),
         pa.field("target", pa.int64()),
+        pa.field("judged_by", pa.string()),
         pa.field("request_id", pa.string()),
     ]
 )
+LISTS = pa.schema(
+    [
+        pa.field("owner", pa.string()),
+        pa.field("source", pa.int64()),
+        pa.field("targets", pa.list_(pa.int64())),
+        # Of each target; of one list that is asked, all are MODEL or AUDIT
+        pa.field("judged_by", pa.list_(pa.string())),
+        pa.field("request_id", pa.string()),
+    ]
+)
+# What tells the relation of a pair: a model, a model though the pair was taken by a filter, other pairs, or a filter
+MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
+_NO_SIEVE = Sieve()
 
 
 def ask_all(owner: Mapping[str, Any]) -> Choice:
@@ -36,51 +53,129 @@ def ask_all(owner: Mapping[str, Any]) -> Choice:
     return lambda source, target: (np.ones(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
 
 
+def ask_again(owner: Mapping[str, Any]) -> Choice:
+    """The choice of a wave that asks once more: the pairs {source, target} of the owner's `again`."""
+    size = len(owner["texts"])
+    wanted = [pair["source"] * size + pair["target"] for pair in owner["again"]]
+    return lambda source, target: (np.isin(source * size + target, wanted), np.zeros(len(source), dtype=bool))
+
+
 def generate_pairs(
-    batches: Iterator[pa.RecordBatch], stage: Stage, choose: Callable[[Mapping[str, Any]], Choice]
+    batches: Iterator[pa.RecordBatch],
+    stage: Stage,
+    choose: Callable[[Mapping[str, Any]], Choice],
+    sieve: Sieve = _NO_SIEVE,
 ) -> Iterator[pa.RecordBatch]:
     """The pairs of owners, for `mapInArrow`: rows of `PAIRS`.
 
     In: owner; texts list<string>, the context atoms first; contexts int64, how many those are; between_contexts,
     to_contexts, to_responses int64: how many pairs of each kind to make, in their order; and what `choose` reads.
     `choose(owner)(source, target)` says which of these pairs are asked now and which are implied by what is known. The
-    rows of implied pairs have no request_id; what is neither asked nor implied has no row.
+    rows of implied and filtered pairs have no request_id; what is neither asked nor implied has no row.
     """
+    return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner), sieve))
+
+
+def generate_lists(
+    batches: Iterator[pa.RecordBatch],
+    stage: Stage,
+    choose: Callable[[Mapping[str, Any]], Choice],
+    size: int,
+    sieve: Sieve = _NO_SIEVE,
+) -> Iterator[pa.RecordBatch]:
+    """The same pairs as lists, for `mapInArrow`: rows of `LISTS`, the asked targets of a source, at most `size` in one.
+
+    Targets are in the order of their texts by code points, so that equal sets are one request. The filtered targets of
+    a source are a row without request_id.
+    """
+    return _joined(batches, lambda owner: _lists_of(owner, stage, choose(owner), size, sieve))
+
+
+def _joined(
+    batches: Iterator[pa.RecordBatch], rows_of: Callable[[Mapping[str, Any]], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """What is made of the owners, in bounded batches of several owners: Spark has a fixed cost for each batch."""
     for batch in batches:
         waiting: list[pa.RecordBatch] = []
         for owner in batch.to_pylist():
-            for rows in _pairs_of(owner, stage, choose(owner)):
+            for rows in rows_of(owner):
                 waiting.append(rows)
                 if sum(map(len, waiting)) >= BATCH_ROWS:
-                    yield _joined(waiting)
+                    yield pa.concat_batches(waiting)
                     waiting = []
         if waiting:
-            yield _joined(waiting)
+            yield pa.concat_batches(waiting)
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The batches as one: Spark has a fixed cost for each."""
-    table = pa.Table.from_batches(batches).combine_chunks()
-    return table.to_batches()[0] if table.num_rows else PAIRS.empty_table().to_batches()[0]
-
-
-def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice) -> Iterator[pa.RecordBatch]:
-    """The pairs of an owner in batches, kind by kind, each numbered by ranks from 0 so that a cap takes the first."""
+def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, sieve: Sieve) -> Iterator[pa.RecordBatch]:
+    """The pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
+    for source, target, teller in _told(owner, choose, sieve):
+        yield _rows(owner["owner"], source, target, teller, keys)
+
+
+def _lists_of(
+    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, sieve: Sieve
+) -> Iterator[pa.RecordBatch]:
+    """The lists of an owner in batches."""
+    texts = owner["texts"]
+    for source, target, teller in _told(owner, choose, sieve):
+        rows = list(_lists(zip(source.tolist(), target.tolist(), teller.tolist(), strict=True), texts, size))
+        ids = [
+            None if FILTERED in tellers else _id_of_list(stage, texts, premise, hypotheses)
+            for premise, hypotheses, tellers in rows
+        ]
+        columns = [[owner["owner"]] * len(rows), *zip(*rows, strict=True), ids]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, LISTS, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=LISTS)
+
+
+def _lists(
+    pairs: Iterable[tuple[int, int, int]], texts: Sequence[str], size: int
+) -> Iterator[tuple[int, list[int], list[str]]]:
+    """The source, targets and tellers of each list, in the order of the sources."""
+    for premise, told in groupby(pairs, key=itemgetter(0)):
+        hypotheses = sorted(((target, TELLERS[teller]) for _, target, teller in told), key=lambda one: texts[one[0]])
+        filtered = [one for one in hypotheses if one[1] == FILTERED]
+        asked = [one for one in hypotheses if one[1] != FILTERED]
+        for part in [filtered, *(asked[start : start + size] for start in range(0, len(asked), size))]:
+            if part:
+                yield premise, [target for target, _ in part], [teller for _, teller in part]
+
+
+def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Sequence[int]) -> str:
+    first, second = stage.variables
+    return stage.request_id({first: texts[premise], second: [texts[place] for place in hypotheses]})
+
+
+def _told(owner: Mapping[str, Any], choose: Choice, sieve: Sieve) -> Iterator[tuple[Places, Places, Places]]:
+    """The pairs (source, target) that have a row, in batches, and by number of `TELLERS` what tells their relations."""
+    sift = sieve.of(owner)
+    for source, target in _places_of(owner):
+        asked, implied = choose(source, target)
+        shown = asked | implied
+        if shown.any():
+            taken, audited = sift(source[shown], target[shown])
+            teller = np.select([implied[shown], taken & ~audited, taken], [2, 3, 1], 0)
+            yield source[shown], target[shown], teller
+
+
+def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
+    """The pairs (source, target) of an owner by kind, each numbered by ranks from 0 so that a cap takes the first.
+
+    In bounded batches that hold all pairs of a source and kind.
+    """
     contexts, responses = owner["contexts"], len(owner["texts"]) - owner["contexts"]
     kinds = (
         # Response to context first: a cap leaves out last what tells of coverage.
-        (owner["to_contexts"], lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
-        (owner["between_contexts"], lambda ranks: between(ranks, contexts)),
-        (owner["to_responses"], lambda ranks: (ranks // responses, contexts + ranks % responses)),
+        (owner["to_contexts"], contexts, lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
+        (owner["between_contexts"], contexts - 1, lambda ranks: between(ranks, contexts)),
+        (owner["to_responses"], responses, lambda ranks: (ranks // responses, contexts + ranks % responses)),
     )
-    for count, place in kinds:
-        for start in range(0, count, BATCH_ROWS):
-            source, target = place(np.arange(start, min(start + BATCH_ROWS, count)))
-            asked, implied = choose(source, target)
-            shown = asked | implied
-            if shown.any():
-                yield _rows(owner["owner"], source[shown], target[shown], asked[shown], keys)
+    for count, width, place in kinds:
+        step = max(1, BATCH_ROWS // max(1, width)) * max(1, width)
+        for start in range(0, count, step):
+            yield place(np.arange(start, min(start + step, count)))
 
 
 def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
@@ -93,14 +188,15 @@ def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
     return source, other + (other >= source)
 
 
-def _rows(owner: str, source: Places, target: Places, asked: Flags, keys: PairKeys) -> pa.RecordBatch:
-    """The rows of `PAIRS`; no key where a pair is implied, as nobody asks for it."""
-    places = zip(source.tolist(), target.tolist(), asked.tolist(), strict=True)
-    ids = [keys.request_id(premise, hypothesis) if wanted else None for premise, hypothesis, wanted in places]
+def _rows(owner: str, source: Places, target: Places, teller: Places, keys: PairKeys) -> pa.RecordBatch:
+    """The rows of `PAIRS`; no key where a pair is implied or filtered, as nobody asks for it."""
+    places = zip(source.tolist(), target.tolist(), teller.tolist(), strict=True)
+    ids = [keys.request_id(premise, hypothesis) if number < 2 else None for premise, hypothesis, number in places]
     columns = [
         pa.array([owner] * len(ids), pa.string()),
         pa.array(source),
         pa.array(target),
+        pa.array(TELLERS).take(pa.array(teller)),
         pa.array(ids, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PAIRS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -69,7 +70,10 @@ def describe_break(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one task reads: bytes of JSON Lines, a row group of Parquet (`start` its first row), else a whole file."""
+    """What one task reads: bytes of JSON Lines, a row group of Parquet (`start` its first row), else a whole file.
+
+    `constants`: pickled values by column that all of its rows have, whatever the file says.
+    """
 
     file: int
     path: str
@@ -79,6 +83,7 @@ class Unit:
     group: int = 0
     encoding: str = UTF_8
     delimiter: str = ","
+    constants: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -380,11 +385,12 @@ def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecor
 def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
     """The rows of one row group."""
     rows = count(1)
+    constants = pickle.loads(unit.constants) if unit.constants else {}
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
             names = column_names(batch.schema.names)
             for values in zip(*map(_values, batch.columns), strict=True):
-                yield FileRecord(dict(zip(names, values, strict=True)), row=next(rows))
+                yield FileRecord(dict(zip(names, values, strict=True)) | constants, row=next(rows))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ STAGES: Registry[StageDefinition] = Registry(
         "revise_atoms": "untold.udfs.stages.nli:REVISE_ATOMS",
         "rate_relevance": "untold.udfs.stages.nli:RATE_RELEVANCE",
         "classify_relation": "untold.udfs.stages.nli:CLASSIFY_RELATION",
+        "classify_relations": "untold.udfs.stages.nli:CLASSIFY_RELATIONS",
         "mine_questions": "untold.udfs.stages.qa:MINE_QUESTIONS",
         "refine_questions": "untold.udfs.stages.qa:REFINE_QUESTIONS",
         "answer_questions": "untold.udfs.stages.qa:ANSWER_QUESTIONS",

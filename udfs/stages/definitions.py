@@ -19,7 +19,10 @@ _TEXTS = (
     *("query", "text", "response", "question", "answer", "first", "second", "premise", "hypothesis"),
     *("fact", "claim", "reference", "candidate"),
 )
-_LISTS = ("contexts", "statements", "questions", "facts", "aspects", "claims", "evidence", "references", "candidates")
+_LISTS = (
+    *("contexts", "statements", "hypotheses", "questions", "facts", "aspects", "claims", "evidence", "references"),
+    "candidates",
+)
 _EXAMPLE = "Ada lives in Lyon."
 EXAMPLES = {**dict.fromkeys(_TEXTS, _EXAMPLE), **{name: [_EXAMPLE, _EXAMPLE] for name in _LISTS}}
 MAX_TOKENS = 4_096

@@ -27,9 +27,9 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
+from untold.udfs.stages.relations import LIST_VARIABLES, parse_relation, parse_relations
 from untold.udfs.stages.relations import RELATIONS as RELATIONS
 from untold.udfs.stages.relations import VARIABLES as RELATION_VARIABLES
-from untold.udfs.stages.relations import parse_relation
 from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.schemas import RATING, TEXT, label_of, lines_of, listed, number_of, one_of, record
 from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
@@ -40,6 +40,8 @@ ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])
 REVISED_SCHEMA = pa.schema([pa.field("atoms", pa.list_(pa.string()))])
 RATINGS_SCHEMA = pa.schema([pa.field("ratings", pa.list_(pa.float64()))])
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
+# In the order of the hypotheses; null where one has to be asked again
+RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
 # The types of units that go on by default (methods, section 2)
 STATING = ("Fact", "Claim")
@@ -245,4 +247,13 @@ CLASSIFY_RELATION = StageDefinition(
     schema=record(relation=one_of(RELATIONS)),
     form=label_of(RELATIONS),
     figures=Figures(WRITTEN, completion=Line(12.0)),
+)
+CLASSIFY_RELATIONS = StageDefinition(
+    "classify_relations",
+    LIST_VARIABLES,
+    parse_relations,
+    RELATIONS_SCHEMA,
+    schema=record(relations=listed(record(id=number_of("hypotheses"), relation=one_of(RELATIONS)))),
+    form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(RELATIONS)})", "n: relation", "one line for each hypothesis:"),
+    figures=Figures(WRITTEN, completion=Line(slope=0.66)),
 )

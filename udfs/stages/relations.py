@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import labels_of, read_label
+from untold.udfs.stages.numbered import Numbered
+from untold.udfs.stages.numbered_labels import read_numbered_labels
 
 RELATIONS = ("entailment", "contradiction", "neutral")
 VARIABLES = ("premise", "hypothesis")
+LIST_VARIABLES = ("premise", "hypotheses")
+
+# What stands beside a hypothesis's number: `Hypothesis 3`, `h3`
+_NUMBER_WORDS = re.compile(r"(?<![^\W_])(?:hypothes[ei]s|statements?|nos?|numbers?|ids?|h)(?![^\W\d_])", re.IGNORECASE)
 
 # `certain`, `impossible` and `open` are the words by which other prompts explain the labels
 _LABELS = labels_of(
@@ -33,3 +40,17 @@ def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     """
     own = " ".join(str(variables.get(name) or "") for name in VARIABLES)
     return {"relation": read_label(completion, _LABELS, own)}
+
+
+@final_answer
+def parse_relations(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """`relations`: one of `RELATIONS` for each of `hypotheses`, in their order, as `read_numbered_labels` finds them.
+
+    None where a hypothesis has no clear relation or several. Raises `Unparsable` where none has one.
+    """
+    hypotheses, premise = variables["hypotheses"], str(variables.get("premise") or "")
+
+    def read(text: str, number: int) -> str:
+        return read_label(text, _LABELS, f"{premise} {hypotheses[number - 1]}")
+
+    return {"relations": read_numbered_labels(completion, Numbered(hypotheses, _NUMBER_WORDS), read)}

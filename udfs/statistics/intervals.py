@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import betaincinv, ndtr, ndtri
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -128,6 +128,24 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Inte
     low = 0.0 if successes == 0 else (middle - half) / (n + z * z)
     high = 1.0 if successes == n else (middle + half) / (n + z * z)
     return Interval(successes / n, low, high)
+
+
+def clopper_pearson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Interval:
+    """The share of n independent answers of yes or no, and its exact interval, which is never too short.
+
+    Clopper and Pearson 1934; `scipy.stats.binomtest(successes, n).proportion_ci()` is the reference. From 0 to 1
+    where n is 0. Raises ValueError where successes are not from 0 to n.
+
+    >>> clopper_pearson_interval(0, 100).high
+    0.03621669264517642
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must lie between 0 and {n}, not {successes}")
+    _check_options(confidence, 1)
+    tail = (1 - confidence) / 2
+    low = float(betaincinv(successes, n - successes + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
+    return Interval(successes / n if n else None, low, high)
 
 
 def clustered_acceleration(sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None = None) -> float | None:

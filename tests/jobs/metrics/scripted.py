@@ -49,8 +49,13 @@ class ScriptedTools:
         identified = requests.identify(bound)
         schema = result_schema(bound, identified, requests.carry)
         found = []
+        wanted = identified.select("request_id").distinct()
+        texts = {
+            row["request_id"]: {name: row[name] for name in definition.variables}
+            for row in requests.texts_of(bound, identified, wanted).collect()
+        }
         for row in identified.collect():
-            variables = {name: row[name] for name in definition.variables}
+            variables = texts[row["request_id"]]
             if row["request_id"] not in self._known:
                 self._known.add(row["request_id"])
                 self.asked[stage].append(variables)

@@ -100,6 +100,7 @@ def test_merge_patch_is_idempotent(patch: dict[str, Any]) -> None:
     "update",
     [
         {"llm": LlmSettings(requests_per_minute=5, price_per_million_prompt_tokens=1, max_attempts=9)},
+        {"llm": LlmSettings(repeated_share=0.5)},
         {"llm": LlmSettings(base_url="http://h/v1", api_key_env="MINE", timeout_seconds=1, endpoint="vllm")},
         {"store": "s", "fail_on_error": "none", "storage": {"options": {"s3": {"region": "eu-west-1"}}}},
         {"spark": {"conf": {"a": "b"}}, "ray": {"address": "auto"}, "budget": {"max_calls": 1}},
@@ -118,6 +119,7 @@ def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]
         {"llm": {"temperature": None}},
         {"llm": {"extra_body": {"a": 1}}},
         {"llm": {"salt": "2026-11-23"}},
+        {"llm": {"repeats": 2}},
         {"stages": {"evaluate_coverage": {"max_tokens": None}}},
         {"thresholds": {"relevance": 3}},
         {"summarise_contexts": False},

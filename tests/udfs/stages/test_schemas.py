@@ -112,6 +112,14 @@ def _label(field: str, column: str, values: Mapping[str, Any], **variables: Any)
 
 
 @st.composite
+def _relations(draw: Any) -> Any:
+    hypotheses = draw(distinct(TEXTS))
+    relations = [draw(st.sampled_from(RELATIONS)) for _ in hypotheses]
+    rows = [{"id": number, "relation": relation} for number, relation in enumerate(relations, start=1)]
+    return {"premise": "p", "hypotheses": hypotheses}, {"relations": permuted(draw, rows)}, {"relations": relations}
+
+
+@st.composite
 def _aligned(draw: Any, lefts: str, rights: str, outer: str, left: str, right: str, column: str) -> Any:
     variables = {"query": "q", lefts: draw(distinct(TEXTS)), rights: draw(distinct(TEXTS))}
     found = [sorted(draw(numbers(len(variables[rights])))) for _ in variables[lefts]]
@@ -158,6 +166,7 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
     "revise_atoms": _texts("statements", "atoms", text="t", statements=["s"]),
     "rate_relevance": _relevance(),
     "classify_relation": _label("relation", "relation", {one: one for one in RELATIONS}, premise="p", hypothesis="h"),
+    "classify_relations": _relations(),
     "mine_questions": _texts("questions", "questions", query="q", text="t"),
     "refine_questions": _refined(),
     "answer_questions": _answers(),
@@ -215,6 +224,7 @@ FORMS = {
     "revise_atoms": ("* The tower stands", "- The tower stands"),
     "rate_relevance": ("* The tower stands [Relevance: 4]", "- The tower stands: 4/5"),
     "classify_relation": ("neutral", "The relation is neutral."),
+    "classify_relations": ("1: neutral", "1. Neutral"),
     "mine_questions": ("* Does it stand?\n* Is it red?", "1. Does it stand?\n2. Is it red?"),
     "refine_questions": ("* Does it stand? [Relevance: 4]", "- Does it stand? (Relevance: 4)"),
     "answer_questions": ("* Does it stand?\nA: yes [Confidence: 5]", "1. Does it stand?\nAnswer: yes (Confidence: 5)"),
@@ -233,7 +243,7 @@ FORMS = {
     "generate_answer": ("It stands.", None),
     "restate_answer": ("The tower stands.", "The tower stands.\n\nLet me know if it helps."),
 }
-LISTS = ("statements", "facts", "aspects", "claims", "evidence", "references", "candidates")
+LISTS = ("statements", "hypotheses", "facts", "aspects", "claims", "evidence", "references", "candidates")
 VARIABLES: dict[str, Any] = {name: ["The tower stands"] for name in LISTS}
 VARIABLES |= {"questions": ["Does it stand?"], "query": "q", "text": "t"}
 VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premise": "p", "hypothesis": "h"}

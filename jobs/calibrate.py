@@ -1,0 +1,346 @@
+"""Cheaper forms of a metric beside the published one, on the same samples: what each costs, and what it errs.
+
+A form is a set of settings. Each is a run of its own in a folder of the output, and all share a store.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from untold.graph.drawing import STYLE, save_figure
+from untold.graph.views import FORMATS, one_line
+from untold.jobs.asking.engines import Held, open_held
+from untold.jobs.asking.snapshots import VERSION, list_folder
+from untold.jobs.asking.uses import list_uses
+from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.results import Run, connect_tables, open_run
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
+from untold.jobs.run.output import Output, shown
+from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import Page, table, wrapped
+from untold.jobs.score import score
+from untold.jobs.settings.model import prices_for
+from untold.jobs.study.markdown import markdown_table
+from untold.jobs.summary.rows import SCORE
+from untold.jobs.tables import CALIBRATION
+from untold.udfs.llm.usage import Usage
+from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query
+from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.storage import Place
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+TABLE, REPORT = "calibration", "calibration.md"
+# Standard deviations of differences within which 95 % of them lie: Bland and Altman 1986
+LIMITS = 1.959963984540054
+SECONDS_AN_HOUR = 3600
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A set of settings, as `KEY=VALUE`, and what scores the samples under it."""
+
+    name: str
+    settings: tuple[str, ...]
+    request: ScoreRequest
+
+
+@dataclass(frozen=True)
+class CalibrateRequest:
+    """What `untold calibrate` is asked: the forms of one metric, the published one first."""
+
+    forms: Sequence[Form]
+    output: str
+    # A form is recommended where the lower end of its kappa is no lower
+    kappa: float = 0.95
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """How a start ended: rows of the table `calibration`; none where a form is not scored to its end."""
+
+    exit_code: int
+    rows: Sequence[Row] = ()
+    message: str | None = None
+
+
+def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
+    """Scores the samples under each form, and writes the table `calibration`, its picture and a report.
+
+    Started again, it asks what is missing. A form that ends early ends the start with its exit code.
+    """
+    first = request.forms[0].request
+    settings, metric = first.settings, first.metrics[0]
+    given = {"path": first.input, "draw": None if first.draw is None else vars(first.draw), "limit": first.limit}
+    with Output(request.output, (TABLE,), request.overwrite, inputs=[first.input], store=first.store) as output:
+        output.claim({"dataset": "calibrate", "input": json.dumps(given), "metrics": [metric]})
+        output.begin(shown(settings), input=given, forms={form.name: list(form.settings) for form in request.forms})
+        with open_held(settings, display, first.small) as held:
+            for form in request.forms:
+                display.note(f"form {form.name}: {' '.join(form.settings) or 'the settings as they are'}")
+                ended = score(form.request, display, Held(held.spark, held.process))
+                if ended.exit_code not in (0, FAILED_TOO_MANY):
+                    status = ended.manifest["status"]
+                    output.end(Ending(status if status in EXIT_CODES else "broken", ended.message))
+                    return Calibrated(ended.exit_code, message=ended.message)
+        rows = measure(request)
+        output.write_rows(TABLE, rows, CALIBRATION)
+        Place(f"{request.output}/{REPORT}").write_bytes(report_of(rows, request.kappa).encode())
+        _draw(rows, request)
+        output.end(Ending())
+    return Calibrated(0, rows)
+
+
+def measure(request: CalibrateRequest) -> list[Row]:
+    """The rows of the table `calibration`, a form each, from the runs of all forms."""
+    runs = [open_run(form.request.output) for form in request.forms]
+    seed = request.forms[0].request.settings.statistics.seed
+    rows = [
+        _costs(form, run) | _agreement([runs[0], run], form.request.metrics[0], seed)
+        for form, run in zip(request.forms, runs, strict=True)
+    ]
+    chosen = _recommend(rows, request.kappa)
+    return [{**row, "recommended": row is chosen} for row in rows]
+
+
+def _recommend(rows: Sequence[Row], least: float) -> Row | None:
+    """The cheapest form that agrees well enough, if it is cheaper than the published one."""
+    by = "cost" if all(row["cost"] is not None for row in rows) else "tokens"
+    good = [row for row in rows[1:] if row["kappa_low"] is not None and row["kappa_low"] >= least]
+    cheapest = min(good, key=lambda row: (_price(row, by), row["requests"]), default=None)
+    return cheapest if cheapest is not None and _price(cheapest, by) < _price(rows[0], by) else None
+
+
+def _price(row: Row, by: str) -> float:
+    return float(row["cost"] if by == "cost" else row["prompt_tokens"] + row["completion_tokens"])
+
+
+def _costs(form: Form, run: Run) -> Row:
+    """What a form needs: its requests and their tokens, whether this run or another one of the store asked them."""
+    settings = form.request.settings
+    used = [_used(run, form.request.store, *named) for named in run.manifest["identity"]["stages"].items()]
+    priced = [prices_for(settings, stage).priced(usage) for stage, usage, _ in used]
+    costs = [one.cost for one in priced if one.cost is not None]
+    drawn = run.manifest["counts"]["samples"]
+    whole = ((run.manifest.get("input") or {}).get("draw") or {}).get("of") or drawn
+    sums = {
+        "requests": sum(requests for _, _, requests in used),
+        "calls": sum(usage.calls for _, usage, _ in used),
+        "prompt_tokens": sum(usage.prompt_tokens for _, usage, _ in used),
+        "completion_tokens": sum(usage.completion_tokens for _, usage, _ in used),
+        "cost": sum(costs) if costs else None,
+        "seconds": sum(usage.seconds for _, usage, _ in used),
+    }
+    scale = whole / drawn
+    return {
+        "form": form.name,
+        "settings": list(form.settings),
+        "samples": drawn,
+        **sums,
+        "of": whole,
+        **{f"whole_{name}": None if value is None else value * scale for name, value in sums.items()},
+        "whole_hours": sums["seconds"] * scale / settings.llm.max_concurrency / SECONDS_AN_HOUR,
+    }
+
+
+def _used(run: Run, store: str, stage: str, digest: str) -> tuple[str, Usage, int]:
+    """A stage, what its requests of a run used whoever asked them, and how many these are."""
+    noted = [use for use in list_uses(store) if use.run == run.manifest["run"] and use.stage.startswith(f"{stage}-")]
+    # A schema that is refused gives a stage another digest in the middle of a run
+    folder = max(noted, key=lambda use: use.at).stage if noted else f"{stage}-{digest}"
+    asked = (one for use in noted if use.stage == folder for batch in use.ids() for one in batch)
+    wanted = pa.array(sorted(set(asked)), pa.string())
+    place = Place(store) / VERSION / folder
+    names = ("request_id", "prompt_tokens", "completion_tokens", "attempts", "seconds")
+    sums = dict.fromkeys(names[1:], 0.0)
+    for name in list_folder(str(place)).live():
+        with (place / name).open() as file:
+            rows = pq.read_table(file, columns=list(names))
+        rows = rows.filter(pc.is_in(rows["request_id"], wanted))
+        sums = {key: value + (pc.sum(rows[key]).as_py() or 0) for key, value in sums.items()}
+    counts = {key: int(sums[key]) for key in ("prompt_tokens", "completion_tokens")}
+    return stage, Usage(calls=int(sums["attempts"]), seconds=sums["seconds"], **counts), len(wanted)
+
+
+def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
+    """How far a form agrees with the published one: verdicts, scores, and the ranking of systems."""
+    database = connect_tables(runs, ("samples", "scores", "relations", "statements"), numbered=True)
+    database.execute(
+        f"""create view asked as select sample_id, dense_rank() over (order by query) - 1 as query
+                from samples where output = 0;
+            create view scored as select output, sample_id, system, {SCORE} as score from scores
+                where metric = '{metric}'"""
+    )
+    kappa, verdicts = _kappa(database, metric, seed)
+    pairs = database.sql(
+        """select query, coalesce(a.system, '') as system, a.score as first, b.score as second
+            from scored a join scored b using (sample_id) join asked using (sample_id)
+            where a.output = 0 and b.output = 1 and a.score is not null and b.score is not null
+            order by sample_id"""
+    ).fetchnumpy()
+    difference = np.asarray(pairs["second"], np.float64) - np.asarray(pairs["first"], np.float64)
+    queries, place = np.unique(np.asarray(pairs["query"]), return_inverse=True)
+    mean = clustered_bca_interval(
+        np.bincount(place, difference, len(queries)), np.bincount(place, minlength=len(queries)), seed=seed
+    )
+    spread = LIMITS * float(difference.std(ddof=1)) if difference.size > 1 else None
+    limits = (None, None) if spread is None or mean.mean is None else (mean.mean - spread, mean.mean + spread)
+    return {
+        "verdicts": verdicts,
+        **kappa.columns("kappa"),
+        "kappa_low": kappa.low,
+        "kappa_high": kappa.high,
+        "n": difference.size,
+        "difference": mean.mean,
+        "difference_low": mean.low,
+        "difference_high": mean.high,
+        "agreement_low": limits[0],
+        "agreement_high": limits[1],
+        **_ranking(pairs, place, len(queries), seed),
+    }
+
+
+def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Any, int]:
+    """Kappa of the verdicts of both forms, and how many the published one has.
+
+    Verdicts are relations, or of a metric without these what statements of one text are: covered or not. What a form
+    lacks agrees with nothing; relations that are implied are those of a path of entailments.
+    """
+    database.execute(
+        f"""create view verdicts as
+            select output, sample_id, premise_id || chr(31) || hypothesis_id as item,
+                min(case when relation = 'implied' then 'entailment' else relation end) as verdict
+            from relations where metric = '{metric}' group by all
+            union all select output, sample_id, coalesce(reference_id, lower(trim(text))) as item,
+                min(covered)::varchar as verdict
+            from statements where metric = '{metric}' and not exists (from relations where metric = '{metric}')
+            group by all"""
+    )
+    rows = database.sql(
+        """select query, a.verdict as first, b.verdict as second, count(*) as count
+            from verdicts a join asked using (sample_id)
+                left join (from verdicts where output = 1) b using (sample_id, item)
+            where a.output = 0 and a.verdict is not null group by all"""
+    ).fetchall()
+    labels = sorted({str(row[1]) for row in rows})
+    queries = sorted({row[0] for row in rows})
+    tables = np.zeros((len(queries), len(labels), len(labels) + 1), np.int64)
+    for query, first, second, count in rows:
+        column = labels.index(second) if second in labels else len(labels)
+        tables[queries.index(query), labels.index(first), column] += count
+    return kappa_by_query(tables, seed=seed), int(tables.sum())
+
+
+def _ranking(pairs: Mapping[str, Any], place: Any, queries: int, seed: int) -> Row:
+    systems, owner = np.unique(np.asarray(pairs["system"], str), return_inverse=True)
+    shape = (queries, len(systems))
+    sums = np.zeros((2, *shape))
+    for number, name in enumerate(("first", "second")):
+        np.add.at(sums[number], (place, owner), np.asarray(pairs[name], np.float64))
+    sizes = np.zeros(shape)
+    np.add.at(sizes, (place, owner), 1)
+    found = compare_rankings(sums, sizes, seed=seed)
+    if found is None:
+        return dict.fromkeys(("tau", "tau_low", "tau_high", "same_winner", "winner_changes"))
+    tau = {"tau": found.tau.mean, "tau_low": found.tau.low, "tau_high": found.tau.high}
+    return {**tau, "same_winner": found.same_winner, "winner_changes": found.changes}
+
+
+def _draw(rows: Sequence[Row], request: CalibrateRequest) -> None:
+    """The picture: kappa with its interval against the tokens of a form."""
+    for form in FORMATS:
+        with style.context(["default", STYLE]):
+            figure = Figure(figsize=(8, 5), layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.add_subplot()
+            for row in rows:
+                if row["kappa"] is not None:
+                    tokens = row["prompt_tokens"] + row["completion_tokens"]
+                    low, high = ((row[f"kappa_{end}"] or row["kappa"]) for end in ("low", "high"))
+                    axes.errorbar(
+                        tokens, row["kappa"], [[row["kappa"] - low], [high - row["kappa"]]], marker="o", capsize=3
+                    )
+                    axes.annotate(
+                        one_line(row["form"]), (tokens, row["kappa"]), xytext=(5, 5), textcoords="offset points"
+                    )
+            axes.axhline(request.kappa, linestyle="--", linewidth=1)
+            axes.set(
+                xlabel="tokens", ylabel="kappa (95 % interval)", title="Forms by what they cost and how far they agree"
+            )
+            (Place(request.output) / f"{TABLE}.{form}").write_bytes(save_figure(figure, form))
+
+
+HEADS = ("form", "requests", "tokens", "cost", "of all", "hours", "kappa", "95 % interval", "difference", "tau-b")
+
+
+def _cells(row: Row) -> list[str]:
+    tokens = row["prompt_tokens"] + row["completion_tokens"]
+    return [
+        *(row["form"], f"{row['requests']:,}", f"{tokens:,}", _figure(row["cost"], ",.4f")),
+        *(_figure(row["whole_cost"], ",.2f"), f"{row['whole_hours']:,.1f}"),
+        *(_figure(row["kappa"]), _between(row, "kappa")),
+        *(_figure(row["difference"], "+.3f"), _figure(row["tau"], ".2f")),
+    ]
+
+
+def _figure(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _between(row: Row, name: str, form: str = ".3f") -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
+
+
+def _advice(rows: Sequence[Row], least: float) -> list[str]:
+    """What is recommended, and the settings to copy."""
+    chosen = next((row for row in rows if row["recommended"]), None)
+    if chosen is None:
+        return [f"recommended: none; no cheaper form has a kappa whose lower end is at least {least:g}"]
+    words = " ".join(f"--set {shlex.quote(setting)}" for setting in chosen["settings"])
+    return [f"recommended: {chosen['form']}", f"  {words}"]
+
+
+def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator[str]:
+    """The forms as lines, and which is recommended."""
+    yield from table(HEADS, [_cells(row) for row in rows], page, names=1)
+    of, drawn = rows[0]["of"], rows[0]["samples"]
+    yield from wrapped(
+        f"of all: cost of all {of:,} samples, by the {drawn:,} that were scored; hours: of these too", page
+    )
+    yield from ("", *_advice(rows, least))
+
+
+def report_of(rows: Sequence[Row], least: float) -> str:
+    """The report as Markdown."""
+    heads = ("form", "limits of agreement", "tau-b, 95 % interval", "same winner", "winner changes")
+    more = [
+        [
+            *(row["form"], _between(row, "agreement", "+.3f"), _between(row, "tau", ".2f")),
+            *(str(row["same_winner"]), _figure(row["winner_changes"], ".1%")),
+        ]
+        for row in rows
+    ]
+    parts = [
+        f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['of']:,} samples, scored in each form.\n",
+        markdown_table(HEADS, [_cells(row) for row in rows]),
+        "Differences of scores are of the form less the published one; intervals take whole queries.\n",
+        markdown_table(heads, more),
+        "\n".join(_advice(rows, least)),
+    ]
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,130 @@
+"""What tables of both formats have in common: the files of a version, and what an output's tables are added to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from untold.udfs.errors import UserError
+from untold.udfs.llm.store_files import count_rows
+from untold.udfs.redaction import redact
+from untold.udfs.storage import Entry, Place
+
+# The column that tells the dates of a table apart; no file has it
+DATE = "date"
+# What many tables of one name differ in, and every file of one date has the same value of
+DATE_FIELD = pa.field(DATE, pa.date32())
+# Of commits that lost a race with another's: each starts from what that one left
+ATTEMPTS = 5
+
+
+class LakehouseError(UserError):
+    """A table that cannot be read, or not be added to. The message names it and says what to do."""
+
+
+class NoTableError(LakehouseError):
+    """A table that is not there, or has no rows."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A Parquet file of a table.
+
+    `constants`: values of partition columns, which need not be in the file; `names`: of Iceberg, the table's columns by
+    their field ids.
+    """
+
+    path: str
+    size: int
+    modified: float = 0.0
+    constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+class TableVersion(NamedTuple):
+    """A version of a table as it is written behind an `@`, and its files."""
+
+    version: str
+    files: Sequence[TableFile]
+
+
+class DataFile(NamedTuple):
+    """A file that is to be added to a table, with its rows."""
+
+    entry: Entry
+    rows: int
+
+
+@dataclass(frozen=True)
+class Lake(ABC):
+    """Tables, one of each name for all dates, that the tables of an output are added to as those of its date.
+
+    `place`: of Delta a folder, of Iceberg `CATALOG.NAMESPACE`. Methods raise LakehouseError.
+    """
+
+    FORMAT: ClassVar[str]
+
+    place: str
+    date: date
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """What a manifest says of it."""
+        return {"format": self.FORMAT, "place": self.place, "date": self.date.isoformat()}
+
+    @abstractmethod
+    def folder(self, name: str, schema: pa.Schema) -> str:
+        """Where files of the date of a table lie, which is made with these columns where there is none."""
+
+    @abstractmethod
+    def extend(self, name: str, schema: pa.Schema) -> None:
+        """Adds the columns that a table lacks."""
+
+    @abstractmethod
+    def commit(self, name: str, files: Sequence[DataFile]) -> int:
+        """Puts the files in the place of those of the date, all at once, and gives the table's new version."""
+
+    def check(self, name: str, folder: str) -> None:
+        """Adds the columns of files that a table lacks. Raises for one that has another type there."""
+        files = data_files(folder)
+        if files:
+            with files[0].entry.place.open() as file:
+                self.extend(name, pq.read_schema(file))
+
+    def replace(self, name: str, folder: str) -> int:
+        """Puts a folder's files in the place of those of the date, and gives the table's new version."""
+        self.check(name, folder)
+        return self.commit(name, data_files(folder))
+
+    def other_type(self, name: str, column: pa.Field[Any], there: object) -> LakehouseError:
+        """The error about a column that has another type in its table."""
+        return LakehouseError(
+            f"{self.place}, {name}: `{column.name}` is {there} there and {column.type} in this output; give the column "
+            "another name or type, or give other settings lakehouse.*"
+        )
+
+
+def data_files(folder: str) -> list[DataFile]:
+    """The Parquet files of a folder that have rows."""
+    found = sorted(entry for entry in Place(folder).entries() if entry.name.endswith(".parquet"))
+    rows = count_rows([entry.place for entry in found])
+    return [DataFile(entry, number) for entry, number in zip(found, rows, strict=True) if number]
+
+
+@contextmanager
+def telling(what: str, advice: str) -> Iterator[None]:
+    """Raises what a library says of a table as LakehouseError: its kind, and what to check."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise LakehouseError(redact(f"{what}: {type(error).__name__} ({first}); {advice}")) from error

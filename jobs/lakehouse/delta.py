@@ -1,0 +1,162 @@
+"""Delta tables by `deltalake`, whose reader and writer need no Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction
+
+from untold.jobs.lakehouse.base import (
+    DATE,
+    DATE_FIELD,
+    DataFile,
+    Lake,
+    LakehouseError,
+    NoTableError,
+    TableFile,
+    TableVersion,
+    telling,
+)
+from untold.udfs.object_stores import store_config
+from untold.udfs.schemes import STORES
+from untold.udfs.storage import Place
+
+CHECK = "check the path, its rights, and storage.*"
+
+
+def read_version(path: str, version: str | datetime | None) -> TableVersion:
+    """The files of a table at a version (`v12`), as it was at a time, or as it is.
+
+    Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
+    """
+    place = Place(path).spark
+    with telling(f"delta:{path}", CHECK):
+        try:
+            table = DeltaTable(place, storage_options=_options(place))
+        except TableNotFoundError as error:
+            raise NoTableError(f"delta:{path}: no Delta table; check the path, a version is @v12 or a time") from error
+        _load(table, path, version)
+        _check_readable(table, path)
+        actions = pa.table(table.get_add_actions(flatten=False))
+    return TableVersion(f"v{table.version()}", [_file(place, row) for row in _rows(actions)])
+
+
+def _rows(actions: pa.Table) -> list[dict[str, Any]]:
+    """Rows of add actions, with `constants`: the values of partition columns as Arrow's scalars, which know types."""
+    rows = actions.select(["path", "size_bytes", "modification_time"]).to_pylist()
+    partitions = actions.column("partition") if "partition" in actions.column_names else []
+    for row, values in zip(rows, partitions, strict=False):
+        row["constants"] = dict(values.items())
+    return rows
+
+
+def _file(place: str, row: Mapping[str, Any]) -> TableFile:
+    path, seconds = unquote(row["path"]), row["modification_time"] / 1000
+    return TableFile(f"{place}/{path}", row["size_bytes"], seconds, row.get("constants", {}))
+
+
+def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
+    """Goes to a version of the table. Raises LakehouseError for one that it does not have."""
+    newest = table.version()
+    if isinstance(version, str):
+        if (number := int(version.removeprefix("v"))) > newest:
+            raise LakehouseError(f"delta:{path}@{version}: the newest version is v{newest}")
+        table.load_as_version(number)
+    elif version is not None:
+        # The first version is what it would go to for any time before that
+        if table.history()[-1]["timestamp"] > version.timestamp() * 1000:
+            raise LakehouseError(f"delta:{path}@{version.isoformat()}: the table is younger; give a later time")
+        table.load_as_version(version)
+
+
+def _check_readable(table: DeltaTable, path: str) -> None:
+    """Raises LakehouseError where the rows of the table are not those of its files, under their names there."""
+    mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mode != "none":
+        raise LakehouseError(
+            f"delta:{path}: columns have other names in its files (delta.columnMapping.mode={mode}), which are not "
+            "read; write a copy without column mapping, and give that"
+        )
+    if "deletionVectors" in (table.protocol().reader_features or []) and pa.table(table.deletion_vectors()).num_rows:
+        raise LakehouseError(
+            f"delta:{path}: deletion vectors mark rows of its files as deleted, which are not read; rewrite the files "
+            "first: REORG TABLE ... APPLY (PURGE)"
+        )
+
+
+@dataclass(frozen=True)
+class DeltaLake(Lake):
+    """Delta tables below a folder: `place/scores`, `place/statements`, ...
+
+    Files lie in their table's folder: `deltalake` reads no other, as a path of an add action is taken as relative.
+    """
+
+    FORMAT: ClassVar[str] = "delta"
+
+    def folder(self, name: str, schema: pa.Schema) -> str:
+        return f"{self.place}/{name}/{DATE}={self.date}"
+
+    def extend(self, name: str, schema: pa.Schema) -> None:
+        with self._telling(name):
+            wanted = Schema.from_arrow(schema)
+            table = self._table(name, schema)
+            there = {field.name: field for field in table.schema().fields}
+            for field in wanted.fields:
+                if (known := there.get(field.name, field)).type != field.type:
+                    raise self.other_type(name, schema.field(field.name), pa.field(known).type)
+            if new := [field for field in wanted.fields if field.name not in there]:
+                table.alter.add_columns(new)
+
+    def commit(self, name: str, files: Sequence[DataFile]) -> int:
+        with self._telling(name):
+            table = self._table(name, None)
+            table.create_write_transaction(
+                [self._added(name, file) for file in files],
+                "overwrite",
+                table.schema(),
+                [DATE],
+                partition_filters=[(DATE, "=", self.date.isoformat())],
+            )
+            table.update_incremental()
+            return int(table.version())
+
+    def _added(self, name: str, file: DataFile) -> AddAction:
+        relative = str(file.entry.place).removeprefix(f"{self._path(name)}/")
+        return AddAction(
+            path=quote(relative, safe="/="),
+            size=file.entry.size,
+            partition_values={DATE: self.date.isoformat()},
+            modification_time=int(file.entry.modified * 1000),
+            data_change=True,
+            stats=json.dumps({"numRecords": file.rows}),
+        )
+
+    def _table(self, name: str, schema: pa.Schema | None) -> DeltaTable:
+        """The table, made with these columns where there is none."""
+        path = self._path(name)
+        if schema is not None and not DeltaTable.is_deltatable(path, _options(path)):
+            columns = Schema.from_arrow(schema.append(DATE_FIELD))
+            DeltaTable.create(path, columns, "ignore", partition_by=[DATE], storage_options=_options(path))
+        return DeltaTable(path, storage_options=_options(path))
+
+    def _path(self, name: str) -> str:
+        return f"{self.place}/{name}"
+
+    def _telling(self, name: str) -> Any:
+        return telling(self._path(name), CHECK)
+
+
+def _options(path: str) -> dict[str, str]:
+    """How `deltalake` opens an object store: as the settings say, where they speak of it."""
+    place = Place(path)
+    if place.local is not None or place.root[0].scheme not in STORES:
+        return {}
+    return {name: str(value) for name, value in store_config(place.root[0]).items()} | {"allow_http": "true"}

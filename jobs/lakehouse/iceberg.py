@@ -1,0 +1,223 @@
+"""Iceberg tables by `pyiceberg`, whose catalogs are configured by its own file and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.expressions import EqualTo
+from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, index_name_by_id
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import IcebergType
+
+from untold.jobs.lakehouse.base import (
+    ATTEMPTS,
+    DATE,
+    DATE_FIELD,
+    DataFile,
+    Lake,
+    LakehouseError,
+    NoTableError,
+    TableFile,
+    TableVersion,
+    telling,
+)
+from untold.udfs.storage import Place
+
+CHECK = "check the name, and the catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__*"
+# By which readers know the columns of files without field ids, such as Spark's
+MAPPING = "schema.name-mapping.default"
+# Of columns: readers do without them, and look into the files
+FIGURES = (
+    *("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"),
+    *("lower_bounds", "upper_bounds"),
+)
+FIELD_ID = b"PARQUET:field_id"
+EPOCH = date(1970, 1, 1)
+
+
+def read_version(name: str, version: str | datetime | None) -> TableVersion:
+    """The files of `CATALOG.NAMESPACE.TABLE` at a snapshot's id, as it was at a time, or as it is.
+
+    Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
+    """
+    with telling(f"iceberg:{name}", CHECK):
+        try:
+            table = _catalog_of(name).load_table(name.partition(".")[2])
+        except NoSuchTableError as error:
+            raise NoTableError(f"iceberg:{name}: no such table; {CHECK}") from error
+        snapshot = _snapshot(table, name, version)
+        scan = table.scan(snapshot_id=snapshot)
+        tasks, schema = list(scan.plan_files()), scan.projection()
+        _check_readable(name, tasks, schema)
+    columns = index_name_by_id(schema)
+    return TableVersion(str(snapshot), [_file(task, table.specs(), schema, columns) for task in tasks])
+
+
+def _catalog_of(name: str) -> Catalog:
+    return load_catalog(name.partition(".")[0])
+
+
+def _snapshot(table: Table, name: str, version: str | datetime | None) -> int:
+    """The id of a snapshot. Raises LakehouseError for one that the table does not have."""
+    if isinstance(version, datetime):
+        found = table.snapshot_as_of_timestamp(int(version.timestamp() * 1000))
+        if found is None:
+            raise LakehouseError(f"iceberg:{name}@{version.isoformat()}: the table is younger; give a later time")
+    elif version is not None:
+        found = table.snapshot_by_id(int(version))
+        if found is None:
+            raise LakehouseError(f"iceberg:{name}@{version}: no such snapshot; it may have expired")
+    else:
+        found = table.current_snapshot()
+        if found is None:
+            raise NoTableError(f"iceberg:{name}: no rows in it yet")
+    return found.snapshot_id
+
+
+def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) -> None:
+    """Raises LakehouseError where the rows of the table are not those of its files."""
+    if any(task.delete_files for task in tasks):
+        raise LakehouseError(
+            f"iceberg:{name}: delete files mark rows of its files as deleted, which are not read; rewrite the files "
+            "first: CALL ... rewrite_data_files with delete-file-threshold 1"
+        )
+    if any(task.file.file_format != FileFormat.PARQUET for task in tasks):
+        raise LakehouseError(f"iceberg:{name}: it has files that are no Parquet; rewrite them as Parquet")
+    if defaults := [field.name for field in schema.fields if field.initial_default is not None]:
+        raise LakehouseError(
+            f"iceberg:{name}: `{defaults[0]}` has a default for older files, which is not read; rewrite its files"
+        )
+
+
+def _file(
+    task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema, columns: Mapping[int, str]
+) -> TableFile:
+    """A file with the values of columns that its table is partitioned by as they are: it need not have them."""
+    types = schema_to_pyarrow(schema)
+    constants = {}
+    for position, part in enumerate(specs[task.file.spec_id].fields):
+        if isinstance(part.transform, IdentityTransform) and part.source_id in columns:
+            column = columns[part.source_id]
+            constants[column] = pa.scalar(task.file.partition[position], types.field(column).type)
+    path = Place(task.file.file_path).spark
+    return TableFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
+
+
+def differing_column(file: pa.Schema, names: Mapping[int, str]) -> str | None:
+    """A column of a file that its table, with these columns by id, has under another name or no more; None without."""
+    if not any(FIELD_ID in (field.metadata or {}) for field in file):
+        return None
+    found = index_name_by_id(pyarrow_to_schema(file))
+    return next((column for number, column in found.items() if names.get(number) != column), None)
+
+
+@dataclass(frozen=True)
+class IcebergLake(Lake):
+    """Iceberg tables of a namespace: `CATALOG.NAMESPACE.scores`, `CATALOG.NAMESPACE.statements`, ..."""
+
+    FORMAT: ClassVar[str] = "iceberg"
+
+    def folder(self, name: str, schema: pa.Schema) -> str:
+        with self._telling(name):
+            location = Place(self._table(name, schema).location()).spark
+        return f"{location.rstrip('/')}/data/{DATE}={self.date}"
+
+    def extend(self, name: str, schema: pa.Schema) -> None:
+        with self._telling(name):
+            table = self._table(name, schema)
+            if new := [field for field in schema if field.name not in table.schema().column_names]:
+                with table.transaction() as change:
+                    with change.update_schema() as update:
+                        update.union_by_name(pa.schema(new))
+                    change.set_properties(**_mapping(change.table_metadata.schema()))
+            there = table.schema()
+            for field in schema:
+                if _type_in(there, field) != (known := there.find_field(field.name).field_type):
+                    raise self.other_type(name, field, known)
+
+    def commit(self, name: str, files: Sequence[DataFile]) -> int:
+        with self._telling(name):
+            for attempt in range(ATTEMPTS):
+                table = self._catalog.load_table(self._identifier(name))
+                try:
+                    return self._commit(table, files)
+                except CommitFailedException:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+        raise AssertionError("unreachable")
+
+    def _commit(self, table: Table, files: Sequence[DataFile]) -> int:
+        earlier = [task.file for task in table.scan(EqualTo(DATE, self.date.isoformat())).plan_files()]
+        if earlier or files:
+            with table.transaction() as change, change.update_snapshot().overwrite() as update:
+                for one in earlier:
+                    update.delete_data_file(one)
+                for file in files:
+                    update.append_data_file(self._added(file, table.metadata.default_spec_id))
+        snapshot = table.current_snapshot()
+        return -1 if snapshot is None else snapshot.snapshot_id
+
+    def _added(self, file: DataFile, spec: int) -> IcebergFile:
+        return IcebergFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=_uri(file.entry.place),
+            file_format=FileFormat.PARQUET,
+            partition=Record((self.date - EPOCH).days),
+            record_count=file.rows,
+            file_size_in_bytes=file.entry.size,
+            spec_id=spec,
+            **{figure: {} for figure in FIGURES},
+            **dict.fromkeys(("sort_order_id", "equality_ids", "key_metadata", "split_offsets")),
+        )
+
+    def _table(self, name: str, schema: pa.Schema) -> Table:
+        """The table, made with these columns where there is none."""
+        identifier = self._identifier(name)
+        if self._catalog.table_exists(identifier):
+            return self._catalog.load_table(identifier)
+        self._catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
+        with self._catalog.create_table_transaction(identifier, schema.append(DATE_FIELD)) as change:
+            with change.update_spec() as update:
+                update.add_identity(DATE)
+            change.set_properties(**_mapping(change.table_metadata.schema()))
+        return self._catalog.load_table(identifier)
+
+    @property
+    def _catalog(self) -> Catalog:
+        return _catalog_of(self.place)
+
+    def _identifier(self, name: str) -> str:
+        return f"{self.place.partition('.')[2]}.{name}"
+
+    def _telling(self, name: str) -> Any:
+        return telling(f"{self.place}.{name}", CHECK)
+
+
+def _type_in(table: Schema, column: pa.Field[Any]) -> IcebergType | None:
+    """The type of a file's column in a table that has one of its name; None where the two are of another form."""
+    try:
+        return pyarrow_to_schema(pa.schema([column]), create_mapping_from_schema(table)).fields[0].field_type
+    except ValueError:
+        return None
+
+
+def _mapping(schema: Schema) -> dict[str, str]:
+    return {MAPPING: create_mapping_from_schema(schema).model_dump_json()}
+
+
+def _uri(place: Place) -> str:
+    """A file as a manifest of Iceberg names it, for readers other than ours."""
+    return f"file://{place.local}" if place.local is not None else str(place).replace("s3a://", "s3://", 1)

@@ -1,0 +1,199 @@
+"""How the relations of nli are had: pairs all at once or in waves, or lists of the hypotheses of a premise.
+
+What is asked belongs to owners: distinct sets of context atoms, and samples (`jobs.metrics.nli.add_owners`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
+from untold.jobs.asking.requests import Lists, Pairs
+from untold.jobs.asking.results import has_failed
+from untold.jobs.asking.store import is_transient
+from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.settings import NliSettings
+from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.udfs.facts.pairs import FILTERED, IMPLIED, MODEL, ask_again, ask_all
+from untold.udfs.facts.sieves import Sieve
+
+CLASSIFY, CLASSIFY_LISTS = "classify_relation", "classify_relations"
+# What is found out of a pair
+JUDGED = ("owner", "source", "target", "judged_by", "request_id", "relation", "error_type", "error")
+NEUTRAL, LIST = "neutral", "list"
+EDGES = "array<struct<source: bigint, target: bigint>>"
+_ALL = "all"
+
+
+def stage_of(settings: NliSettings) -> str:
+    """The stage that judges relations."""
+    return CLASSIFY_LISTS if settings.judgement == "lists" else CLASSIFY
+
+
+def stages_of(settings: NliSettings) -> tuple[str, ...]:
+    """The stages that judging asks, in order."""
+    return (*((EMBED,) if sieve_of(settings).needs_vectors else ()), stage_of(settings))
+
+
+def sieve_of(settings: NliSettings) -> Sieve:
+    """The filter of pairs, and the share of what it takes that is audited."""
+    return Sieve(settings.filter, settings.filter_cosine, settings.audit)
+
+
+def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
+    """The columns of `JUDGED`: each pair to judge, once an owner.
+
+    relation is null where it failed or was not asked, `implied` where it was left out, and neutral where it was
+    filtered. Reachability, hence the score, is the same with `nli.skip_implied` (methods, section 2).
+    """
+    sieve = sieve_of(settings)
+    vectors = _vectors_of(owners, tools) if sieve.needs_vectors else None
+    if settings.skip_implied:
+        return _judge_in_waves(owners, tools, sieve, vectors)
+    of_responses = _owners_of_responses(owners, _ALL).drop("contexts_owner")
+    everything = _with_vectors(_owners_of_contexts(owners, _ALL).unionByName(of_responses), vectors)
+    kept = tools.keep(everything, "owners-of-pairs")
+    if settings.judgement == "lists":
+        return _judge_lists(kept, tools, sieve, settings.list_size)
+    return _told(tools.ask(CLASSIFY, Pairs(kept, sieve=sieve)))
+
+
+def _told(judged: DataFrame, *more: str) -> DataFrame:
+    """The columns of `JUDGED` and more, with the relations of pairs that were not asked."""
+    teller = F.col("judged_by")
+    relation = F.when(teller == IMPLIED, IMPLIED).when(teller == FILTERED, NEUTRAL).otherwise(F.col("relation"))
+    return judged.withColumn("relation", relation).select(*JUDGED, *more)
+
+
+def _vectors_of(owners: DataFrame, tools: Tools) -> DataFrame:
+    """text, vector: of each text of the owners once; null where it could not be had."""
+    texts = owners.select(F.explode("texts").alias("text")).distinct()
+    found = tools.ask(EMBED, texts.withColumn("kind", F.lit("document")), carry=("text",))
+    return found.select("text", "vector")
+
+
+def _with_vectors(owners: DataFrame, vectors: DataFrame | None) -> DataFrame:
+    """The owners with the column vectors, in the order of their texts."""
+    if vectors is None:
+        return owners
+    places = owners.select("owner", F.posexplode("texts").alias("place", "text")).join(vectors, on="text", how="left")
+    in_order = F.array_sort(F.collect_list(F.struct("place", "vector")))
+    by_owner = places.groupBy("owner").agg(F.transform(in_order, lambda one: one["vector"]).alias("vectors"))
+    return owners.join(by_owner, on="owner", how="inner")
+
+
+def _judge_lists(owners: DataFrame, tools: Tools, sieve: Sieve, size: int) -> DataFrame:
+    """The pairs in lists. What a list leaves open is asked again in a list, then alone, as failed lists are.
+
+    Equal answers make equal requests: a start that goes on asks nothing twice.
+    """
+    first = _ask_lists(tools, Lists(owners, ask_all, sieve, size=size))
+    is_open = F.col("relation").isNull() & F.col("error_type").isNull()
+    second = _ask_lists(tools, Lists(_again(owners, first.where(is_open), tools), ask_again, sieve, size=size))
+    both = first.where(~is_open).unionByName(second)
+    has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
+    is_alone = F.col("relation").isNull() & (F.col("listed") > 1) & has_lasted
+    third = _ask_lists(tools, Lists(_again(owners, both.where(is_alone), tools), ask_again, sieve, size=1))
+    return both.where(~is_alone).unionByName(third).select(*JUDGED)
+
+
+def _ask_lists(tools: Tools, lists: Lists) -> DataFrame:
+    """The columns of `JUDGED`, and listed: of how many hypotheses the pair's list was."""
+    found = tools.ask(CLASSIFY_LISTS, lists).withColumnRenamed("judged_by", "tellers")
+    place = F.col("place")
+    pairs = found.select("*", F.size("targets").alias("listed"), F.posexplode("targets").alias("place", "target"))
+    pairs = pairs.withColumn("relation", F.get("relations", place)).withColumn("judged_by", F.get("tellers", place))
+    told = _told(pairs.select(*JUDGED, "listed"), "listed")
+    return told.withColumn("judged_by", F.when(F.col("judged_by") == MODEL, LIST).otherwise(F.col("judged_by")))
+
+
+def _again(owners: DataFrame, pairs: DataFrame, tools: Tools) -> DataFrame:
+    """The owners of pairs that are to be asked again, with these as `again`."""
+    return tools.keep(owners.join(_edges_by(pairs, "owner", "again"), on="owner", how="inner"), "owners-of-open-pairs")
+
+
+def _judge_in_waves(owners: DataFrame, tools: Tools, sieve: Sieve, vectors: DataFrame | None) -> DataFrame:
+    """In three waves, each of which leaves out what the earlier ones imply (`untold.graph.waves`)."""
+    of_contexts = partial(_owners_of_contexts, owners)
+    of_responses = partial(_owners_of_responses, owners)
+
+    def ask(wave: DataFrame, number: int) -> DataFrame:
+        kept = tools.keep(_with_vectors(wave, vectors), f"owners-of-wave-{number}")
+        return _told(tools.ask(CLASSIFY, Pairs(kept, choose_by_wave, sieve)))
+
+    first = ask(of_contexts(FIRST_CONTEXTS), 1)
+    rest = _with_edges(of_contexts(OTHER_CONTEXTS).withColumn("contexts_owner", F.col("owner")), first=first)
+    ends = _with_edges(of_responses(RESPONSE_ENDS), first=first)
+    second = ask(rest.unionByName(ends).drop("contexts_owner"), 2)
+    # The third wave reads the edges of both, between contexts and of its own sample
+    both = first.unionByName(second)
+    others = _with_edges(of_responses(OTHER_RESPONSES), first=first, known=both)
+    return both.unionByName(ask(others.drop("contexts_owner"), 3))
+
+
+def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = None) -> DataFrame:
+    """The owners with the entailments found so far: those of their context atoms, and in `known` their own too."""
+    is_edge = F.col("relation") == "entailment"
+    edges = _edges_by(first.where(is_edge), "contexts_owner", "first")
+    found = owners.drop("first").join(edges, on="contexts_owner", how="left")
+    if known is None:
+        return found
+    between = _edges_by(known.where(is_edge), "contexts_owner", "between")
+    own = _edges_by(known.where(is_edge), "owner", "own")
+    empty = F.array().cast(EDGES)
+    together = F.concat(F.coalesce("between", empty), F.coalesce("own", empty))
+    joined = found.join(between, on="contexts_owner", how="left").join(own, on="owner", how="left")
+    return joined.withColumn("known", together).drop("between", "own")
+
+
+def _edges_by(pairs: DataFrame, owner: str, name: str) -> DataFrame:
+    """By owner its pairs: `owner`, and `name` array<struct<source, target>>.
+
+    Sorted, so that partitioning changes nothing.
+    """
+    return pairs.groupBy(F.col("owner").alias(owner)).agg(
+        F.array_sort(F.collect_list(F.struct("source", "target"))).alias(name)
+    )
+
+
+def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
+    """One owner a distinct set of context atoms: the input of `generate_pairs`.
+
+    Any sample's texts will do, for the key of a set is made from its texts. `first` and `known` are null where nothing
+    is known yet (`untold.graph.waves.choose_by_wave`).
+    """
+    texts = F.slice("texts", F.lit(1), F.col("contexts").cast("int"))
+    return (
+        owners.groupBy("contexts_owner", "contexts", "between_contexts")
+        .agg(F.any_value(texts).alias("texts"))
+        .select(
+            F.col("contexts_owner").alias("owner"),
+            F.lit(part).alias("part"),
+            "texts",
+            "contexts",
+            "between_contexts",
+            *(F.lit(0).cast("long").alias(name) for name in ("to_contexts", "to_responses")),
+            *(F.lit(None).cast(EDGES).alias(name) for name in ("first", "known")),
+        )
+    )
+
+
+def _owners_of_responses(owners: DataFrame, part: str) -> DataFrame:
+    """One owner a sample; `contexts_owner` leads to what is known of its context atoms.
+
+    Columns as `_owners_of_contexts`, and contexts_owner. A sample whose response has no atom has no such pairs.
+    """
+    return owners.where(F.col("to_contexts") > 0).select(
+        F.col("response_owner").alias("owner"),
+        F.lit(part).alias("part"),
+        "texts",
+        "contexts",
+        F.lit(0).cast("long").alias("between_contexts"),
+        "to_contexts",
+        "to_responses",
+        *(F.lit(None).cast(EDGES).alias(name) for name in ("first", "known")),
+        "contexts_owner",
+    )

@@ -1,0 +1,329 @@
+"""The sums that a mean over all samples is estimated from, of what only a part was judged by (methods, section 8).
+
+DuckDB sums both runs up by query in one pass over their scores; what is left is a few sums by system.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from untold.jobs.results import Run, connect_tables
+from untold.jobs.run.terminal import amount
+from untold.jobs.summary.ranking import Rows, check_runs, wanted_metrics
+from untold.jobs.summary.rows import SCORE, SCORE_OR_ZERO, SILENT
+from untold.udfs.errors import UserError
+from untold.udfs.hints import aside, near_misses
+from untold.udfs.statistics.prediction_powered import Moments, Stratum, Weighed, weigh_strata
+from untold.udfs.storage import Place
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+LABELS = "labels"
+LABEL_COLUMNS = ("score", "label")
+# Share of drawn samples without a score of which a line is said
+MANY_UNSCORED = 0.01
+READERS: Mapping[str, Callable[[io.BytesIO], pa.Table]] = {
+    ".csv": pyarrow.csv.read_csv,
+    ".tsv": lambda file: pyarrow.csv.read_csv(file, parse_options=pyarrow.csv.ParseOptions(delimiter="\t")),
+    ".jsonl": pyarrow.json.read_json,
+    ".parquet": pq.read_table,
+}
+
+
+class EstimateError(UserError):
+    """Runs or labels that no mean can be estimated from. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class EstimateRequest:
+    """What `untold estimate` and `untold sample-size` are asked.
+
+    `run` has the dear scores of a part, `proxy` cheap ones of all; without `proxy`, `run` is of all where people's
+    `labels` are of a part, and else its own. `undefined` is a key of `untold.jobs.summary.ranking.UNDEFINED`.
+    """
+
+    run: Run
+    proxy: Run | None = None
+    labels: str | None = None
+    metrics: Sequence[str] | None = None
+    proxy_metric: str | None = None
+    undefined: str = "mean"
+
+    @property
+    def everything(self) -> Run:
+        """The run whose samples are all that a mean is of."""
+        return self.run if self.proxy is None else self.proxy
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """The columns that the judged samples were drawn by."""
+        draw = (self.run.manifest.get("input") or {}).get("draw") or {}
+        return tuple(draw.get("stratify") or ())
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of a system, or of all: how many there are, and what their mean is estimated from."""
+
+    pair: tuple[str, str | None]
+    system: str | None
+    second: str | None
+    judged: int
+    rest: int
+    undefined: int
+    failed: int
+    moments: Moments
+    # By system, the covariances of what they share with that one
+    cross: Mapping[str, tuple[float, float, float, float]]
+
+    def less(self, other: Group) -> Group:
+        """The difference to another system."""
+        assert self.system is not None
+        assert other.system is not None
+        counts = {
+            name: getattr(self, name) + getattr(other, name) for name in ("judged", "rest", "undefined", "failed")
+        }
+        cross = self.cross.get(other.system, (0.0, 0.0, 0.0, 0.0))
+        return Group(
+            self.pair, self.system, other.system, **counts, moments=self.moments.less(other.moments, cross), cross={}
+        )
+
+
+def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list[Group]:
+    """The groups of samples that means are estimated of: of each metric all samples, then each system by name."""
+    database, pairs = _open(request)
+    _tell_unmatched(database, request, notify)
+    _sum_up(database, request.strata)
+    strata = _fetch(database, _STRATA)
+    weighed = _weigh(strata)
+    if not weighed:
+        raise EstimateError(
+            f"{request.run.directory}: none of its samples with a score is in {request.everything.directory}; "
+            "the proxy has to be of all samples, by the same sample_id"
+        )
+    database.register("weighed", pa.Table.from_pylist(weighed))
+    database.execute(_INFLUENCE)
+    crossed: dict[tuple[Any, ...], dict[str, tuple[float, float, float, float]]] = defaultdict(dict)
+    for row in _fetch(database, _CROSSED):
+        sums = (row["scores"], row["score_shift"], row["shift_score"], row["shifts"])
+        crossed[row["pair"], row["level"], row["first"]][row["second"]] = sums
+        if row["first"] != row["second"]:
+            turned = (row["scores"], row["shift_score"], row["score_shift"], row["shifts"])
+            crossed[row["pair"], row["level"], row["second"]][row["first"]] = turned
+    unscored = {(row["pair"], row["level"], row["system"]): row for row in _fetch(database, _UNSCORED)}
+    groups = []
+    for key, rows in _by_group(weighed).items():
+        moments = _moments(rows, crossed[key][key[2]])
+        lost = unscored.get(key, {"undefined": 0, "failed": 0})
+        counts = {name: sum(row[name] for row in rows) for name in ("judged", "rest")}
+        lost = {name: lost[name] for name in ("undefined", "failed")}
+        system = key[2] if key[1] else None
+        groups.append(Group(pairs[key[0]], system, None, **counts, **lost, moments=moments, cross=crossed[key]))
+    _tell_unscored(groups, notify)
+    return groups
+
+
+def _by_group(rows: Rows) -> dict[tuple[int, int, str], Rows]:
+    """The strata of each group that has judged samples, in the order of pairs, all samples first, then systems."""
+    found: dict[tuple[int, int, str], Rows] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row["pair"], row["level"], row["system"])):
+        found[row["pair"], row["level"], row["system"]].append(row)
+    return {key: own for key, own in found.items() if sum(row["judged"] for row in own)}
+
+
+def _weigh(strata: Rows) -> Rows:
+    """The strata with how their samples count."""
+    found = []
+    names = list(Stratum.__annotations__)
+    for own in _by_group(strata).values():
+        clustered = max(row["largest"] for row in own) > 1
+        weighed = weigh_strata([Stratum(*(row[name] for name in names)) for row in own], clustered=clustered)
+        found += [
+            {**row, "clustered": clustered, **{f"w_{name}": getattr(one, name) for name in Weighed.__annotations__}}
+            for row, one in zip(own, weighed, strict=True)
+        ]
+    return found
+
+
+def _moments(rows: Rows, own: tuple[float, float, float, float]) -> Moments:
+    """The moments of a group from its strata and the sums over its clusters."""
+    judged = sum(row["w_judged"] * row["score"] for row in rows)
+    shift = sum(row["w_rest"] * row["proxy_rest"] - row["w_shift"] * row["proxy"] for row in rows)
+    variance, covariance, _, shift_variance = own
+    return Moments(judged, shift, variance, covariance, shift_variance, _pooled(rows))
+
+
+def _pooled(rows: Rows) -> float | None:
+    """The variance of the shift of one stratum without clusters, from the variance of the proxy over all samples."""
+    row = rows[0]
+    if len(rows) > 1 or row["clustered"] or not row["rest"]:
+        return None
+    number = row["judged"] + row["rest"]
+    mean = (row["proxy"] + row["proxy_rest"]) / number
+    variance = (row["squares"] - number * mean * mean) / (number - 1)
+    return float(variance * (1 / row["judged"] + 1 / row["rest"]))
+
+
+def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str, str | None]]]:
+    """A database with the views `cheap` (all samples by the proxy), `dear` (those judged) and `pairs`."""
+    labelled = request.labels is not None
+    runs = [request.run, request.everything]
+    check_runs([request.run] if request.proxy is None else runs)
+    pairs = _pair(request)
+    database = connect_tables(runs, ("samples", "scores"), numbered=True)
+    score = SCORE_OR_ZERO if request.undefined == "zero" else SCORE
+    if labelled:
+        database.register("labels", _read_labels(str(request.labels)))
+        judged = f"""select sample_id, '{LABELS}' as metric, avg(score) as score, 'ok' as status from labels
+            where score is not null group by sample_id"""
+    else:
+        judged = f"select sample_id, metric, {score} as score, status from scores where output = 0"
+    proxied = request.proxy is not None or labelled
+    database.execute(f"create view dear as {judged}")
+    database.execute(
+        f"""create view cheap as select sample_id, metric, system,
+                {score if proxied else "0.0"} as proxy from scores where output = 1"""
+    )
+    numbered = [
+        {"pair": place, "metric": metric, "proxy": metric if proxy is None else proxy}
+        for place, (metric, proxy) in enumerate(pairs)
+    ]
+    database.register("pairs", pa.Table.from_pylist(numbered))
+    return database, pairs
+
+
+def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
+    """Each metric that is estimated with its proxy. Raises EstimateError where it is not clear which that is."""
+    everything = request.everything
+    proxies = list(wanted_metrics([everything], request.proxy_metric and [request.proxy_metric]))
+    if request.labels is not None:
+        return [(LABELS, proxy) for proxy in proxies]
+    metrics = wanted_metrics([request.run], request.metrics)
+    if request.proxy is None:
+        return [(metric, None) for metric in metrics]
+    found: list[tuple[str, str | None]] = []
+    for metric in metrics:
+        if metric not in proxies and len(proxies) > 1:
+            raise EstimateError(
+                f"{everything.directory}: no metric {metric}; say with --proxy-metric which of "
+                f"{', '.join(proxies)} is its proxy"
+            )
+        found.append((metric, metric if metric in proxies else proxies[0]))
+    return found
+
+
+def _read_labels(path: str) -> pa.Table:
+    """sample_id and score of a file of labels. Raises EstimateError for a file that has no such columns."""
+    place = Place(path)
+    suffix = "." + place.name.rpartition(".")[2].lower()
+    if suffix not in READERS:
+        raise EstimateError(f"{path}: labels must be a file of {', '.join(READERS)}")
+    try:
+        rows = READERS[suffix](io.BytesIO(place.read_bytes()))
+    except FileNotFoundError as error:
+        raise EstimateError(f"{path}: no such file") from error
+    except pa.ArrowInvalid as error:
+        raise EstimateError(f"{path}: cannot be read as {suffix[1:]}; give a file with sample_id and score") from error
+    name = next((name for name in LABEL_COLUMNS if name in rows.column_names), None)
+    if name is None or "sample_id" not in rows.column_names:
+        near = aside(near_misses("sample_id" if name else "score", rows.column_names))
+        raise EstimateError(
+            f"{path}: labels need the columns sample_id and score{near}; it has {', '.join(rows.column_names)}"
+        )
+    try:
+        scores = pc.cast(rows[name], pa.float64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise EstimateError(f"{path}: column {name} must be numbers, such as 0, 0.5 and 1") from error
+    return pa.table({"sample_id": pc.cast(rows["sample_id"], pa.string()), "score": scores})
+
+
+# Every sample under each metric, with its query as a number; a proxy that is missing is the mean of the others
+_JOINED = """create view joined as
+    select pair, coalesce(c.system, '') as system, c.system is not null as named, {stratum} as stratum,
+        case when a.query is null then hash(c.sample_id) else hash(a.query) end as cluster,
+        coalesce(c.proxy, m.mean, 0) as proxy, d.score, d.status
+    from cheap c join pairs p on c.metric = p.proxy
+        join (select metric, avg(proxy) as mean from cheap group by metric) m on c.metric = m.metric
+        left join (select * from samples where output = 1) a on a.sample_id = c.sample_id
+        left join dear d on d.sample_id = c.sample_id and d.metric = p.metric"""
+# `level`: 0 of all samples, 1 of a system. Drawn samples without a score count as lost, and not as the rest
+_CELLS = """create temp table cells as
+    select pair, (1 - grouping(system))::int as level, coalesce(system, '') as system, stratum, cluster,
+        count(score) as judged, count(*) filter (status is null) as rest,
+        coalesce(sum(score), 0) as score,
+        coalesce(sum(proxy) filter (score is not null), 0) as proxy,
+        coalesce(sum(proxy) filter (status is null), 0) as proxy_rest,
+        coalesce(sum(proxy * proxy) filter (status is null or score is not null), 0) as squares,
+        count(*) filter (status is not null and score is null and status in ({undefined})) as undefined,
+        count(*) filter (status is not null and score is null and status not in ({undefined})) as failed
+    from joined group by grouping sets ((pair, system, named, stratum, cluster), (pair, stratum, cluster))
+    having grouping(system) = 1 or named"""
+_STRATA = """select pair, level, system, stratum, sum(judged)::bigint as judged, sum(rest)::bigint as rest,
+        count(*) filter (judged > 0) as clusters, max(judged + rest)::bigint as largest, sum(score) as score,
+        sum(proxy) as proxy, sum(proxy_rest) as proxy_rest, sum(squares) as squares
+    from cells group by pair, level, system, stratum having sum(judged + rest) > 0
+    order by pair, level, system, stratum"""
+_UNSCORED = """select pair, level, system, sum(undefined)::bigint as undefined, sum(failed)::bigint as failed
+    from cells group by pair, level, system"""
+# What each query adds to the mean of the judged, and to the shift of the proxy
+_INFLUENCE = """create temp table influence as
+    select pair, level, system, cluster,
+        sum(w_factor * w_judged * (c.score - c.judged * w_score_mean)) as score,
+        sum(w_rest * (c.proxy_rest - c.rest * w_rest_mean)
+            - w_factor * w_shift * (c.proxy - c.judged * w_proxy_mean)) as shift
+    from cells c join weighed using (pair, level, system, stratum) group by pair, level, system, cluster"""
+_CROSSED = """select pair, level, a.system as first, b.system as second, sum(a.score * b.score) as scores,
+        sum(a.score * b.shift) as score_shift, sum(a.shift * b.score) as shift_score, sum(a.shift * b.shift) as shifts
+    from influence a join influence b using (pair, level, cluster) where a.system <= b.system
+    group by pair, level, a.system, b.system order by pair, level, first, second"""
+
+
+def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
+    """Keeps `cells`: sums by metric, system, stratum and query. Raises EstimateError for a stratum's missing column."""
+    columns = [row[0] for row in database.sql("describe samples").fetchall()]
+    for name in strata:
+        if name not in columns:
+            raise EstimateError(f"the samples were drawn by {name}, which the samples of the proxy do not have")
+    values = ", ".join(f"""a."{name.replace('"', '""')}"::varchar""" for name in strata)
+    stratum = f"to_json([{values}])::varchar" if strata else "''"
+    database.execute(_JOINED.format(stratum=stratum))
+    database.execute(_CELLS.format(undefined=SILENT))
+
+
+def _fetch(database: DuckDBPyConnection, query: str) -> Rows:
+    rows: Rows = database.sql(query).to_arrow_table().to_pylist()
+    return rows
+
+
+def _tell_unmatched(database: DuckDBPyConnection, request: EstimateRequest, notify: Callable[[str], None]) -> None:
+    """Says what the estimate takes for granted of the judged samples."""
+    missing = database.sql("select count(distinct sample_id) from dear anti join cheap using (sample_id)").fetchone()
+    everything = request.everything.directory
+    if missing and missing[0]:
+        samples = amount(missing[0], "sample is", "samples are")
+        notify(f"{request.labels or request.run.directory}: {samples} not in {everything}, and left out")
+    given = request.run.manifest.get("input") or {}
+    if request.labels is None and request.proxy is not None and given.get("limit") is not None:
+        notify(f"{request.run.directory}: its samples are the first by id (--limit) and not random ones (--random)")
+
+
+def _tell_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> None:
+    """Says how many drawn samples have no score, where these are many."""
+    for group in groups:
+        lost = group.undefined + group.failed
+        if group.system is None and lost > MANY_UNSCORED * (lost + group.judged):
+            notify(
+                f"{group.pair[0]}: {lost:,} of {lost + group.judged:,} drawn samples have no score "
+                f"({group.undefined:,} undefined, {group.failed:,} failed); the mean is of samples that have one"
+            )

@@ -1,0 +1,40 @@
+"""Tables of Delta and Iceberg as tests make them: by their own libraries, the catalog in SQLite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+from pyiceberg.catalog import Catalog, load_catalog
+
+ANSWERS = pa.schema([("query", pa.string()), ("response", pa.string()), ("contexts", pa.list_(pa.string()))])
+
+
+def answers(*names: str, **more: Any) -> pa.Table:
+    """A row a name; `more` are columns that all rows have the same value of."""
+    rows = [{"query": f"q {name}", "response": f"r {name}", "contexts": [f"c {name}"], **more} for name in names]
+    extra = [(name, pa.scalar(value).type) for name, value in more.items()]
+    return pa.Table.from_pylist(rows, schema=pa.schema([*ANSWERS, *extra]))
+
+
+def append_delta(path: Path, rows: pa.Table, **options: Any) -> None:
+    """A version more of a Delta table."""
+    write_deltalake(str(path), rows, mode="append", **options)
+
+
+def catalog_variables(folder: Path) -> dict[str, str]:
+    """The variables by which `pyiceberg` finds the catalog `local` in a folder."""
+    return {
+        "PYICEBERG_CATALOG__LOCAL__TYPE": "sql",
+        "PYICEBERG_CATALOG__LOCAL__URI": f"sqlite:///{folder}/catalog.db",
+        "PYICEBERG_CATALOG__LOCAL__WAREHOUSE": f"file://{folder}/warehouse",
+    }
+
+
+def open_catalog() -> Catalog:
+    """The catalog of `catalog_variables`, with a namespace `db`."""
+    catalog = load_catalog("local")
+    catalog.create_namespace_if_not_exists("db")
+    return catalog

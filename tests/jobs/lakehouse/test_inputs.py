@@ -1,0 +1,188 @@
+"""Tables as inputs: the files of a version, and what is refused because its rows are not those of its files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import FileScanTask
+from pyiceberg.transforms import IdentityTransform
+from pyroaring import BitMap
+
+from tests.jobs.lakehouse.tables import answers, append_delta
+from untold.jobs.inputs.checking import check_input
+from untold.jobs.inputs.files import AS_THEY_ARE, NoInputError, SampleError, _units_of, find_files, inspect_files
+from untold.jobs.lakehouse.inputs import pinned
+from untold.udfs.samples.file_records import READERS
+
+NEEDS = ("query", "response", "contexts")
+
+
+def rows(path: str) -> list[dict[str, Any]]:
+    """The rows of an input, as workers read them."""
+    units = [unit for file in inspect_files(find_files(path)) for unit in _units_of(0, file, 1 << 20, False)]
+    return [dict(record.values) for unit in units for record in READERS["parquet"](unit)]
+
+
+def queries(path: str) -> set[str]:
+    return {row["query"] for row in rows(path)}
+
+
+def z85(content: bytes) -> str:
+    """Bytes as Delta's log has them: five characters for four bytes."""
+    letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    numbers = struct.unpack(f">{len(content) // 4}I", content)
+    return "".join(letters[number // 85**place % 85] for number in numbers for place in (4, 3, 2, 1, 0))
+
+
+def rewrite_log(table: Path, change: Any) -> None:
+    """Changes the actions of the first version, as an engine that writes other features has them."""
+    log = table / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("\n".join(json.dumps(change(action)) for action in actions))
+
+
+def test_a_delta_table_is_read_at_its_newest_version_or_the_one_that_is_named(tmp_path: Path) -> None:
+    table = tmp_path / "answers"
+    append_delta(table, answers("a"))
+    between = datetime.now(UTC).isoformat()
+    append_delta(table, answers("b"))
+    DeltaTable(str(table)).delete("query = 'q a'")
+    assert queries(f"delta:{table}") == {"q b"}
+    assert queries(f"delta:{table}@v1") == {"q a", "q b"}
+    assert queries(f"delta:{table}@{between}") == {"q a"}
+    assert pinned(f"delta:{table}") == f"delta:{table}@v2"
+    assert pinned(f"delta:{table}@{between}") == f"delta:{table}@v0"
+
+
+def test_partition_columns_of_delta_are_columns_of_the_rows(tmp_path: Path) -> None:
+    table = tmp_path / "answers"
+    parts = [{"sys tem": "a b/ä:c", "day": date(2026, 11, 20), "n": 1}, {"sys tem": "d", "day": None, "n": None}]
+    for part in parts:
+        given = answers("a")
+        for name, kind in (("sys tem", pa.string()), ("day", pa.date32()), ("n", pa.int64())):
+            given = given.append_column(name, pa.array([part[name]], kind))
+        append_delta(table, given, partition_by=["sys tem", "day", "n"])
+    found = [{name: row[name] for name in parts[0]} for row in rows(f"delta:{table}")]
+    assert sorted(found, key=str) == sorted(parts, key=str)
+    types = [file.types["day"] for file in inspect_files(find_files(f"delta:{table}"))]
+    assert [str(kind) for kind in types] == ["DateType()"] * 2
+    check_input(f"delta:{table}", AS_THEY_ARE, (*NEEDS, "sys tem"))
+
+
+def test_what_is_wrong_with_a_delta_table_is_one_line(tmp_path: Path) -> None:
+    table = tmp_path / "answers"
+    with pytest.raises(NoInputError, match="no Delta table; check the path"):
+        find_files(f"delta:{table}")
+    append_delta(table, answers("a"))
+    with pytest.raises(SampleError, match=r"@v7: the newest version is v0$"):
+        find_files(f"delta:{table}@v7")
+    before = datetime.now(UTC) - timedelta(days=1)
+    with pytest.raises(SampleError, match="the table is younger; give a later time"):
+        find_files(f"delta:{table}@{before.isoformat()}")
+    DeltaTable(str(table)).delete()
+    with pytest.raises(NoInputError, match="no rows in it"):
+        find_files(f"delta:{table}")
+
+
+def test_deletion_vectors_and_column_mapping_are_refused(tmp_path: Path) -> None:
+    mapped, deleted = tmp_path / "mapped", tmp_path / "deleted"
+    for table in (mapped, deleted):
+        append_delta(table, answers("a"))
+
+    def map_columns(action: dict[str, Any]) -> dict[str, Any]:
+        if "protocol" in action:
+            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
+        if "metaData" in action:
+            schema = json.loads(action["metaData"]["schemaString"])
+            for number, field in enumerate(schema["fields"], 1):
+                field["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"c{number}"}
+            action["metaData"]["schemaString"] = json.dumps(schema)
+            action["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
+        return action
+
+    def delete_rows(action: dict[str, Any]) -> dict[str, Any]:
+        if "protocol" in action:
+            features = ["deletionVectors"]
+            action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7}
+            action["protocol"] |= {"readerFeatures": features, "writerFeatures": features}
+        if "add" in action:
+            rows = BitMap([0]).serialize()
+            # Within the log: a magic number, one bitmap, its number, and as the protocol encodes bytes
+            bitmap = struct.pack("<IqI", 1681511377, 1, 0) + rows
+            inline = z85(bitmap + bytes(-len(bitmap) % 4))
+            vector = {"storageType": "i", "pathOrInlineDv": inline, "sizeInBytes": len(bitmap), "cardinality": 1}
+            action["add"]["deletionVector"] = vector
+        return action
+
+    rewrite_log(mapped, map_columns)
+    rewrite_log(deleted, delete_rows)
+    with pytest.raises(SampleError, match=r"columns have other names in its files \(delta.columnMapping.mode=name\)"):
+        find_files(f"delta:{mapped}")
+    with pytest.raises(SampleError, match=r"deletion vectors mark rows .* REORG TABLE"):
+        find_files(f"delta:{deleted}")
+
+
+def test_an_iceberg_table_is_read_at_its_newest_snapshot_or_the_one_that_is_named(catalog: Catalog) -> None:
+    table = catalog.create_table("db.answers", answers().schema)
+    with pytest.raises(NoInputError, match="no rows in it yet"):
+        find_files("iceberg:local.db.answers")
+    table.append(answers("a"))
+    first, between = table.current_snapshot(), datetime.now(UTC)
+    assert first is not None
+    table.append(answers("b"))
+    assert queries("iceberg:local.db.answers") == {"q a", "q b"}
+    assert queries(f"iceberg:local.db.answers@{first.snapshot_id}") == {"q a"}
+    assert queries(f"iceberg:local.db.answers@{between.isoformat()}") == {"q a"}
+    named = pinned(f"iceberg:local.db.answers@{between.isoformat()}")
+    assert named == f"iceberg:local.db.answers@{first.snapshot_id}"
+
+
+def test_partition_columns_that_files_of_iceberg_lack_are_columns_of_the_rows(catalog: Catalog, tmp_path: Path) -> None:
+    day = date(2026, 11, 20)
+    table = catalog.create_table("db.answers", answers("a", day=day).schema)
+    with table.update_spec() as update:
+        update.add_field("day", IdentityTransform(), "day")
+    table.append(answers("a", day=day))
+    (file,) = find_files("iceberg:local.db.answers")
+    local = Path(file.path)
+    stored = pq.read_table(local, partitioning=None)
+    # As files that another engine's table brought along
+    pq.write_table(stored.drop_columns(["day"]), local)
+    assert [row["day"] for row in rows("iceberg:local.db.answers")] == [day]
+
+
+def test_what_is_wrong_with_an_iceberg_table_is_one_line(catalog: Catalog) -> None:
+    with pytest.raises(NoInputError, match=r"iceberg:local\.db\.none: no such table"):
+        find_files("iceberg:local.db.none")
+    with pytest.raises(SampleError, match=r"iceberg:elsewhere\.db\.none: .*PYICEBERG_CATALOG__"):
+        find_files("iceberg:elsewhere.db.none")
+    table = catalog.create_table("db.answers", answers().schema)
+    table.append(answers("a"))
+    with pytest.raises(SampleError, match="no such snapshot; it may have expired"):
+        find_files("iceberg:local.db.answers@7")
+    with table.update_schema() as update:
+        update.rename_column("query", "question")
+    table.append(answers("b").rename_columns(["question", "response", "contexts"]))
+    with pytest.raises(SampleError, match="`query` was renamed or dropped in its table; rewrite"):
+        inspect_files(find_files("iceberg:local.db.answers"))
+    table.delete("response = 'r a'")
+    assert {row["question"] for row in rows("iceberg:local.db.answers")} == {"q b"}
+
+
+def test_delete_files_of_iceberg_are_refused(catalog: Catalog) -> None:
+    table = catalog.create_table("db.answers", answers().schema)
+    table.append(answers("a", "b"))
+    tasks = [FileScanTask(task.file, {task.file}) for task in table.scan().plan_files()]
+    with patch("pyiceberg.table.DataScan.plan_files", return_value=tasks):
+        with pytest.raises(SampleError, match=r"delete files mark rows .* rewrite_data_files"):
+            find_files("iceberg:local.db.answers")

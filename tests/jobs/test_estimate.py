@@ -1,0 +1,274 @@
+"""`untold estimate`: means of everything from judgements of a part, held against ppi-python and simulated worlds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ppi_py
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+import untold
+from untold.jobs.cli.main import main
+from untold.jobs.estimate import estimate, needed
+from untold.jobs.inputs.drawing import allocate
+from untold.jobs.results import Run, open_run
+from untold.jobs.summary.estimating import EstimateError, EstimateRequest
+from untold.udfs.errors import UserError
+
+Floats = NDArray[np.float64]
+# A 95 % interval of 2,000 worlds covers between these shares but once in a thousand
+LEAST, MOST = 0.935, 0.965
+WORLDS = 2_000
+
+
+def write_run(
+    folder: Path,
+    scores: dict[str, Sequence[float | None]],
+    *,
+    queries: Sequence[object],
+    systems: Sequence[str | None],
+    kept: Sequence[bool] | None = None,
+    status: str = "failed",
+    topic: Sequence[int] | None = None,
+    **manifest: Any,
+) -> Run:
+    """An output with these scores by metric, one a sample, of the samples that are kept; null ones have the status."""
+    places = [place for place in range(len(queries)) if kept is None or kept[place]]
+    ids = [f"s{place:07}" for place in places]
+    shared = {"sample_id": ids, "system": [systems[place] for place in places]}
+    asked = {"query": [f"query {queries[place]}" for place in places]}
+    extra = {} if topic is None else {"topic": [topic[place] for place in places]}
+    samples = pa.table({**shared, **asked, **extra})
+    tables = []
+    for metric, values in scores.items():
+        own = pa.array([values[place] for place in places], pa.float64())
+        states = pa.array(["ok" if one else status for one in own.is_valid().to_pylist()])
+        ones = pa.array(np.ones(len(places), np.int64))
+        row = {**shared, "metric": pa.array([metric] * len(places)), "score": own, "status": states}
+        tables.append(pa.table({**row, "covered": ones, "uncovered": ones}))
+    for name, table in (("samples", samples), ("scores", pa.concat_tables(tables))):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(table, folder / name / "part-0.parquet")
+    told = {"status": "finished", "metrics": list(scores), "identity": {"input": folder.name}, **manifest}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    return open_run(str(folder))
+
+
+def draw_world(seed: int, samples: int, systems: int = 1) -> tuple[Floats, Floats, list[int], list[str | None]]:
+    """Scores and proxies of samples, their queries (one a sample of each system) and systems."""
+    random = np.random.default_rng(seed)
+    queries = np.repeat(np.arange(samples // systems), systems)
+    names = [f"system {number % systems}" for number in range(samples)]
+    ease = random.normal(0, 0.1, samples // systems)[queries]
+    score = np.clip(0.5 + ease + random.normal(0, 0.15, samples), 0, 1)
+    proxy = np.clip(0.1 + 0.8 * score + random.normal(0, 0.08, samples), 0, 1)
+    return score, proxy, queries.tolist(), list(names)
+
+
+def test_without_strata_and_shared_queries_it_is_ppi(tmp_path: Path) -> None:
+    score, proxy, _, _ = draw_world(1, 1_000)
+    judged = np.random.default_rng(2).random(1_000) < 0.2
+    of_all: dict[str, Any] = {"queries": range(1_000), "systems": [None] * 1_000}
+    run = write_run(tmp_path / "dear", {"nli": score.tolist()}, kept=judged.tolist(), **of_all)
+    cheap = write_run(tmp_path / "cheap", {"e2e": proxy.tolist()}, **of_all)
+    (row,) = estimate(EstimateRequest(run, cheap)).means
+    given = (score[judged], proxy[judged], proxy[~judged])
+    low, high = ppi_py.ppi_mean_ci(*given, alpha=0.05)
+    assert row["mean"] == pytest.approx(float(np.squeeze(ppi_py.ppi_mean_pointestimate(*given))), abs=1e-9)
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((float(low[0]), float(high[0])), abs=1e-6)
+    plain = ppi_py.classical_mean_ci(score[judged], alpha=0.05)
+    assert row["plain_mean"] == pytest.approx(score[judged].mean())
+    assert (row["plain_low"], row["plain_high"]) == pytest.approx([float(np.squeeze(one)) for one in plain], rel=1e-2)
+    assert (row["metric"], row["proxy"], row["level"], row["n"]) == ("nli", "e2e", "overall", 1_000)
+    assert row["judged"] == judged.sum()
+    assert row["effective"] == pytest.approx(row["judged"] * (np.diff(plain)[0] / (high - low)[0]) ** 2, rel=2e-2)
+
+
+def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
+    """The share of worlds whose interval holds the true mean, by level; each world is a metric of one pair of runs.
+
+    With topics, the judged samples are drawn by strata, of which half are so small that one sample of each is drawn.
+    """
+    random = np.random.default_rng(5)
+    size, judged, queries = 450, 150, 450 // systems
+    of_query = np.repeat(np.arange(queries), systems)
+    names: list[str | None] = [f"system {number % systems}" for number in range(size)]
+    topic = np.where(of_query < 24, of_query // 3, 100 + of_query % 4) if topics else np.zeros(size, int)
+    kept = np.zeros(size, bool)
+    values, counts = np.unique(topic, return_counts=True)
+    for value, share in zip(values, allocate(counts.tolist(), judged), strict=True):
+        kept[random.permutation(np.flatnonzero(topic == value))[:share]] = True
+    # What a query shares, and what a system adds to it
+    ease = random.normal(0, 0.1 if systems > 1 else 0, (WORLDS, queries))[:, of_query]
+    truth = 0.4 + 0.05 * (np.arange(size) % systems) + 0.02 * (topic % 7)
+    score = truth + ease + random.normal(0, 0.1, (WORLDS, size))
+    proxy = 0.2 + 0.7 * score + random.normal(0, 0.05, (WORLDS, size))
+    shared: dict[str, Any] = {"queries": of_query.tolist(), "systems": names, "topic": topic.tolist()}
+    drawn = {"input": {"draw": {"stratify": ["topic"] if topics else []}}}
+    worlds = {f"{world:04}": world for world in range(WORLDS)}
+    run = write_run(
+        folder / "dear", {name: score[at] for name, at in worlds.items()}, kept=kept.tolist(), **shared, **drawn
+    )
+    cheap = write_run(folder / "cheap", {name: proxy[at] for name, at in worlds.items()}, **shared)
+    found = estimate(EstimateRequest(run, cheap))
+    means = {name: float(truth[[other == name for other in names]].mean()) for name in names} | {None: truth.mean()}
+    levels: dict[str, list[bool]] = {}
+    for row in [*found.means, *found.differences]:
+        true = means[row["system"]] - (means[row["second"]] if row["second"] else 0)
+        levels.setdefault(row["level"], []).append(row["ci_low"] <= true <= row["ci_high"])
+    return {level: float(np.mean(holds)) for level, holds in levels.items()}
+
+
+@pytest.mark.parametrize(("systems", "topics"), [(1, False), (3, False), (3, True)])
+def test_intervals_hold_the_mean_as_often_as_they_say(tmp_path: Path, systems: int, topics: bool) -> None:
+    found = coverage(tmp_path, systems=systems, topics=topics)
+    assert all(LEAST <= share <= MOST for share in found.values()), found
+
+
+def small_runs(folder: Path) -> tuple[Run, Run]:
+    """Forty judged samples of a thousand of two systems, and a proxy of all."""
+    score, proxy, queries, systems = draw_world(3, 1_000, systems=2)
+    shared: dict[str, Any] = {"queries": queries, "systems": systems}
+    kept = [query < 60 for query in queries]
+    values: list[float | None] = [*score]
+    values[0] = values[1] = None
+    drawn = {"input": {"draw": {"rows": 120, "seed": 0, "of": 1_000}}}
+    run = write_run(folder / "dear", {"nli": values}, kept=kept, status="no_statements", **shared, **drawn)
+    return run, write_run(folder / "cheap", {"nli": [None, None, None, *proxy[3:]]}, **shared)
+
+
+def test_what_has_no_score_is_counted_and_said(tmp_path: Path) -> None:
+    run, cheap = small_runs(tmp_path)
+    notes: list[str] = []
+    overall, first, second = estimate(EstimateRequest(run, cheap), notes.append).means
+    assert notes == [
+        "nli: 2 of 120 drawn samples have no score (2 undefined, 0 failed); the mean is of samples that have one"
+    ]
+    assert (overall["n"], overall["judged"], overall["undefined"]) == (998, 118, 2)
+    assert (first["undefined"], second["undefined"]) == (1, 1)
+    zero = estimate(EstimateRequest(run, cheap, undefined="zero")).means[0]
+    assert (zero["judged"], zero["undefined"]) == (120, 0)
+    assert zero["plain_mean"] == pytest.approx(overall["plain_mean"] * 118 / 120)
+
+
+def test_a_proxy_that_adds_nothing_is_named(tmp_path: Path) -> None:
+    score, _, queries, systems = draw_world(4, 400)
+    noise = np.random.default_rng(0).random(400)
+    shared: dict[str, Any] = {"queries": queries, "systems": systems}
+    run = write_run(tmp_path / "dear", {"nli": score.tolist()}, kept=[place < 100 for place in range(400)], **shared)
+    cheap = write_run(tmp_path / "cheap", {"e2e": noise.tolist(), "nli": score.tolist()}, **shared)
+    notes: list[str] = []
+    found = estimate(EstimateRequest(run, cheap, proxy_metric="e2e"), notes.append).means[0]
+    assert found["effective"] == pytest.approx(100, rel=0.05)
+    assert notes[0].startswith(
+        "nli: the proxy e2e adds nothing to the mean of all samples, system 0 (its weight is 0.0"
+    )
+    best = estimate(EstimateRequest(run, cheap)).means[0]
+    assert best["effective"] > 350
+    everything = write_run(tmp_path / "all", {"nli": score.tolist()}, **shared)
+    estimate(EstimateRequest(everything, cheap), notes.append)
+    assert notes[-1].startswith("nli: the proxy nli adds nothing to the mean of all samples, system 0 (every sample is")
+
+
+def test_people_are_the_judges_of_a_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    score, proxy, queries, systems = draw_world(6, 500)
+    shared: dict[str, Any] = {"queries": queries, "systems": systems}
+    run = write_run(tmp_path / "dear", {"e2e": proxy.tolist()}, **shared)
+    # Two people of each sample, one that the run does not have, one without a label
+    lines = [f"s{place:07},{score[place] + shift}" for place in range(100) for shift in (-0.1, 0.1)]
+    labels = tmp_path / "people.csv"
+    labels.write_text("\n".join(["sample_id,label", *lines, "x,1", "s0000100,"]))
+    assert main(["estimate", run.directory, "--labels", str(labels), "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    row = found["estimates"][0]
+    judged = np.arange(500) < 100
+    low, high = ppi_py.ppi_mean_ci(score[judged], proxy[judged], proxy[~judged], alpha=0.05)
+    assert (row["metric"], row["proxy"], row["judged"], found["differences"]) == ("labels", "e2e", 100, [])
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((float(low[0]), float(high[0])), abs=1e-6)
+    assert f"people.csv: 1 sample is not in {run.directory}, and left out" in err
+    for text, said in (("sample_id,label\ns1,yes", "column label must be numbers"), ("id,x\n1,2", "need the columns")):
+        labels.write_text(text)
+        assert main(["estimate", run.directory, "--labels", str(labels)]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_the_command_prints_and_writes_what_python_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, cheap = small_runs(tmp_path)
+    output = tmp_path / "out"
+    given = ["estimate", run.directory, "--proxy", cheap.directory, "--output", str(output), "--all"]
+    assert main(given) == 0
+    printed = capsys.readouterr().out
+    assert "worth: judged samples whose plain mean would have an interval as narrow" in printed
+    assert "system 0" in printed
+    with pytest.warns(UserWarning, match="2 of 120 drawn samples have no score"):
+        found = untold.open_run(run.directory).estimate(cheap)
+    written = open_run(str(output)).table("estimates").to_pylist()
+    assert written == [*found["estimates"].to_pylist(), *found["differences"].to_pylist()]
+    assert [row["level"] for row in written] == ["overall", "system", "system", "difference"]
+    difference, means = written[-1], {row["system"]: row["mean"] for row in written[1:3]}
+    assert difference["mean"] == pytest.approx(means[difference["system"]] - means[difference["second"]], abs=0.02)
+    assert main(given[:-1]) == 0
+    assert main(["estimate", cheap.directory, "--proxy", run.directory, "--output", str(output)]) == 1
+    assert "belongs to another input" in capsys.readouterr().err
+
+
+def test_runs_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    run, cheap = small_runs(tmp_path)
+    with pytest.raises(EstimateError, match=r"^give --proxy, a run of all samples"):
+        estimate(EstimateRequest(run))
+    two = write_run(tmp_path / "two", {"e2e": [0.5], "qa": [0.5]}, queries=["q"], systems=["a"])
+    with pytest.raises(EstimateError, match="no metric nli; say with --proxy-metric which of e2e, qa is its proxy"):
+        estimate(EstimateRequest(run, two))
+    apart = write_run(tmp_path / "apart", {"nli": [0.5]}, queries=["q"], systems=["a"], kept=[True])
+    (tmp_path / "apart" / "scores" / "part-0.parquet").unlink()
+    with pytest.raises(UserError, match="no table"):
+        estimate(EstimateRequest(run, apart))
+    drawn = write_run(
+        tmp_path / "drawn", {"nli": [0.5]}, queries=["q"], systems=["a"], input={"draw": {"stratify": ["topic"]}}
+    )
+    with pytest.raises(EstimateError, match="drawn by topic, which the samples of the proxy do not have"):
+        estimate(EstimateRequest(drawn, cheap))
+
+
+@pytest.mark.parametrize("half_width", [0.02, 0.008])
+def test_as_many_judged_samples_as_needed_give_the_width(tmp_path: Path, half_width: float) -> None:
+    score, proxy, queries, systems = draw_world(7, 4_000)
+    shared: dict[str, Any] = {"queries": queries, "systems": systems}
+    cheap = write_run(tmp_path / "cheap", {"nli": proxy.tolist()}, **shared)
+    order = np.random.default_rng(1).permutation(4_000)
+
+    def judge(number: int) -> Run:
+        chosen = np.isin(np.arange(4_000), order[:number]).tolist()
+        return write_run(tmp_path / f"dear-{number}", {"nli": score.tolist()}, kept=chosen, **shared)
+
+    pilot = judge(300)
+    for plain in (False, True):
+        row = needed(EstimateRequest(pilot, None if plain else cheap), half_width)[0]
+        assert row["needed"] is not None
+        (found, *_) = estimate(EstimateRequest(judge(row["needed"]), cheap)).means
+        low, high = ("plain_low", "plain_high") if plain else ("ci_low", "ci_high")
+        assert (found[high] - found[low]) / 2 == pytest.approx(half_width, rel=0.08)
+    # Not even the proxy of all samples knows so much
+    assert needed(EstimateRequest(pilot, cheap), 0.0001)[0]["needed"] is None
+
+
+def test_the_command_says_how_many_are_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, cheap = small_runs(tmp_path)
+    given = ["sample-size", run.directory, "--proxy", cheap.directory, "--half-width", ".02"]
+    assert main([*given, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["system"], row["judged"]) for row in rows] == [(None, 118), ("system 0", 59), ("system 1", 59)]
+    assert all(row["judged"] < row["needed"] < row["n"] for row in rows[1:])
+    assert main(given) == 0
+    assert "needed: judged samples for a 95 % interval of +-0.02" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*given[:-1], "0"])
+    assert "must be a number above 0" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""Runs between tables of a lakehouse: inputs at one version, and nights that are whole in each table or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
+from pyiceberg.utils.config import Config
+from pyspark.sql import SparkSession
+
+from tests.fakes.model_server import ModelServer
+from tests.jobs.lakehouse.tables import catalog_variables
+from tests.runs.harness import Ended, Row, count_distinct, make_samples, read_manifest
+from tests.runs.here import RunHere
+from untold.jobs.lakehouse.delta import DeltaLake
+from untold.jobs.lakehouse.iceberg import IcebergLake
+from untold.jobs.results import open_run
+from untold.jobs.run.output import Output
+from untold.jobs.tables import RESULT_TABLES
+
+SAMPLES = make_samples(20)
+DATE = "2026-11-20"
+CATALOG = {"lakehouse.catalog": "local", "lakehouse.namespace": "nights"}
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone."""
+
+
+class World:
+    """A folder with the table `answers`, and runs over it into `lake`."""
+
+    def __init__(self, run_here: RunHere, server: ModelServer, folder: Path) -> None:
+        self._run, self.server, self.folder = run_here, server, folder
+        self.output = folder / "out"
+
+    @property
+    def answers(self) -> str:
+        return f"delta:{self.folder / 'answers'}"
+
+    def add(self, rows: list[Row], **options: Any) -> None:
+        write_deltalake(str(self.folder / "answers"), pa.Table.from_pylist(rows), mode="append", **options)
+
+    def run(self, *flags: str, input: str | None = None, output: Path | None = None, **settings: Any) -> Ended:
+        place = {"lakehouse.path": self.folder / "lake", "store": self.folder / "store", **CATALOG}
+        paths: Any = (input or self.answers, output or self.output)
+        return self._run(self.server, *paths, *flags, settings={**place, **settings})
+
+    def delta(self, name: str) -> list[Row]:
+        rows: list[Row] = DeltaTable(str(self.folder / "lake" / name)).to_pyarrow_table().to_pylist()
+        return rows
+
+    def iceberg(self, name: str) -> list[Row]:
+        rows: list[Row] = load_catalog("local").load_table(f"nights.{name}").scan().to_arrow().to_pylist()
+        return rows
+
+    @property
+    def version(self) -> str:
+        version: str = read_manifest(self.output)["input"]["version"]
+        return version
+
+
+@pytest.fixture
+def world(run_here: RunHere, server: ModelServer, tmp_path: Path) -> Iterator[World]:
+    with patch.dict(os.environ, catalog_variables(tmp_path)):
+        # It reads variables when it is imported
+        with patch("pyiceberg.catalog._ENV_CONFIG", Config()):
+            yield World(run_here, server, tmp_path)
+
+
+def by_id(rows: list[Row]) -> dict[str, Row]:
+    return {row["sample_id"]: row for row in rows}
+
+
+@contextmanager
+def killed_at(lake: type, number: int) -> Iterator[list[str]]:
+    """Ends a run just before its commit of that number, as `kill -9` would: nothing is tidied up."""
+    names: list[str] = []
+    commit: Callable[..., int] = lake.commit  # type: ignore[attr-defined]
+
+    def commit_or_die(self: Any, name: str, files: Any) -> int:
+        if len(names) == number:
+            raise Killed
+        names.append(name)
+        return commit(self, name, files)
+
+    with patch.object(lake, "commit", commit_or_die), patch.object(Output, "_break_off"):
+        yield names
+
+
+def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> None:
+    world.add(SAMPLES[:5])
+    world.add(SAMPLES[5:10])
+    first = world.run()
+    assert first.code == 0, first.err
+    assert world.version == "v1"
+    assert read_manifest(world.output)["input"]["path"] == f"{world.answers}@v1"
+    calls = world.server.count()
+    world.add(SAMPLES[10:])
+    again = world.run()
+    assert again.code == 0, again.err
+    assert "Nothing to do" in again.out
+    assert world.server.count() == calls == count_distinct(SAMPLES[:10])
+    other = world.run(input=f"{world.answers}@v2")
+    assert other.code == 1
+    assert "another input" in other.err
+    # Since a version: only what is new is asked, and the tables are of all rows
+    since = world.run("--since", "v1")
+    assert since.code == 0, since.err
+    assert world.version == "v2"
+    assert "10 late, 0 changed, 0 gone" in since.err
+    assert world.server.count() == count_distinct(SAMPLES)
+    assert read_manifest(world.output)["counts"]["samples"] == 20
+    # The same in a new output, by the store
+    elsewhere = world.run("--since", "v1", output=world.folder / "elsewhere")
+    assert elsewhere.code == 0, elsewhere.err
+    assert world.server.count() == count_distinct(SAMPLES)
+    assert open_run(world.folder / "elsewhere").summary().equals(open_run(world.output).summary())
+    unknown = world.run("--since", "v1", output=world.folder / "unknown", store=world.folder / "empty")
+    assert unknown.code == 1
+    assert "no completions, so that every row would be asked; leave --since out" in unknown.err
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_night_is_in_the_lakehouse_once_whatever_befell_it(world: World, spark: SparkSession, format: str) -> None:
+    lake, read = (DeltaLake, world.delta) if format == "delta" else (IcebergLake, world.iceberg)
+    flags = ("--output-format", format, "--date", DATE)
+    # A column of the user's own
+    world.add([{**row, "topic": row["system"]} for row in SAMPLES[:10]])
+    with killed_at(lake, 4) as names, pytest.raises(Killed):
+        world.run(*flags)
+    assert read("scores") == []
+    calls = world.server.count()
+    ended = world.run(*flags)
+    assert ended.code == 0, ended.err
+    assert world.server.count() == calls
+    run = open_run(world.output)
+    assert len(names) == 4
+    for name in RESULT_TABLES:
+        ours = run.table(name).to_pylist()
+        theirs = [{key: value for key, value in row.items() if key != "date"} for row in read(name)]
+        assert sorted(map(str, ours)) == sorted(map(str, theirs)), name
+        assert {str(row["date"]) for row in read(name)} <= {DATE}
+    assert [row["topic"] for row in read("samples")] == [row["system"] for row in read("samples")]
+    files = [str(run.path_of(name)) for name in ("scores", "statements")]
+    assert spark.read.parquet(files[0]).count() == 10
+    # Nothing to do, and nothing done
+    versions = read_manifest(world.output)["lakehouse"]["versions"]
+    assert "Nothing to do" in world.run(*flags).out
+    assert read_manifest(world.output)["lakehouse"]["versions"] == versions
+    # Rows that came late, and a kill with all but the last table added
+    world.add([{**row, "topic": "late"} for row in SAMPLES[10:]])
+    with killed_at(lake, len(RESULT_TABLES) - 1), pytest.raises(Killed):
+        world.run(*flags, "--since", "v0")
+    assert read_manifest(world.output)["status"] == "running"
+    ended = world.run(*flags)
+    assert ended.code == 0, ended.err
+    assert len(by_id(read("scores"))) == len(read("scores")) == 20
+    (overall,) = [row for row in read("summary") if row["level"] == "overall"]
+    assert overall["n"] == 20
+    assert world.server.count() == count_distinct(SAMPLES)
+    # Another date beside it
+    other = world.run("--output-format", format, "--date", "2026-11-21", output=world.folder / "other")
+    assert other.code == 0, other.err
+    assert len(read("scores")) == 40
+
+
+def test_what_a_lakehouse_lacks_is_one_line(world: World) -> None:
+    world.add(SAMPLES[:2])
+    missing = world.run("--output-format", "delta", **{"lakehouse.path": "null"})
+    assert missing.code == 1
+    assert "--output-format delta needs lakehouse.path: --set lakehouse.path=DIR" in missing.err
+    nowhere = world.run(input=f"delta:{world.folder / 'nowhere'}")
+    assert nowhere.code == 1
+    assert "no Delta table; check the path" in nowhere.err

@@ -1,0 +1,57 @@
+"""`llm.repeats`: a share of the samples is scored several times, and the output says how far the judge repeats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import make_samples, read_manifest, read_table, write_samples
+from tests.runs.here import RunHere
+
+# The judge first finds nothing of this sample covered, and everything as it is from then on
+CHANGES = {
+    "when": {"stage": "evaluate_coverage", "contains": "Fact C1.", "attempt_below": 2},
+    "do": {
+        "text": "[Covered statements]\n\n[Uncovered statements]\n- Fact A0. [1]\n- Fact B0. [1, 2]\n- Fact C1. [2]\n"
+    },
+}
+
+
+def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    server.configure(answer="e2e", rules=[CHANGES])
+    path = write_samples(tmp_path / "samples.jsonl", make_samples(10))
+    settings = {"llm.repeats": 3, "llm.repeated_share": 1, "llm.structured": "off", "statistics.widen": "true"}
+    planned = run_here(server, path, tmp_path / "out", "--metric", "e2e", "--json", settings=settings, command="plan")
+    assert planned.code == 0, planned.err
+    expected = {row["stage"]: row["requests"] for row in json.loads(planned.out)}
+    ended = run_here(server, path, tmp_path / "out", settings=settings)
+    assert ended.code == 0, ended.err
+    assert {stage: server.count(stage) for stage in expected} == expected
+    overall, even, odd = read_table(tmp_path / "out", "repeatability")
+    assert (overall["metric"], overall["repeats"], overall["n"], overall["system"]) == ("e2e", 3, 10, None)
+    # Of a score of 0 once and 2 / 3 twice; the other samples are judged alike each time
+    variance = (2 / 3) ** 2 / 3
+    assert odd["deviation"] == pytest.approx((variance / 5) ** 0.5)
+    assert overall["deviation"] == pytest.approx((variance / 10) ** 0.5)
+    assert (even["deviation"], even["flips"], even["share"]) == (0, 0, 0)
+    assert odd["flips"] == pytest.approx(2 / odd["statements"])
+    assert "e2e: over 3 scorings of 10 samples a score varies by 0.122 (standard deviation)" in ended.err
+    usage = {row["stage"]: row["requests"] for row in read_table(tmp_path / "out", "usage")}
+    assert usage == expected
+    # The interval is that of a run without repeats, but for its width
+    shared = {"llm.structured": "off", "store": tmp_path / "out" / "completions"}
+    alone = run_here(server, path, tmp_path / "alone", settings=shared)
+    assert alone.code == 0, alone.err
+    assert server.count() == sum(expected.values())
+    (wide, *_), (plain, *_) = (read_manifest(tmp_path / name)["summary"] for name in ("out", "alone"))
+    assert wide["mean"] == plain["mean"]
+    factor = (1 + overall["share"]) ** 0.5
+    assert wide["mean"] - wide["ci_low"] == pytest.approx(factor * (plain["mean"] - plain["ci_low"]))
+    again = run_here(server, path, tmp_path / "out", settings=settings)
+    assert (again.code, server.count()) == (0, sum(expected.values()))
+    refused = run_here(server, path, tmp_path / "out", settings={**settings, "llm.repeats": 2})
+    assert refused.code == 1
+    assert "other settings (llm.repeats)" in refused.err

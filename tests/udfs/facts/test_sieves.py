@@ -1,0 +1,125 @@
+"""Filters of pairs: what they take, what of it is audited, and how far the audit's interval is to be trusted."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.udfs.facts.test_pairs import STAGE, owner
+from untold.udfs.facts.pairs import LISTS, PAIRS, ask_again, ask_all, generate_lists, generate_pairs
+from untold.udfs.facts.sieves import Sieve, content_words, is_audited
+from untold.udfs.llm.keys import Stage
+from untold.udfs.statistics.intervals import clopper_pearson_interval
+
+LISTED = Stage("classify_relations", ("premise", "hypotheses"), "m", "{{ premise }} {{ hypotheses }}")
+WORDS = ("tower", "harbour", "1874", "steel", "ferry", "the", "of", "was")
+texts_of_words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
+
+
+def owned(texts: list[str], contexts: int, **more: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{**owner("o", contexts, len(texts) - contexts), "texts": texts, **more}])
+
+
+def taken(sieve: Sieve, texts: list[str], **more: Any) -> set[tuple[int, int]]:
+    """The pairs of all texts that a sieve takes."""
+    source, target = (np.array(side) for side in zip(*permutations(range(len(texts)), 2), strict=True))
+    found = sieve.of({"texts": texts, **more})(source, target)[0]
+    return set(zip(source[found].tolist(), target[found].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The Tower of Osk", {"tower", "osk"}),
+        ("It was not there, and nothing is.", {"nothing"}),
+        ("In 2 of the 5 km", {"2", "5", "km"}),
+        ("Ｆｕｌｌ width", {"full", "width"}),
+        ("東京は", {"東京", "京は"}),
+        ("of the", set()),
+    ],
+)
+def test_content_words_are_tokens_less_stop_words_and_numbers_always(text: str, words: set[str]) -> None:
+    assert content_words(text) == words
+
+
+@given(st.lists(texts_of_words, min_size=2, max_size=6, unique=True))
+def test_words_take_pairs_without_a_common_content_word(texts: list[str]) -> None:
+    expected = {
+        (one, other)
+        for one, other in permutations(range(len(texts)), 2)
+        if not set(texts[one].split()) & set(texts[other].split()) - {"the", "of", "was"}
+    }
+    assert taken(Sieve("words"), texts) == expected
+    assert taken(Sieve("none"), texts) == set()
+
+
+def test_vectors_take_pairs_below_the_cosine_and_either_takes_what_one_takes() -> None:
+    texts = ["tower a", "tower b", "ferry c", "ferry d"]
+    vectors = [[1.0, 0.0], [0.0, 1.0], [0.8, 0.6], None]
+    far = {(0, 1), (1, 0)}
+    assert taken(Sieve("vectors", 0.6), texts, vectors=vectors) == far
+    assert taken(Sieve("vectors", 0.61), texts, vectors=vectors) == far | {(1, 2), (2, 1)}
+    apart = {(one, other) for one, other in permutations(range(4), 2) if (one < 2) != (other < 2)}
+    assert taken(Sieve("either", 0.6), texts, vectors=vectors) == far | apart
+
+
+@given(st.lists(texts_of_words, min_size=2, max_size=7, unique=True), st.integers(1, 3), st.floats(0, 1))
+def test_pairs_and_lists_ask_what_is_not_taken_and_what_is_audited(texts: list[str], size: int, share: float) -> None:
+    contexts = max(1, len(texts) - 2)
+    sieve, batch = Sieve("words", audit=share), owned(texts, contexts)
+    pairs = pa.Table.from_batches(generate_pairs(iter([batch]), STAGE, ask_all, sieve), PAIRS).to_pylist()
+    apart = taken(sieve, texts)
+    for row in pairs:
+        pair = row["source"], row["target"]
+        audited = is_audited(texts[pair[0]], texts[pair[1]], share)
+        told = ("audit" if audited else "filtered") if pair in apart else "model"
+        assert (row["judged_by"], row["request_id"] is None) == (told, told == "filtered")
+    lists = pa.Table.from_batches(generate_lists(iter([batch]), LISTED, ask_all, size, sieve), LISTS).to_pylist()
+    listed = {
+        (row["source"], target): (teller, row["request_id"] is None)
+        for row in lists
+        for target, teller in zip(row["targets"], row["judged_by"], strict=True)
+    }
+    assert listed == {(r["source"], r["target"]): (r["judged_by"], r["request_id"] is None) for r in pairs}
+    assert sum(len(row["targets"]) for row in lists) == len(pairs)
+    assert all(len(row["targets"]) <= size for row in lists if row["request_id"])
+
+
+def test_pairs_that_are_asked_again_are_told_by_the_same() -> None:
+    texts = ["tower a", "ferry b", "tower c"]
+    again = [{"source": 0, "target": 1}, {"source": 0, "target": 2}]
+    batch = owned(texts, 3, again=again)
+    rows = pa.Table.from_batches(generate_lists(iter([batch]), LISTED, ask_again, 9, Sieve("words", audit=1.0)), LISTS)
+    assert rows.select(["source", "targets", "judged_by"]).to_pylist() == [
+        {"source": 0, "targets": [1, 2], "judged_by": ["audit", "model"]}
+    ]
+
+
+def test_an_audit_is_a_share_by_hash() -> None:
+    pairs = [(f"premise {number}", f"hypothesis {number}") for number in range(20_000)]
+    drawn = [is_audited(*pair, 0.05) for pair in pairs]
+    assert sum(drawn) == pytest.approx(1_000, rel=0.1)
+    assert drawn == [is_audited(*pair, 0.05) for pair in pairs]
+    assert all(is_audited(*pair, 0.2) for pair, one in zip(pairs, drawn, strict=True) if one)
+    assert not any(is_audited(*pair, 0.0) for pair in pairs)
+    assert all(is_audited(*pair, 1.0) for pair in pairs)
+
+
+def test_the_interval_of_an_audit_holds_the_true_miss_rate_in_nearly_all_of_1000_worlds() -> None:
+    """Each world has 400 pairs that a filter takes, of which a judge calls some entailments."""
+    held = 0
+    for world in range(1000):
+        random = np.random.default_rng(world)
+        missed = random.random(400) < random.choice([0.002, 0.01, 0.05, 0.2, 0.5])
+        audited = np.array([is_audited(f"{world} {pair}", "hypothesis", 0.2) for pair in range(400)])
+        interval = clopper_pearson_interval(int((missed & audited).sum()), int(audited.sum()))
+        assert interval.low is not None
+        assert interval.high is not None
+        held += interval.low <= missed.mean() <= interval.high
+    assert held >= 940

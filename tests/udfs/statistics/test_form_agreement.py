@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query
+
+
+def test_tau_is_that_of_the_systems_means() -> None:
+    random = np.random.default_rng(1)
+    sizes = random.integers(0, 3, (80, 6))
+    sums = np.stack([random.random((80, 6)) + 0.1 * np.arange(6) for _ in range(2)]) * sizes
+    found = compare_rankings(sums, sizes, seed=0)
+    assert found is not None
+    first, second = (sums.sum(axis=1) / sizes.sum(axis=0))[:]
+    assert found.tau.mean == pytest.approx(kendalltau(first, second).statistic)
+    assert found.same_winner == (first.argmax() == second.argmax())
+    assert found.tau.low is not None
+    assert found.tau.high is not None
+    assert found.tau.low <= found.tau.mean <= found.tau.high
+    assert 0 <= found.changes <= 1
+
+
+def test_one_measure_ranks_as_itself() -> None:
+    random = np.random.default_rng(2)
+    sums = np.stack([random.random((40, 3))] * 2)
+    found = compare_rankings(sums, np.ones((40, 3)), seed=0)
+    assert found is not None
+    assert (found.tau.mean, found.tau.low, found.tau.high) == (1, 1, 1)
+    assert (found.same_winner, found.changes) == (True, 0)
+
+
+def test_tied_systems_have_no_tau_and_one_has_no_ranking() -> None:
+    sums = np.stack([np.ones((5, 2)), np.arange(10).reshape(5, 2)])
+    found = compare_rankings(sums, np.ones((5, 2)), seed=0)
+    assert found is not None
+    assert found.tau.mean is None
+    assert compare_rankings(sums[:, :, :1], np.ones((5, 1)), seed=0) is None
+
+
+def test_kappa_is_that_of_all_verdicts_together() -> None:
+    random = np.random.default_rng(4)
+    first = random.integers(0, 3, (60, 12))
+    second = np.where(random.random((60, 12)) < 0.8, first, random.integers(0, 3, (60, 12)))
+    tables = np.zeros((60, 3, 4), int)
+    for query in range(60):
+        np.add.at(tables[query], (first[query], second[query]), 1)
+    found = kappa_by_query(tables, seed=0)
+    agreed, chance = (first == second).mean(), sum((first == one).mean() * (second == one).mean() for one in range(3))
+    assert found.mean == pytest.approx((agreed - chance) / (1 - chance))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.mean < found.high
+    assert 0.05 < found.high - found.low < 0.2
+
+
+def test_where_nothing_differs_the_limits_are_kappa_itself() -> None:
+    tables = np.zeros((5, 2, 3), int)
+    tables[:, 0, 0], tables[:, 1, 1] = 3, 2
+    found = kappa_by_query(tables, seed=0)
+    assert (found.mean, found.low, found.high) == (1, 1, 1)

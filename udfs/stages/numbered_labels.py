@@ -1,0 +1,141 @@
+"""Reading a label for each of the texts that a prompt numbers: `1: neutral` a line, or a list in JSON or a table.
+
+Every function is linear in the completion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.numbered import Numbered, number_in
+from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.reading import is_rule, strip_thinking
+from untold.udfs.stages.records import Cell, Record, Value, field_name, json_at_line_starts, read_records, unwrapped
+
+ReadLabel = Callable[[str, int], str]
+"""The label in a text that answers for a number; raises `Unparsable` where there is none, or no clear one."""
+
+_ID_NAMES = (
+    *("id", "number", "no", "n", "index", "hypothesis", "hypothesisid", "hypothesisnumber", "hypothesisno"),
+    *("answer", "answerid", "answernumber", "statement", "text"),
+)
+_LABEL_NAMES = ("relation", "relationship", "label", "verdict", "classification", "judgement", "judgment", "result")
+# `1:`, `**Hypothesis 2** -`, `<hypothesis id="3">`, `[4]`, a number alone, and `5 neutral`: never `1.5 km` or `8 boats`
+_OPENS = re.compile(
+    r"[^\w\n]{0,12}(?:(?:hypothesis|statement|answer|number|no|id|h)\b[^\w\n]{0,6}){0,2}(?P<number>\d{1,9})"
+    r"(?:[*_`\"'\])>]{0,4}[^\S\n]{0,2}(?:[:：.](?!\d)|[)\]|=→>]|[-–—]{1,2}>?\s)"
+    r"|[*_`\])>]{0,4}[^\S\n]{0,9}$|(?=[*_`\])>]{0,4}[^\S\n]{1,3}[*_`\"'(]{0,3}[^\W\d]+[\W_]{0,9}$))",
+    re.IGNORECASE,
+)
+_AROUND = " \t\r*_`\"'“”‘’|:-–—>"
+_PARTS = re.compile(r"[|:：→]|[^\S\n][-–—]{1,2}>?[^\S\n]")
+_CLOSING_TAG = re.compile(r"</\w{1,20}>")
+
+
+def read_numbered_labels(completion: str, numbered: Numbered, read: ReadLabel) -> list[str | None]:
+    """The label of each text, in their order; None where its number is missing, stands twice or has no clear label.
+
+    Other numbers are passed over. A label without a number answers for a text that is alone. Raises `Unparsable` where
+    no text has a label, and for the number 0.
+    """
+    said: defaultdict[int, list[str | None]] = defaultdict(list)
+    for number, text in _numbered_texts(completion, numbered):
+        label = None
+        with suppress(Unparsable):
+            label = read(text, number) if number in numbered else None
+        said[number].append(label)
+    if not said and len(numbered.texts) == 1:
+        return [read(strip_thinking(completion), 1)]
+    labels = [said[number][0] if len(said[number]) == 1 else None for number in range(1, len(numbered.texts) + 1)]
+    if not any(labels):
+        raise Unparsable("no clear label beside a number")
+    return labels
+
+
+def _numbered_texts(completion: str, numbered: Numbered) -> Iterator[tuple[int, str]]:
+    """What the completion says of each number: the cells of JSON or a table, else the lines that a number opens."""
+    records = read_records(json_at_line_starts(completion))
+    if records is None:
+        yield from _blocks(strip_thinking(completion), numbered)
+        return
+    values = unwrapped(records.values, (*_ID_NAMES, *_LABEL_NAMES))
+    cells = [value for value in values if isinstance(value, Cell)]
+    if len(cells) < len(values):
+        yield from _recorded(values, 0, numbered)
+        return
+    blocks = list(_blocks("\n".join(cell.text for cell in cells), numbered))
+    in_order = enumerate((cell.text for cell in cells), start=1) if len(cells) == len(numbered.texts) else ()
+    yield from blocks or in_order
+
+
+def _recorded(value: Value | Sequence[Value], above: int, numbered: Numbered) -> Iterator[tuple[int, str]]:
+    """The labels in objects: `{"id": 1, "relation": "neutral"}`, `{"1": "neutral"}` and `{"1": {"label": ...}}`."""
+    if isinstance(value, Record):
+        number = _named(value, numbered) or above
+        label = value.cell(_LABEL_NAMES)
+        if label is not None:
+            yield number, label.text
+            return
+        for key, each in value.pairs:
+            named = number_in(key, numbered)
+            if isinstance(each, Cell) and named:
+                yield named, each.text
+            elif not isinstance(each, Cell):
+                yield from _recorded(each, named or number, numbered)
+    elif not isinstance(value, Cell):
+        for each in value:
+            yield from _recorded(each, above, numbered)
+
+
+def _named(value: Record, numbered: Numbered) -> int:
+    """The number that an object names, by itself or by its text; 0 where it names none, or two that differ."""
+    cells = [each for key, each in value.pairs if isinstance(each, Cell) and _names_number(key)]
+    numbers = {number for cell in cells if (number := number_in(cell.bare, numbered)) is not None}
+    return numbers.pop() if len(numbers) == 1 else 0
+
+
+def _names_number(key: str) -> bool:
+    return field_name(key) in _ID_NAMES or key.strip() == "#"
+
+
+def _blocks(text: str, numbered: Numbered) -> Iterator[tuple[int, str]]:
+    """The lines behind each number up to the next one, or to a blank line that follows more than the number."""
+    number, lines = 0, [""]
+    for line in text.split("\n"):
+        opened = _OPENS.match(line)
+        if opened:
+            if number:
+                yield number, "\n".join(lines)
+            number, lines = _known(opened["number"]), [_without_text(line[opened.end() :], opened["number"], numbered)]
+        elif line.strip() and not is_rule(line):
+            lines.append(line)
+        elif number and matching_key("".join(lines)):
+            yield number, "\n".join(lines)
+            number = 0
+    if number:
+        yield number, "\n".join(lines)
+
+
+def _known(digits: str) -> int:
+    """The number. Raises `Unparsable` for 0: who counts from 0 means another text by every number."""
+    if int(digits) == 0:
+        raise Unparsable("numbers that count from 0")
+    return int(digits)
+
+
+def _without_text(behind: str, digits: str, numbered: Numbered) -> str:
+    """What a line says behind a number, without the text of that number; nothing where it repeats that of another."""
+    number, behind = int(digits), _CLOSING_TAG.sub(" : ", behind)
+    if number not in numbered:
+        return ""
+    if any(numbered.find(part) not in (None, number) for part in _PARTS.split(behind) if part.strip()):
+        return ""
+    bare, own = behind.lstrip(_AROUND), numbered.texts[number - 1].strip()
+    rest = bare[len(own) :] if own and bare.startswith(own) else ""
+    if not rest and own.endswith(".") and bare.startswith(own[:-1]):
+        rest = bare[len(own) - 1 :]
+    return rest.lstrip(_AROUND + ".") if matching_key(rest) else behind
