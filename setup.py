@@ -19,9 +19,9 @@ CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
 LAKEHOUSE = [
     "deltalake>=1.6,<2",  # tables of Delta: their files, and commits of files that are there
-    "pyiceberg[sql-sqlite]>=0.12,<0.13",  # those of Iceberg, and their catalogs
+    "pyiceberg[sql-sqlite]>=0.11,<0.13",  # those of Iceberg, and their catalogs
 ]
-LINEAGE = ["openlineage-python>=1.40,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
+LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
 PACKAGE = ["venv-pack>=0.2,<1"]  # untold package, for workers whose Python has nothing installed
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 

@@ -11,7 +11,6 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
-    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     RUN_FLAGS,
     Argument,
@@ -27,6 +26,7 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
+from untold.jobs.cli.lakehouse import LAKEHOUSE_OPTIONS, with_tables
 from untold.jobs.cli.values import age, day, one_of
 
 ORDERS = ("newest", "oldest")
@@ -45,7 +45,7 @@ def _nightly(options: Options) -> int:
     from untold.jobs.run.progress import Display
     from untold.jobs.run.reports import reporting
 
-    night = score_request(options, load(options))
+    night = with_tables(score_request(options, load(options)), options)
     if night.settings.store is None:
         # Beside the outputs: one store for all dates
         above = night.output.partition(DATE)[0].rpartition("/")[0]

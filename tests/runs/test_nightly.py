@@ -211,7 +211,7 @@ def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> No
     assert "needs llm.price_per_million_prompt_tokens" in without.err
 
 
-def test_a_sentinel_is_judged_anew_each_night(nights: Nights) -> None:
+def test_a_sentinel_is_judged_anew_each_night(run_here: RunHere, nights: Nights) -> None:
     samples, fixed = make_samples(12), make_samples(4)
     given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
     # The sentinel's answers are among those of both dates
@@ -225,6 +225,11 @@ def test_a_sentinel_is_judged_anew_each_night(nights: Nights) -> None:
     assert [row["sentinel"]["calls"] for row in rows] == [count_distinct(fixed)] * 2
     assert [row["calls"] for row in rows] == [count_distinct(samples[:6]), 0]
     assert rows[0]["sentinel"]["summary"][0]["n"] == len(fixed)
+
+    words = ["trend", str(nights.folder / "out"), "--output", str(nights.folder / "trend"), "--json"]
+    told = json.loads(run_here.command(words).out)
+    assert [row["n"] for row in told["points"] if row["level"] == "sentinel"] == [len(fixed)] * 2
+    assert told["findings"] == []
 
     # Neither a date that is done nor late rows ask it again
     paid = nights.server.count()
