@@ -171,7 +171,7 @@ def _row(group: Group) -> dict[str, Any]:
         "plain_low": plain.low,
         "plain_high": plain.high,
         "weight": weight,
-        "effective": group.judged * moments.variance / variance if variance else None,
+        "effective": round(group.judged * moments.variance / variance, 6) if variance else None,
         "p_value": moments.p_value() if group.second else None,
     }
     # The last bits depend on the order in which threads sum up

@@ -196,6 +196,7 @@ USAGE = pa.schema(
         ("empty", pa.int64()),
         ("truncated", pa.int64()),
         ("asked_again", pa.int64()),  # calls after a completion of no use
+        ("endpoint", pa.string()),  # that was asked; null for local models and for what none of several answered
     ]
 )
 # A metric over all samples, or over those of one system; n = scored + undefined + failed
