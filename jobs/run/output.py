@@ -259,6 +259,10 @@ class Output:
         """
         self.check_lock()
         Place(self.place).make_folder()
+        if self.lake is not None:
+            # One after the other, and before anything is asked: catalogs may refuse, or race with themselves
+            for name in self.tables:
+                self.table(name)
         earlier = self.earlier or {}
         past = {name: type(empty)(earlier.get(name, empty)) for name, empty in _PAST.items()}
         self.manifest = {**self.manifest, "status": "running", "settings": dict(settings), **past, **fields}

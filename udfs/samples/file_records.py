@@ -425,12 +425,7 @@ def _valid(scalar: Any) -> Any:
 
 
 Reader = Callable[[Unit], Iterator[FileRecord]]
-READERS: dict[str, Reader] = {
-    "lines": _read_lines,
-    "array": _read_array,
-    "csv": _read_csv,
-    "parquet": _read_parquet,
-}
+READERS: dict[str, Reader] = {"lines": _read_lines, "array": _read_array, "csv": _read_csv, "parquet": _read_parquet}
 # The same with a record for blank lines at the end: whoever reads one part of a file has to know how many lines it has
 READERS_OF_PARTS: dict[str, Reader] = {**READERS, "lines": read_all_lines}
 
