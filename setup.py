@@ -65,6 +65,7 @@ setup(
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
         "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
+        "ruptures>=1.1.9,<2",  # where a series of nights changes (PELT); 1 MB, needs NumPy and SciPy alone
         "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
         "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
         "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them

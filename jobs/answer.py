@@ -17,7 +17,7 @@ from untold.jobs.asking.answered import answered_ids
 from untold.jobs.asking.answering import Answering, explain
 from untold.jobs.asking.calling import with_given
 from untold.jobs.asking.endpoint import explain_refusal
-from untold.jobs.asking.job import Job, Outcome
+from untold.jobs.asking.job import Job, Outcome, tell_left_out
 from untold.jobs.asking.local_ray import start_ray
 from untold.jobs.asking.pool import Actor
 from untold.jobs.asking.spool import Spool, SpooledJob, SpoolError, open_spool
@@ -118,7 +118,7 @@ class _Worker:
         """Answers what is left of a job; what that used is written as often as completions are."""
         job = with_given(spooled.read(), self.request.given)
         job = replace(job, spent=sum(self.used.values(), job.spent))
-        noted = monotonic()
+        noted, told = monotonic(), set[str]()
 
         def stopped() -> str | None:
             return "interrupted" if self.interrupts.requested or is_lost() else None
@@ -127,9 +127,10 @@ class _Worker:
             nonlocal noted
             if event["event"] == "progress":
                 self.display.show(event)
+                tell_left_out(event, told, self.display.note)
                 if monotonic() - noted >= job.settings.flush:
                     noted = monotonic()
-                    spooled.note_usage(self.name, Usage(**event["usage"]))
+                    spooled.note_usage(self.name, Usage.of(event["usage"]))
 
         self.display.start(job.stage.name)
         try:
@@ -155,8 +156,7 @@ class _Worker:
         self.used[stage] = self.used.get(stage, Usage()) + outcome.usage
         error = outcome.error
         if outcome.reason == "refused":
-            endpoint = getattr(self.request.given, section).model_copy(update={"api_key_env": job.settings.api_key_env})
-            error = explain_refusal(str(error), endpoint, section)
+            error = explain_refusal(str(error), [one.api_key_env for one in job.settings.each], section)
         calls = sum(usage.calls for usage in self.used.values())
         self.ending = Ending(outcome.reason, error, calls, outcome.lost)
 

@@ -40,11 +40,11 @@ from untold.jobs.results import html_table
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.output import absolute
 from untold.jobs.run.progress import Display, Pace
-from untold.jobs.run.session import is_connect, open_session
+from untold.jobs.run.session import is_connect, open_session, spark_defaults
 from untold.jobs.score import score
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
-from untold.jobs.settings.model import Settings, spark_defaults
+from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.redaction import redact

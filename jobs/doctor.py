@@ -153,7 +153,8 @@ def _check_model(resolved: Resolved) -> Iterator[Finding]:
     """
     settings = resolved.settings
     if not resolved.embedded:
-        yield from check_endpoint(settings, str(settings.llm.base_url))
+        for one in settings.llm.each:
+            yield from check_endpoint(settings.model_copy(update={"llm": one}), str(one.base_url))
         return
     file = _assembled_file(settings)
     if file is None:
@@ -226,11 +227,14 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
 
 async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:
     """One call in a loop and a client of its own, bounded by `CALL_SECONDS`; no retry hides what is wrong."""
-    key = os.environ.get(settings.llm.api_key_env or "")
-    seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
-    endpoint = Endpoint(base_url, key or None, connections=1, timeout=seconds)
+    llm = settings.llm
+    key = os.environ.get(llm.api_key_env or "")
+    seconds = min(CALL_SECONDS, llm.timeout_seconds)
+    endpoint = Endpoint(
+        base_url, key or None, connections=1, timeout=seconds, headers=llm.extra_headers, query=llm.extra_query
+    )
     try:
-        return await endpoint.call(settings.llm.api, body)
+        return await endpoint.call(llm.api, body)
     finally:
         await endpoint.close()
 

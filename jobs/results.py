@@ -62,7 +62,7 @@ class Run:
 
     @property
     def usage(self) -> list[dict[str, Any]]:
-        """What the last start asked and used, a row a stage: the table `usage`."""
+        """What the last start asked and used, a row a stage and endpoint: the table `usage`."""
         return cast(list[dict[str, Any]], self.table("usage").to_pylist())
 
     @cached_property

@@ -48,10 +48,7 @@ RELATIONS = pa.schema(
         ("premise_id", pa.string()),  # an atom_id; for qa the first answer
         ("hypothesis_id", pa.string()),
         ("relation", pa.string()),  # null: it could not be had; implied: not asked, follows from others
-        (
-            "judged_by",
-            pa.string(),
-        ),  # model, list, filtered, implied or audit; null: two quantities, settled by themselves
+        ("judged_by", pa.string()),  # model, list, filtered, implied or audit; null: two quantities, settled
     ]
 )
 # An atomic statement of the contexts: a class of equivalent atoms, or for e2e an item of the judge's lists
@@ -196,6 +193,7 @@ USAGE = pa.schema(
         ("empty", pa.int64()),
         ("truncated", pa.int64()),
         ("asked_again", pa.int64()),  # calls after a completion of no use
+        ("endpoint", pa.string()),  # that was asked; null for local models and for what none of several answered
     ]
 )
 # A metric over all samples, or over those of one system; n = scored + undefined + failed

@@ -47,6 +47,7 @@ RUN_ELSEWHERE = {
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
     "untold sweep grounded": "tests/jobs/test_sweep.py",
     "untold answer /shared/spool --ray-address ray://ray-head:10001": "tests/runs/test_spool.py",
+    "untold doctor --config replicas.yaml": "tests/jobs/test_doctor.py",
     "untold package --output /shared/untold": "tests/test_distribution.py",
     "untold score --input answers.jsonl --output /shared/out --metric e2e "
     "--config /shared/untold/cluster.yaml": "tests/test_distribution.py",

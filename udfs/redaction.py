@@ -16,7 +16,7 @@ _WORDS = "key|secret|password|passwd|pwd|passphrase|token|credentials?|authoriza
 _SECRET_PART = re.compile(rf"(?i)(?:.*(?:{_WORDS})|(?:.*[_-])?(?:auth|sas|sig|cookie|bearer))$")
 _HARMLESS_PARTS = frozenset({"max_token"})
 # Below these everything is hidden: what a header is for, its name does not always say
-_SECRET_SECTIONS = frozenset({"headers", "extra_headers", "default_headers", "custom_headers"})
+_SECRET_SECTIONS = frozenset({"headers", "extra_headers", "default_headers", "custom_headers", "extra_query"})
 _OF_ENVIRONMENT = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD)$")
 # Shorter values, such as `none` or `local`, are words that other lines have as well
 _SHORTEST_VALUE = 8
@@ -96,7 +96,9 @@ def is_secret_name(name: str) -> bool:
     >>> is_secret_name("fs.azure.account.key.HOST"), is_secret_name("max_tokens")
     (True, False)
     """
-    return any(part not in _HARMLESS_PARTS and _SECRET_PART.match(part) for part in name.split("."))
+    *sections, _ = parts = name.split(".")
+    named = any(part not in _HARMLESS_PARTS and _SECRET_PART.match(part) for part in parts)
+    return named or not _SECRET_SECTIONS.isdisjoint(sections)
 
 
 def _hides(name: str) -> bool:

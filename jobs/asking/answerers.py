@@ -157,4 +157,6 @@ class ProcessAnswerer:
         if outcome.reason != "refused":
             return outcome
         section = section_of(stage.api)
-        return replace(outcome, error=explain_refusal(str(outcome.error), getattr(self.settings, section), section))
+        each = self.settings.llm.each if section == "llm" else [getattr(self.settings, section)]
+        keys = [one.api_key_env for one in each]
+        return replace(outcome, error=explain_refusal(str(outcome.error), keys, section))

@@ -40,8 +40,10 @@ LOW_WATER = 1000
 # Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
 DEATHS_OF_A_SUSPECT = 3
 DEATHS_OF_A_CULPRIT = 2
-# What is in flight is paid for and gets so long to arrive; where nobody waits for it any more, hardly any time
+# What is in flight is paid for and gets so long to arrive: little where a user waits for the end, hardly any time where
+# nobody waits for it any more
 STOP_GRACE_SECONDS = 3.0
+REFUSED_GRACE_SECONDS = 30.0
 ORPHAN_GRACE_SECONDS = 0.5
 
 
@@ -77,16 +79,23 @@ class Answering:
 
         Whatever happens, every actor is stopped: what it has answered is paid for, and is written before it goes.
         """
+        reason: str | None = None
         try:
             self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
             self._take_replayed()
             self._check_probes()
-            reason: str | None = self._loop() or self._ask_suspects()
+            reason = self._loop() or self._ask_suspects()
         finally:
-            self.pool.stop(ORPHAN_GRACE_SECONDS if self._stopped() == "orphaned" else STOP_GRACE_SECONDS)
+            self.pool.stop(lambda: self._grace(reason))
         reason, error, lost = self._verdict(reason)
         self._report(force=True)
         return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost, self._finding)
+
+    def _grace(self, reason: str | None) -> float:
+        """Seconds that what is in flight gets to arrive; less once a user, or the end of its run, ends the waiting."""
+        if (stopped := self._stopped()) is not None:
+            return ORPHAN_GRACE_SECONDS if stopped == "orphaned" else STOP_GRACE_SECONDS
+        return REFUSED_GRACE_SECONDS if reason == "refused" else STOP_GRACE_SECONDS
 
     @property
     def _finding(self) -> Finding | None:
@@ -246,6 +255,7 @@ class Answering:
             "in_flight": sum(state.in_flight for state in states),
             "paused": max((state.paused for state in states), default=0.0),
             "unwritten": sum(state.unwritten for state in states),
+            "left_out": sorted({line for state in states for line in state.left_out}),
             "trouble": next((state.trouble for state in states if state.trouble), None),
         }
         self._tell({"event": "progress", **known, **waits})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from untold.jobs.asking.job import Job
-from untold.jobs.settings.model import Settings, prices_for
+from untold.jobs.settings.model import Settings, prices_at, prices_for
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.usage import Usage
 from untold.udfs.storage import Place
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
@@ -47,14 +49,15 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
     attempts and writing are those of `llm.*` for every endpoint.
     """
     llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
+    own = getattr(settings, section)
     journal = journal_of(llm.journal, store_path)
     # A killed run asks again what came within one interval, but for what is in a journal; on object stores each write
     # is paid for and takes longer
     remote_flush = 10.0 if journal is None else 30.0
     flush = llm.flush_seconds or (1.0 if Place(store_path).local is not None else remote_flush)
-    return CallSettings(
+    calls = CallSettings(
         base_url=base_url,
-        api_key_env=getattr(settings, section).api_key_env,
+        api_key_env=own.api_key_env,
         timeout=llm.timeout_seconds,
         deadline=llm.deadline_seconds,
         outage=llm.outage_minutes * 60,
@@ -66,7 +69,32 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
         batch=settings.embeddings.batch if section == "embeddings" else 1,
         section=section,
+        headers=getattr(own, "extra_headers", {}),
+        query=getattr(own, "extra_query", {}),
     )
+    return replace(calls, endpoints=tuple(_endpoints(settings, stage, calls))) if section == "llm" else calls
+
+
+def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterator[CallSettings]:
+    """How each of several endpoints is called; none where there is one alone.
+
+    A model that a stage has of its own goes by one name everywhere.
+    """
+    named = [one.base_url for one in settings.llm.endpoints]
+    for given, own in zip(settings.llm.endpoints, settings.llm.each, strict=False):
+        more = ", ".join(filter(None, (given.model, given.api_key_env)))
+        yield replace(
+            calls,
+            base_url=given.base_url,
+            name=f"{given.base_url} ({more})" if named.count(given.base_url) > 1 and more else None,
+            api_key_env=own.api_key_env,
+            model=given.model if stage.model == settings.llm.model else None,
+            weight=given.weight,
+            prices=prices_at(own),
+            limits=_limits(own),
+            headers=own.extra_headers,
+            query=own.extra_query,
+        )
 
 
 def journal_of(folder: str | None, store_path: str) -> str | None:
@@ -97,11 +125,27 @@ def with_given(job: Job, given: Settings) -> Job:
     if "outage_minutes" in named:
         changed["outage"] = llm.outage_minutes * 60
     if "base_url" in section.model_fields_set and section.base_url not in (None, job.settings.base_url):
-        changed |= {"base_url": section.base_url, "api_key_env": None}
+        changed |= {"base_url": section.base_url, "api_key_env": None, "headers": {}, "query": {}, "endpoints": ()}
     if "api_key_env" in section.model_fields_set:
         changed["api_key_env"] = section.api_key_env
+    sent = {"headers": "extra_headers", "query": "extra_query"}
+    changed |= {own: getattr(section, name) for own, name in sent.items() if name in section.model_fields_set}
+    calls = replace(job.settings, **changed)
+    if section is llm and llm.endpoints:
+        # Under what is given beside them, and else under what the first of the job has
+        calls, first = replace(calls, endpoints=()), job.settings.each[0]
+        base = vars(_with_set(first.limits, llm)) | {
+            "price_per_million_prompt_tokens": first.prices.prompt,
+            "price_per_million_completion_tokens": first.prices.completion,
+        }
+        known = given.model_copy(update={"llm": llm.model_copy(update=base | {"model": llm.model or job.stage.model})})
+        calls = replace(calls, endpoints=tuple(_endpoints(known, job.stage, calls)))
+    elif calls.endpoints:
+        own_limits = {name: value for name, value in changed.items() if name not in ("limits", "endpoints")}
+        each = (replace(one, **own_limits, limits=_with_set(one.limits, section)) for one in calls.endpoints)
+        calls = replace(calls, endpoints=tuple(each))
     actors = llm.actors if "actors" in named and llm.actors else job.actors
-    return replace(job, settings=replace(job.settings, **changed), actors=actors)
+    return replace(job, settings=calls, actors=actors)
 
 
 def _with_set(value: Any, section: BaseModel) -> Any:
@@ -110,9 +154,25 @@ def _with_set(value: Any, section: BaseModel) -> Any:
     return replace(value, **{name: getattr(section, name) for name in known})
 
 
+def price(settings: Settings, stage: Stage, usage: Usage) -> Usage:
+    """What the calls of a stage used, with its cost: of several endpoints each has its own prices."""
+    if section_of(stage.api) != "llm" or not settings.llm.endpoints:
+        return prices_for(settings, stage.name).priced(usage)
+    calls = CallSettings("")
+    return replace(calls, endpoints=tuple(_endpoints(settings, stage, calls))).priced(usage)
+
+
 def limits_of(settings: Settings, api: str) -> Limits:
-    """The limits of an API's endpoint; of a search, tokens have none."""
-    own = getattr(settings, section_of(api))
+    """The limits of an API's endpoint, of several the limits of all together; of a search, tokens have none."""
+    section = section_of(api)
+    each = [_limits(own) for own in (settings.llm.each if section == "llm" else [getattr(settings, section)])]
+    requests, tokens = ([getattr(one, name) for one in each] for name in ("requests_per_minute", "tokens_per_minute"))
+    places = sum(one.max_concurrency for one in each)
+    return Limits(None if None in requests else sum(requests), None if None in tokens else sum(tokens), places)
+
+
+def _limits(own: Any) -> Limits:
+    """The limits that a section of the settings has."""
     return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_concurrency)
 
 

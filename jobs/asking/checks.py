@@ -57,7 +57,7 @@ def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> s
     """What to do about an answer that failed, by its kind and the section of the settings that names its endpoint."""
     kind = answer.error_type or ""
     if kind in ("http_401", "http_403"):
-        return key_remedy(getattr(settings, section), section)
+        return key_remedy(getattr(settings, section).api_key_env, section)
     if answer.refused:
         return f"check {section}.base_url (most end in /v1) and {section}.model"
     fits = {"llm": "an OpenAI-compatible API (most end in /v1) and fits llm.api", "search": "the web search"}

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import section_of
-from untold.jobs.settings.model import LlmSettings, Settings
-from untold.jobs.settings.retrieval import EmbeddingSettings, SearchSettings
+from untold.jobs.settings.model import Settings
 from untold.udfs.llm.client import is_loopback
 
 # Some endpoints say 403 where others say 401; the client writes either as this
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
 
-EndpointSettings = LlmSettings | EmbeddingSettings | SearchSettings
 
-
-def key_remedy(given: EndpointSettings, section: str = "llm") -> str:
+def key_remedy(variable: str | None, section: str = "llm") -> str:
     """What to do about the key where the endpoint of a section of the settings asks for another, or for any.
 
-    It names the variable and says whether that is set, never what is in it.
+    It names the variable of the key and says whether that is set, never what is in it.
     """
     name = f"{section}.api_key_env"
-    if given.api_key_env is None:
+    if variable is None:
         return f"no key was sent: none is named for this address; name its variable with --set {name}=NAME"
-    known = "is set" if os.environ.get(given.api_key_env) else "is not set"
-    return f"check the key: {given.api_key_env} ({name}) {known}"
+    known = "is set" if os.environ.get(variable) else "is not set"
+    return f"check the key: {variable} ({name}) {known}"
 
 
-def explain_refusal(error: str, given: EndpointSettings, section: str = "llm") -> str:
-    """What an endpoint that refuses a run said, and what to do where it is about the key."""
-    return f"{error}: {key_remedy(given, section)}" if _ABOUT_KEYS.search(error) else error
+def explain_refusal(error: str, keys: Iterable[str | None], section: str = "llm") -> str:
+    """What endpoints that refuse a run said, and what to do where it is about the key; `keys` are their variables."""
+    remedies = dict.fromkeys(key_remedy(variable, section) for variable in keys)
+    return f"{error}: {'; '.join(remedies)}" if _ABOUT_KEYS.search(error) else error
 
 
 def clear_text_warning(base_url: str | None) -> str | None:
@@ -54,7 +52,7 @@ class RunEndpoint:
     def __init__(self, settings: Settings, *, embedded: bool, wait: bool, notify: Callable[[str], None]) -> None:
         self._settings, self._wait, self._notify = settings, wait, notify
         self._stack = ExitStack()
-        self._base_url = settings.llm.base_url
+        self._base_url = settings.llm.each[0].base_url
         self._told: set[str] = set()
         self._file = local_model.model_file(settings.llm.local_model) if embedded else None
 
@@ -64,13 +62,17 @@ class RunEndpoint:
         return self._file.sha256 if self._file else None
 
     def base_url(self, api: str = "chat") -> str:
-        """The address to call for an API. The first time it says where texts and key would go in clear text."""
+        """The address to call for an API, of several the first.
+
+        The first time it says where texts and key would go in clear text.
+        """
         section = section_of(api)
         address = self._base_url if section == "llm" else getattr(self._settings, section).base_url
         if section not in self._told:
             self._told.add(section)
-            if warning := clear_text_warning(address):
-                self._notify(warning)
+            for one in self._settings.llm.each if section == "llm" else [None]:
+                if warning := clear_text_warning(one.base_url if one else address):
+                    self._notify(warning)
         if section != "llm":
             assert isinstance(address, str)
             return address

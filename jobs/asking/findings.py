@@ -74,8 +74,9 @@ class Findings:
         return kept | self.learned
 
     def _key(self, stage: Stage) -> str:
-        """Endpoint and model; settings take no address with a password."""
-        return f"{self.settings.llm.base_url or 'embedded'} {stage.model_key or stage.model}"
+        """Endpoints and model; settings take no address with a password."""
+        addresses = sorted(one.base_url or "embedded" for one in self.settings.llm.each)
+        return " ".join((*addresses, stage.model_key or stage.model))
 
 
 def _describe(stage: Stage, found: Finding) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -53,6 +53,13 @@ class Outcome:
     finding: Finding | None = None
 
 
+def tell_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
+    """Says once of each endpoint that refuses a run that the others answer alone."""
+    for line in set(event.get("left_out", ())) - told:
+        note(f"left out while others answer: {line}")
+        told.add(line)
+
+
 def job_to_json(job: Job) -> dict[str, Any]:
     """A job as plain JSON values."""
     plain = asdict(job)
@@ -67,12 +74,19 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
     """
     stage = dict(plain["stage"])
     stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
-    settings = dict(plain["settings"])
-    settings["limits"] = Limits(**settings.get("limits", {}))
-    settings["budget"] = Budget(**settings.get("budget", {}))
-    settings["prices"] = Prices(**settings.get("prices", {}))
-    rest = {**plain, "stage": Stage(**stage), "settings": CallSettings(**settings)}
-    return Job(**{**rest, "spent": Usage(**plain.get("spent", {}))})
+    rest = {**plain, "stage": Stage(**stage), "settings": _settings(plain["settings"])}
+    return Job(**{**rest, "spent": Usage.of(plain.get("spent", {}))})
+
+
+def _settings(plain: Mapping[str, Any]) -> CallSettings:
+    """The settings of their JSON, with those of each endpoint."""
+    parts: dict[str, Any] = {
+        "limits": Limits(**plain.get("limits", {})),
+        "budget": Budget(**plain.get("budget", {})),
+        "prices": Prices(**plain.get("prices", {})),
+        "endpoints": tuple(map(_settings, plain.get("endpoints", ()))),
+    }
+    return CallSettings(**{**plain, **parts})
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -17,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, GetTi
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.asking.job import Job
-from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiter_name, open_limiter
+from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters_of, open_limiter
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import Usage
@@ -26,6 +27,8 @@ from untold.udfs.llm.usage import Usage
 ANSWER_SECONDS = 60.0
 # An actor starts in seconds; on a machine that is short of memory or processors in minutes.
 START_SECONDS = 300.0
+# How often to look whether somebody ends the waiting for the last answers
+LOOK_SECONDS = 0.2
 # The limiter frees places in milliseconds; one that is lost too must not hold up what the living ask
 LEAVE_SECONDS = 5.0
 # Waits before an actor that could not write its first file tries again, doubled each time
@@ -128,7 +131,7 @@ class ActorPool:
     def usage(self) -> Usage:
         """What all of them used so far, the dead included, with its cost."""
         total = sum((state.usage for state in self.states), self._used_by_dead)
-        return self._job.settings.prices.priced(total)
+        return self._job.settings.priced(total)
 
     def start(self, count: int, node: str | None = None) -> list[Worker]:
         """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side.
@@ -167,7 +170,7 @@ class ActorPool:
             may_drop_schema=job.may_drop_schema,
             gone=dict(self._spent_by_dead),
         )
-        return Assignment(work, limiter_name(job.settings.base_url, job.stage.model), job.directory)
+        return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)
 
     def _await_start(self, worker: Worker, probe: Any) -> None:
         """Waits until the worker is ready: with another actor where its own dies or does not start.
@@ -226,13 +229,12 @@ class ActorPool:
 
     def _note_spending(self, worker: Worker) -> None:
         """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
-        try:
-            # By its leases, so never too little
-            limiter = open_limiter(worker.assignment.limiter)
-            spent = ray.get(limiter.leave.remote(worker.name), timeout=LEAVE_SECONDS)
-        except (RayError, GetTimeoutError):
-            spent = Usage()
-        seen = self._job.settings.prices.priced(worker.progress.usage if worker.progress else Usage())
+        spent = Usage()
+        for name in worker.assignment.limiters:
+            with suppress(RayError, GetTimeoutError):
+                # By its leases, so never too little; the last one holds the budget
+                spent = ray.get(open_limiter(name).leave.remote(worker.name), timeout=LEAVE_SECONDS)
+        seen = self._job.settings.priced(worker.progress.usage if worker.progress else Usage())
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:
             if other is not worker:
@@ -257,14 +259,20 @@ class ActorPool:
         self.deaths.discount(deaths)
         self._used_by_dead += Usage(done=1, failed=1)
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace: Callable[[], float]) -> None:
         """Stops every worker; its actor is kept for the next stage, or ended where it does not answer.
 
-        grace: seconds that what is in flight gets to arrive.
+        grace: seconds that what is in flight gets to arrive; it may become less meanwhile.
         """
-        stopping = {worker.handle.stop.remote(grace): worker for worker in self.workers}
-        if stopping:
-            ray.wait(list(stopping), num_returns=len(stopping), timeout=grace + ANSWER_SECONDS)
+        given, began = grace(), monotonic()
+        stopping = {worker.handle.stop.remote(given): worker for worker in self.workers}
+        left = list(stopping)
+        while left and monotonic() < began + given + ANSWER_SECONDS:
+            _, left = ray.wait(left, num_returns=len(left), timeout=LOOK_SECONDS)
+            if left and (less := grace()) < given:
+                given, began = less, monotonic()
+                for worker in self.workers:
+                    worker.handle.hurry.remote(given)
         for reference, worker in stopping.items():
             try:
                 worker.progress = ray.get(reference, timeout=0)

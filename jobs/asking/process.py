@@ -104,7 +104,7 @@ class AnsweringProcess:
                     raise AnsweringError(f"another run took over {job.directory} while this one stood still")
                 self.usable = not told
                 show(event)
-                named, usage = tuple(event["models"]), Usage(**event["usage"])
+                named, usage = tuple(event["models"]), Usage.of(event["usage"])
                 finding = Finding(**event["finding"]) if event["finding"] else None
                 return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding)
 

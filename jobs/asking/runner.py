@@ -11,11 +11,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from untold.jobs.asking.answerers import Answerer, ProcessAnswerer, Unanswered
-from untold.jobs.asking.calling import runs_in_tasks, section_of
+from untold.jobs.asking.calling import price, runs_in_tasks, section_of
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.findings import Findings
-from untold.jobs.asking.job import Outcome
+from untold.jobs.asking.job import Outcome, tell_left_out
 from untold.jobs.asking.local_model import LocalModelError
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.ray_job import RayJobAnswerer
@@ -32,7 +32,7 @@ from untold.jobs.run.locks import Lock, LockedError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
-from untold.jobs.settings.model import Settings, prices_for
+from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.structure import UNTRIED, Finding
 from untold.udfs.llm.usage import Usage
@@ -62,6 +62,7 @@ class StageRunner:
     account: Account = field(default_factory=Account)
     _stores: dict[str, StageStore] = field(default_factory=dict)
     _warned_of_ratings: bool = False
+    _left_out: set[str] = field(default_factory=set)
 
     @property
     def usage(self) -> list[dict[str, Any]]:
@@ -110,11 +111,17 @@ class StageRunner:
         while results is None:
             asking = replace(self._identify(name, requests), usage=asking.usage)
             results = self._ask(asking)
-        usage = prices_for(self.settings, name).priced(asking.usage)
-        self.account.add(Asked(asking.stage, results.rows, asking.reused or 0, usage))
+        usage = price(self.settings, asking.stage, asking.usage)
+        self.account.add(Asked(asking.stage, results.rows, asking.reused or 0, usage, self._address(asking.stage)))
         if requests.all_asked:
             return results.rows
         return results.rows.unionByName(without_requests(asking.identified, results.rows.schema, requests.carry))
+
+    def _address(self, stage: Stage) -> str | None:
+        """The endpoint that the settings name for a stage; None for several, and for what is no endpoint."""
+        section = section_of(stage.api)
+        several = section == "llm" and self.settings.llm.endpoints
+        return None if several or stage.api == "local" else getattr(self.settings, section).base_url
 
     def _identify(self, name: str, requests: Requests) -> _Asking:
         """The stage as its endpoint can be asked, and its requests with their ids."""
@@ -215,8 +222,9 @@ class StageRunner:
 
         def show(event: Mapping[str, Any]) -> None:
             nonlocal last
-            last = Usage(**event["usage"])
+            last = Usage.of(event["usage"])
             self.engines.display.show(event)
+            tell_left_out(event, self._left_out, self.engines.display.note)
 
         unanswered = Unanswered(
             stage,

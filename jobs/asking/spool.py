@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from typing import Any
 
 from untold.jobs.asking.job import Job, job_from_json, job_to_json
 from untold.jobs.asking.snapshots import is_segment
@@ -73,11 +74,13 @@ class SpooledJob:
 
     def publish(self, job: Job) -> None:
         """Opens the job, once its requests are written. Raises SpoolError for settings that hold a secret."""
-        sent = {"base_url": job.settings.base_url, "extra_body": job_to_json(job)["stage"]["extra_body"]}
+        each = [{"base_url": one.base_url, **_texts(one.headers), **_texts(one.query)} for one in job.settings.each]
+        sent = {"each": each, "extra_body": job_to_json(job)["stage"]["extra_body"]}
         if without_secrets(sent) != sent:
             raise SpoolError(
-                "llm.base_url or llm.extra_body holds a secret, and a spool holds none: name the variable of the key "
-                "by llm.api_key_env, or answer without a spool (llm.answering=process)"
+                "llm.base_url or llm.extra_body holds a secret, or a header or parameter does, and a spool holds none: "
+                "name the variable of the key by llm.api_key_env, of a header by {env: NAME}, or answer without a "
+                "spool (llm.answering=process)"
             )
         content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS))
         (self.place / JOB).write_bytes(json.dumps(content).encode())
@@ -175,5 +178,10 @@ def open_spool(path: str) -> Spool:
     return Spool(path)
 
 
+def _texts(sent: Mapping[str, Any]) -> dict[str, str]:
+    """Those headers or parameters whose values stand in the settings."""
+    return {name: str(value) for name, value in sent.items() if not isinstance(value, Mapping)}
+
+
 def _sum_of(notes: Iterable[Place]) -> Usage:
-    return sum((Usage(**json.loads(note.read_bytes())) for note in notes), Usage())
+    return sum((Usage.of(json.loads(note.read_bytes())) for note in notes), Usage())

@@ -16,6 +16,10 @@ from untold.udfs.llm.usage import Usage
 from untold.udfs.stages.arrow import LEAKED, UNASKED
 from untold.udfs.stages.schemas import READ_AS
 
+_COUNTED = (
+    *("requests", "answered", "failed", "calls", "retries", "rate_limited", "prompt_tokens", "completion_tokens"),
+    "asked_again",
+)
 ANSWERED, FAILED = "answered", "failed"
 # Columns that count requests by how their completions were read, and by why they could not be
 READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
@@ -23,12 +27,16 @@ READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
 
 @dataclass(frozen=True)
 class Asked:
-    """One asking of a stage: its results, how many requests the store had answers of, and what the asking used."""
+    """One asking of a stage: its results, how many requests the store had answers of, and what the asking used.
+
+    `endpoint`: the address that was asked; None for several, which `usage` tells apart, and for local models.
+    """
 
     stage: Stage
     results: DataFrame
     reused: int
     usage: Usage
+    endpoint: str | None = None
 
 
 @dataclass
@@ -59,11 +67,12 @@ class Account:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table `usage`, one a stage in the order of asking."""
+        """The rows of the table `usage`, in the order of asking: one a stage, and one for each of several endpoints."""
         if self._counted < len(self.asked):
             outcomes = _count_outcomes(self.asked)
             names = dict.fromkeys(one.stage.name for one in self.asked)
-            self._rows = [_row(name, self.asked, outcomes[name]) for name in names]
+            whole = (_row(name, self.asked, outcomes[name]) for name in names)
+            self._rows = [row for one in whole for row in _by_endpoint(*one)]
             self._counted = len(self.asked)
         return self._rows
 
@@ -122,8 +131,10 @@ def _reading(results: DataFrame) -> Column:
     return F.coalesce(read_as, "error_type")
 
 
-def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, Any]:
+def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
     """The row of a stage in the table `usage`: requests distinct over all its askings, calls and tokens their sums.
+
+    With it what it used, of which several endpoints have parts.
 
     Retries are calls that were neither a request's first, nor told to slow down, nor a further turn after a tool.
     """
@@ -131,7 +142,7 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
     used = sum((one.usage for one in asked), Usage())
     # An asking answered what it has answers of, less what the store had before it
     answered = sum(max(0, count - everything[number].reused) for number, count in outcomes.answered.items())
-    return {
+    row = {
         "stage": asked[0].stage.name,
         "model": asked[0].stage.model,
         "requests": sum(outcomes.best.values()),
@@ -139,6 +150,18 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
         "answered": answered,
         "failed": outcomes.best.get(FAILED, 0),
         "unasked": outcomes.best.get(UNASKED, 0),
+        **_calls(used),
+        "seconds": used.seconds,
+        LEAKED: outcomes.leaked,
+        **{name: outcomes.readings.get(name, 0) for name in READINGS},
+        "endpoint": asked[0].endpoint,
+    }
+    return row, used
+
+
+def _calls(used: Usage) -> dict[str, Any]:
+    """The columns of `usage` that are of calls."""
+    return {
         "calls": used.calls,
         "retries": used.calls - used.asked - used.rate_limited - used.tool_turns,
         "rate_limited": used.rate_limited,
@@ -146,8 +169,28 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> dict[str, 
         "completion_tokens": used.completion_tokens,
         "tokens_estimated": used.estimated,
         "cost": used.cost,
-        "seconds": used.seconds,
-        LEAKED: outcomes.leaked,
-        **{name: outcomes.readings.get(name, 0) for name in READINGS},
         "asked_again": used.asked_again,
     }
+
+
+def _by_endpoint(whole: dict[str, Any], used: Usage) -> list[dict[str, Any]]:
+    """The row of a stage, and of several endpoints a row each. Their sums are those of the stage.
+
+    What no endpoint answered in this start stays in the first row, with the time and the readings of the stage.
+    """
+    rows = [whole]
+    for endpoint, part in used.endpoints.items():
+        # A request that was asked twice, with a schema and without, was answered twice and counts once
+        counts = {"answered": part.done - part.failed, "failed": part.failed}
+        counts = {name: min(count, whole[name]) for name, count in counts.items()}
+        own = {**counts, "requests": sum(counts.values()), **_calls(part)}
+        for name in (*_COUNTED, "cost"):
+            if own[name] is not None:
+                whole[name] -= own[name]
+        # None of it is left, and differences of floats are
+        nothing = {name: None if name == "endpoint" else 0 for name in whole} | {"seconds": 0.0}
+        rows.append({**nothing, "stage": whole["stage"], "model": whole["model"], **own, "endpoint": endpoint})
+    if used.endpoints:
+        whole["cost"] = None if whole["cost"] is None else 0.0
+        whole["tokens_estimated"] = False
+    return rows

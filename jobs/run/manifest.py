@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -172,6 +172,22 @@ def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:
     values = [row[name] for start in manifest["starts"] for row in start["usage"]]
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
+
+
+def by_stage(usage: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of `usage`, one a stage and system: those of several endpoints added up.
+
+    >>> by_stage([{"stage": "s", "calls": 0, "cost": None}, {"stage": "s", "calls": 2, "cost": 0.5}])
+    [{'stage': 's', 'calls': 2, 'cost': 0.5}]
+    """
+    found: dict[tuple[str | None, str], dict[str, Any]] = {}
+    for row in usage:
+        whole = found.setdefault((row.get("system"), row["stage"]), dict.fromkeys(row))
+        for name, value in row.items():
+            known = whole[name]
+            adds = isinstance(value, int | float) and known is not None
+            whole[name] = known + value if adds else value if known is None else known
+    return list(found.values())
 
 
 def seconds_of(start: Mapping[str, Any]) -> float:

@@ -198,7 +198,7 @@ def describe(event: Mapping[str, Any], seconds: float, course: Course, left: flo
 
     left: the seconds until the stage is done.
     """
-    used, total = Usage(**event["usage"]), event["total"]
+    used, total = Usage.of(event["usage"]), event["total"]
     paused = event.get("paused", 0.0)
     parts = {
         "stage": f"{course.describe(event['stage'])}: {used.done:,} / {total:,}",

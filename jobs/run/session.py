@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
-from untold.jobs.settings.model import Settings, spark_defaults
+from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment
 
@@ -285,3 +286,13 @@ def nullable(kind: T.DataType) -> T.DataType:
 def fields_of(frame: DataFrame, columns: Iterable[str]) -> list[T.StructField]:
     """The nullable fields of some of a frame's columns."""
     return [T.StructField(name, nullable(frame.schema[name].dataType)) for name in columns]
+
+
+def spark_defaults() -> dict[str, str]:
+    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names.
+
+    A name and its value are parted by white space, as in the file of that name that Spark reads itself.
+    """
+    lines = files("untold.conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    return {name: value.strip() for name, value in pairs}

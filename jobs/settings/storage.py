@@ -1,8 +1,8 @@
-"""Settings of how file systems are opened."""
+"""Settings of how file systems, Spark and Ray are opened."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -48,3 +48,21 @@ class StorageSettings(Section):
     def environment(self) -> dict[str, str]:
         """The variables by which other processes open file systems so."""
         return environment_of(self.model_dump(exclude_defaults=True, exclude={"packages"}))
+
+
+class SparkSettings(Section):
+    """The Spark session. None of it changes a result, so that it may differ from start to start."""
+
+    master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
+    conf: dict[str, str] = Field(
+        default_factory=dict, description="Spark configuration over conf/spark-defaults.conf, by Spark's own names"
+    )
+
+
+class RaySettings(Section):
+    """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
+
+    address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
+    )

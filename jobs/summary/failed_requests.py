@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from untold.graph.views import one_line
+from untold.jobs.run.manifest import by_stage
 from untold.udfs.redaction import redact
 
 Row = Mapping[str, Any]
@@ -14,7 +15,7 @@ Row = Mapping[str, Any]
 
 def dead_stages(usage: Iterable[Row]) -> list[Row]:
     """The rows of `usage` of stages without an answer, new or from the store, where requests failed."""
-    return [row for row in usage if row["failed"] and not row["answered"] and not row["reused"]]
+    return [row for row in by_stage(usage) if row["failed"] and not row["answered"] and not row["reused"]]
 
 
 def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]:

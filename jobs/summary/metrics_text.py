@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from untold.jobs.run.manifest import by_stage
 from untold.udfs.stages import LOOKUPS
 
 # By name: what it is, and the labels
@@ -62,7 +63,7 @@ def _samples(manifest: Mapping[str, Any]) -> Iterator[Sample]:
             yield f"untold_{name}", labels, row[name]
     for start in manifest.get("starts", ())[-1:]:
         yield "untold_ended_timestamp_seconds", {}, datetime.fromisoformat(start["ended_at"]).timestamp()
-        for row in start["usage"]:
+        for row in by_stage(start["usage"]):
             yield from _of_stage(row, manifest.get("settings", {}))
 
 
@@ -74,8 +75,10 @@ def _of_stage(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[S
         yield f"untold_{name}", stage, row[name]
     yield "untold_stage_seconds", stage, row["seconds"]
     section = _SECTIONS.get(row["stage"], None if row["stage"] in LOOKUPS else "llm")
-    limit = settings.get(section or "", {}).get("requests_per_minute")
-    if limit and row["seconds"]:
+    own = settings.get(section or "", {})
+    limit = own.get("requests_per_minute")
+    # Several endpoints have a limit each
+    if limit and row["seconds"] and not own.get("endpoints"):
         yield "untold_limit_used_ratio", stage, row["calls"] * 60 / (row["seconds"] * limit)
 
 

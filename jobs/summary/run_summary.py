@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
 from untold.jobs.results import Run, batches_of, first_rows
-from untold.jobs.run.manifest import seconds_of
+from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, visible, width_of, wrapped
 from untold.jobs.summary.rows import interval_text, mean_text
@@ -102,7 +102,7 @@ def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
 
 def _readings(usage: Sequence[Row], page: Page) -> list[str]:
     """How completions were read, of stages whose judge does not always keep to the form."""
-    loose = [row for row in usage if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
+    loose = [row for row in by_stage(usage) if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
     heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
     names = ("schema", "form", *OTHER_FORMS, "asked_again")
     rows = [[row["stage"], *(f"{row.get(name) or 0:,}" for name in names)] for row in loose]
@@ -134,7 +134,7 @@ def _took(manifest: Mapping[str, Any]) -> str:
 
 def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
     """What was dropped of the answers, because it came from the examples of prompts."""
-    found = {row["stage"]: row.get("leaked_example") or 0 for row in manifest["starts"][-1].get("usage", [])}
+    found = {row["stage"]: row.get("leaked_example") or 0 for row in by_stage(manifest["starts"][-1].get("usage", []))}
     stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
     if stages:
         yield f"items dropped as repeats of the prompts' examples: {stages}"

@@ -140,6 +140,18 @@ def test_endpoint_that_wants_a_key_says_how_to_name_one(calm: ModelServer, varia
     assert remedy in found.text
 
 
+def test_each_of_several_endpoints_is_tried(
+    calm: ModelServer, capsys: pytest.CaptureFixture[str], without_engines: None
+) -> None:
+    nobody = "http://127.0.0.1:9/v1"
+    given = f"llm.endpoints=[{{base_url: '{calm.base_url}', model: ours}}, {{base_url: '{nobody}'}}]"
+    assert examine(lambda: load_settings(None, [given, "llm.model=m"], None, {}, local_installed=bool)) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[6:].startswith("endpoint")]
+    assert f"ours at {calm.base_url}" in lines[0]
+    assert lines[1].startswith("FAIL")
+    assert f"m at {nobody}" in lines[1]
+
+
 def test_the_key_of_a_variable_that_was_not_named_is_not_sent(
     calm: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

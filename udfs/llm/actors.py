@@ -6,9 +6,9 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from time import monotonic
 from typing import Any
@@ -17,15 +17,17 @@ import ray
 from ray.exceptions import RayActorError
 
 from untold.udfs.llm.asking import Asker
-from untold.udfs.llm.calls import Progress, Work
+from untold.udfs.llm.calls import CallSettings, Progress, Work
+from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Slots
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.journal import Journal, journal_folder, replay
-from untold.udfs.llm.limiter import Lease, Limiter, Report
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Budget, Lease, Limiter, Report
 from untold.udfs.llm.records import COMPLETIONS
 from untold.udfs.llm.script import key_header_of
 from untold.udfs.llm.segments import SegmentWriter, write_file
 from untold.udfs.llm.units import read_requests
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of
 
 NAMESPACE = "untold"
@@ -93,12 +95,70 @@ def open_limiter(name: str) -> Any:
     return ray.remote(LimiterActor).options(**options).remote(name)
 
 
+class Lender:
+    """A limiter as those know it who ask it for leases: where it was lost, a new one is made and asked."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._limiter = name, open_limiter(name)
+
+    async def lease(self, report: Report) -> Lease:
+        """A lease, from the limiter that there is now. Ends by being cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LEASE_SECONDS):
+                    lease: Lease = await self._limiter.lease.remote(report)
+                return lease
+            except (RayActorError, TimeoutError):
+                await asyncio.sleep(LIMITER_RETRY_SECONDS)
+                self._limiter = open_limiter(self._name)
+
+    async def leave(self, client: str) -> None:
+        """Frees the places of a client. A limiter that hangs does so by itself after `CLIENT_EXPIRY`."""
+        with suppress(RayActorError, TimeoutError):
+            async with asyncio.timeout(LEASE_SECONDS):
+                await self._limiter.leave.remote(client)
+
+
+def limiters_of(settings: CallSettings, model: str) -> tuple[str, ...]:
+    """The names of the limiters of all endpoints, and last, where several share a budget, of what leases that."""
+    names = tuple(limiter_name(one.label, one.model or model) for one in settings.each)
+    spends = bool(settings.endpoints) and settings.budget != Budget()
+    return (*names, limiter_name("budget", "")) if spends else names
+
+
+def open_channels(work: Work, lenders: Sequence[Lender]) -> Channels:
+    """The endpoints of some work with their limiters, which `limiters_of` names."""
+    several = bool(work.settings.endpoints)
+    own = [replace(one, budget=Budget() if several else one.budget) for one in work.settings.each]
+    each = [
+        Channel(replace(work, settings=one), open_client(one, work.stage), lender.lease)
+        for one, lender in zip(own, lenders, strict=False)
+    ]
+    if len(lenders) == len(each):
+        return Channels(work, each)
+    dear = replace(work.settings, prices=dearest([one.prices for one in own]), limits=NO_LIMITS)
+    return Channels(work, each, Slots(replace(work, settings=dear), lenders[-1].lease))
+
+
+def open_client(settings: CallSettings, stage: Stage) -> Endpoint:
+    """The client of an endpoint, with the key that its settings name."""
+    return Endpoint(
+        settings.base_url,
+        os.environ.get(settings.api_key_env or "") or None,
+        connections=settings.limits.max_concurrency,
+        timeout=settings.timeout,
+        key_header=key_header_of(stage),
+        headers=settings.headers,
+        query=settings.query,
+    )
+
+
 @dataclass(frozen=True)
 class Assignment:
-    """What an answering actor needs to know: its work, the limiter, and where completions go."""
+    """What an answering actor needs to know: its work, the limiters of it, and where completions go."""
 
     work: Work
-    limiter: str
+    limiters: tuple[str, ...]
     directory: str
 
 
@@ -114,8 +174,7 @@ class AnsweringActor:
     """Answers units of work with one `Asker` a stage. Every method is short; the asking goes on between them."""
 
     def __init__(self) -> None:
-        self._limiter: Any = None
-        self._limiter_name = ""
+        self._lenders: list[Lender] = []
         self._client = ""
         self._asker: Asker | None = None
         self._raylet = os.getppid()
@@ -127,8 +186,7 @@ class AnsweringActor:
         Raises OSError where the folder of completions cannot be written: nothing has been paid for by then.
         """
         work, settings = assignment.work, assignment.work.settings
-        self._limiter_name, self._client = assignment.limiter, work.name
-        self._limiter = open_limiter(assignment.limiter)
+        self._lenders, self._client = [Lender(name) for name in assignment.limiters], work.name
         probe = f"{assignment.directory}/_probe-{work.name}"
         # The first write of Parquet in a process imports pandas: 2.4 s that would else come in the middle of the
         # stream.
@@ -138,17 +196,10 @@ class AnsweringActor:
             folder = journal_folder(settings.journal)
             replayed = await asyncio.to_thread(replay, folder, assignment.directory, write_file)
             journal = Journal(folder, assignment.directory, work.name)
-        key = os.environ.get(settings.api_key_env or "")
-        endpoint = Endpoint(
-            settings.base_url,
-            key or None,
-            connections=settings.limits.max_concurrency,
-            timeout=settings.timeout,
-            key_header=key_header_of(work.stage),
-        )
         writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
         definition = definition_of(work.stage.name)
-        self._asker = Asker(work, definition.parse, endpoint, self._lease, writer, definition.form)
+        channels = open_channels(work, self._lenders)
+        self._asker = Asker(work, definition.parse, channels, writer, definition.form)
         self._asker.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
         # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead
@@ -177,11 +228,12 @@ class AnsweringActor:
     async def stop(self, grace: float) -> Progress:
         """Ends the asking, writes what is known and frees the places in flight."""
         progress = await self._running().stop(grace)
-        # A limiter that is gone need not be told; one that hangs frees the places by itself after `CLIENT_EXPIRY`.
-        with suppress(RayActorError, TimeoutError):
-            async with asyncio.timeout(LEASE_SECONDS):
-                await self._limiter.leave.remote(self._client)
+        await asyncio.gather(*(lender.leave(self._client) for lender in self._lenders))
         return progress
+
+    async def hurry(self, grace: float) -> None:
+        """`Asker.hurry`."""
+        self._running().hurry(grace)
 
     async def _end_with_raylet(self) -> None:
         """Writes what is answered and ends the process once its raylet has died: another actor asks the rest."""
@@ -197,16 +249,3 @@ class AnsweringActor:
         if self._asker is None:
             raise RuntimeError("the actor was not started")
         return self._asker
-
-    async def _lease(self, report: Report) -> Lease:
-        """A lease, from the limiter that there is now: where it was lost, a new one is made and asked. Ends by being
-        cancelled.
-        """
-        while True:
-            try:
-                async with asyncio.timeout(LEASE_SECONDS):
-                    lease: Lease = await self._limiter.lease.remote(report)
-                return lease
-            except (RayActorError, TimeoutError):
-                await asyncio.sleep(LIMITER_RETRY_SECONDS)
-                self._limiter = open_limiter(self._limiter_name)

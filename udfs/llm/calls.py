@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.tools import ToolCall
-from untold.udfs.llm.usage import Prices, Usage
+from untold.udfs.llm.usage import Prices, Usage, sum_costs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,8 @@ class CallSettings:
     away before the run ends. `flush`: between two writes of completions. `journal`: the folder in which an actor keeps
     them until then, empty for the node's own, None for no journal. `prices` are those of the stage that is asked.
     `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
+    `model`: as the endpoint calls it, None for the stage's. `headers` and `query`: sent with every call, each a text or
+    `{"env": variable}`. `endpoints`: where several answer, the settings of each; `weight` is its share of the calls.
     """
 
     base_url: str
@@ -40,13 +43,45 @@ class CallSettings:
     journal: str | None = None
     batch: int = 1
     section: str = "llm"
+    name: str | None = None
+    model: str | None = None
+    weight: float = 1.0
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
+    endpoints: tuple[CallSettings, ...] = ()
+
+    @property
+    def each(self) -> tuple[CallSettings, ...]:
+        """The settings of each endpoint."""
+        return self.endpoints or (self,)
+
+    @property
+    def label(self) -> str:
+        """What the endpoint goes by: its address, and more where several have one."""
+        return self.name or self.base_url
+
+    def priced(self, usage: Usage) -> Usage:
+        """The usage with its cost; of several endpoints each has its own prices."""
+        if not self.endpoints:
+            return self.prices.priced(usage)
+        parts = {one.label: one.priced(usage.endpoints.get(one.label, Usage())) for one in self.endpoints}
+        return replace(usage, cost=sum_costs(parts.values()), endpoints=parts)
 
     @property
     def counts_tokens(self) -> bool:
         """Whether tokens have to be estimated before they are spent."""
         # A bound on cost is one on tokens too: what they cost has to be known before they are spent.
-        bounds = (self.limits.tokens_per_minute, self.budget.max_tokens, self.budget.max_cost)
-        return any(bound is not None for bound in bounds)
+        limits = (one.limits.tokens_per_minute for one in self.each)
+        return any(bound is not None for bound in (*limits, self.budget.max_tokens, self.budget.max_cost))
+
+
+def sent_values(given: Mapping[str, Any]) -> dict[str, str]:
+    """Headers or parameters as they are sent: texts, and values of the variables that they name.
+
+    What an unset variable would give is left out.
+    """
+    values = {name: os.environ.get(one["env"]) if isinstance(one, Mapping) else str(one) for name, one in given.items()}
+    return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True)
@@ -109,6 +144,7 @@ class Progress:
     `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
     `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long. `finding`:
     what the endpoint makes of a schema, where that was to be found out, which goes on while it `tries_schema`.
+    `left_out`: a line for each endpoint that refuses the run while others answer.
     """
 
     usage: Usage
@@ -125,6 +161,7 @@ class Progress:
     unwritable: bool = False
     finding: Finding | None = None
     tries_schema: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -133,7 +170,8 @@ class Request:
 
     `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said;
     `turn_due`: the next call goes on with them for the first time. `names_form`: calls say which form is wanted.
-    `members` are the rows of a request that asks for several at once; each is a row of the store.
+    `members` are the rows of a request that asks for several at once; each is a row of the store. `promised`: tokens of
+    the budget that its call may take; `failed_at`: endpoints, by number, that another one is to be asked after.
     """
 
     request_id: str
@@ -155,6 +193,8 @@ class Request:
     turns: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[str, str]] = field(default_factory=list)
     members: list[Request] = field(default_factory=list)
+    promised: int = 0
+    failed_at: frozenset[int] = frozenset()
 
     @property
     def rows(self) -> int:
@@ -175,9 +215,9 @@ class Request:
         self.turn_due = True
         self.body, self.tokens = None, 0
 
-    def release(self) -> int:
-        """Ends the reservation of its call; the tokens that were reserved."""
-        reserved, self.reserved = self.reserved, 0
+    def release(self) -> tuple[int, int]:
+        """Ends the reservations of its call; the tokens that were reserved of the limit and of the budget."""
+        reserved, self.reserved, self.promised = (self.reserved, self.promised), 0, 0
         return reserved
 
 

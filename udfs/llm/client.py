@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
 
-from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.calls import Answer, sent_values
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
 from untold.udfs.llm.usage import Usage
@@ -158,7 +158,8 @@ async def _bound_body(response: httpx.Response) -> None:
 class Endpoint:
     """An async client on the aiohttp transport that sends each call once and follows no redirect.
 
-    Without a key no Authorization header is sent; another `key_header` has the key as it is, in place of that one. What
+    Without a key no Authorization header is sent; another `key_header` has the key as it is, in place of that one.
+    `headers` and `query` go with every call, as `sent_values` reads them. What
     the client reads from OPENAI_* variables besides (organisation, project, headers) goes with the key of
     OPENAI_API_KEY alone: it says whose account that is.
 
@@ -166,7 +167,15 @@ class Endpoint:
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None, *, connections: int, timeout: float, key_header: str = BEARER
+        self,
+        base_url: str,
+        api_key: str | None,
+        *,
+        connections: int,
+        timeout: float,
+        key_header: str = BEARER,
+        headers: Mapping[str, Any] = _NO_HEADERS,
+        query: Mapping[str, Any] = _NO_HEADERS,
     ) -> None:
         self._base_url, self._timeout = base_url, timeout
         self._client = AsyncOpenAI(
@@ -189,10 +198,15 @@ class Endpoint:
         unsent = [] if api_key and key_header == BEARER else [BEARER]
         if unsent or api_key != os.environ.get("OPENAI_API_KEY"):
             unsent += ["OpenAI-Organization", "OpenAI-Project", *self._client._custom_headers]
-        headers: dict[str, Any] = {name: Omit() for name in dict.fromkeys(unsent)}
+        sent: dict[str, Any] = {name: Omit() for name in dict.fromkeys(unsent)}
         if api_key and key_header != BEARER:
-            headers[key_header] = api_key
-        self._options: Any = {"headers": headers} if headers else {}
+            sent[key_header] = api_key
+        own = sent_values(headers).items()
+        # Under the client's own name, or both would be sent
+        sent |= {BEARER if name.lower() == BEARER.lower() else name: value for name, value in own}
+        self._options: Any = {"headers": sent} if sent else {}
+        if query:
+            self._options["params"] = sent_values(query)
 
     async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
         """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.

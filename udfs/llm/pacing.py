@@ -136,11 +136,11 @@ class Pacing:
         room = max(1, self.places - in_flight) + 1 if self.strict else PREFETCH
         return max(0, min(waiting, room) - len(self._slots))
 
-    def report(self, work: Work, usage: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
+    def report(self, work: Work, spent: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
         """What is told with the next lease, but for the news; unused tokens are told once.
 
-        `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the room for the next
-        tokens: seconds from now hold by whatever clock.
+        `spent` has its cost. `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the
+        room for the next tokens: seconds from now hold by whatever clock.
         """
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
@@ -152,7 +152,7 @@ class Pacing:
             in_flight=in_flight,
             held=self.held,
             held_tokens=self.held_tokens,
-            spent=settings.prices.priced(usage) + Usage(self.reserved, cost=self.reserved * price),
+            spent=spent + Usage(self.reserved, cost=self.reserved * price),
             spent_before=work.spent_before,
             cost_per_token=price,
             cost_per_call=settings.prices.of_a_call,

@@ -55,6 +55,7 @@ class Completion:
     error: str | None = field(default=None, metadata=_TEXT)
     run_id: str | None = field(default=None, metadata=_TEXT)
     vector: NDArray[np.float32] | None = field(default=None, metadata={"type": pa.list_(pa.float32())})
+    endpoint: str | None = field(default=None, metadata=_TEXT)
 
     @property
     def size(self) -> int:
@@ -67,8 +68,10 @@ class Completion:
 COMPLETIONS = pa.schema([(item.name, item.metadata["type"]) for item in fields(Completion)])
 
 
-def completion_of(request: Request, answer: Answer, *, rated: bool, run: str) -> Completion:
-    """The row that a request ends with; `rated` keeps the alternatives at its digits."""
+def completion_of(
+    request: Request, answer: Answer, *, rated: bool, run: str, endpoint: str | None = None
+) -> Completion:
+    """The row that a request ends with, answered by an endpoint; `rated` keeps the alternatives at its digits."""
     return Completion(
         request_id=request.request_id,
         text=answer.text,
@@ -87,6 +90,7 @@ def completion_of(request: Request, answer: Answer, *, rated: bool, run: str) ->
         error=answer.error,
         run_id=run,
         vector=answer.vector,
+        endpoint=endpoint,
     )
 
 

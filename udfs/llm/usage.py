@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import add, attrgetter
 from typing import Any
 
@@ -23,7 +24,7 @@ class Usage:
     `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
     so that their further calls are retries; `tool_turns`: calls that went on after a tool was used; `asked_again`:
     calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer. `cost`: in
-    the currency of the prices, None without a price.
+    the currency of the prices, None without a price. `endpoints`: what each of several endpoints has of it.
 
     >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
     >>> both.tokens, both.calls, both.estimated, both.cost
@@ -43,6 +44,12 @@ class Usage:
     seconds: float = 0.0
     estimated: bool = False
     cost: float | None = None
+    endpoints: Mapping[str, Usage] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Usage:
+        """The usage of its JSON."""
+        return cls(**{**plain, "endpoints": {name: cls.of(one) for name, one in plain.get("endpoints", {}).items()}})
 
     @property
     def tokens(self) -> int:
@@ -51,11 +58,20 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """What both used."""
-        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        parts = self.endpoints
+        if other.endpoints:
+            both = {**parts, **other.endpoints}
+            parts = {name: parts.get(name, Usage()) + other.endpoints.get(name, Usage()) for name in both}
         # By position, in the order of the fields: it is done several times a call
         sums = map(add, _NUMBERS(self), _NUMBERS(other))
-        values: list[Any] = [*sums, self.estimated or other.estimated, sum(costs) if costs else None]
+        values: list[Any] = [*sums, self.estimated or other.estimated, sum_costs((self, other)), parts]
         return Usage(*values)
+
+
+def sum_costs(usages: Iterable[Usage]) -> float | None:
+    """The sum of the costs that are known; None where none is."""
+    known = [one.cost for one in usages if one.cost is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -108,3 +124,17 @@ class Prices:
         8e-06
         """
         return max(self.prompt or 0.0, self.completion or 0.0) / TOKENS_OF_A_PRICE
+
+
+def dearest(prices: Sequence[Prices]) -> Prices:
+    """The highest of each kind of price, not known where one of them is not.
+
+    >>> dearest([Prices(2.0, 8.0), Prices(3.0, 6.0)]), dearest([Prices(2.0, 8.0), Prices()])
+    (Prices(prompt=3.0, completion=8.0, thousand_calls=None), Prices(prompt=None, completion=None, thousand_calls=None))
+    """
+
+    def most(name: str) -> float | None:
+        values = [getattr(one, name) for one in prices]
+        return None if None in values else max(values)
+
+    return Prices(most("prompt"), most("completion"), most("thousand_calls"))

@@ -95,6 +95,15 @@ def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: Model
 
 
 @pytest.mark.usefixtures("cluster")
+def test_what_is_in_flight_at_a_refusal_is_kept_though_it_is_slow(server: ModelServer, tmp_path: Path) -> None:
+    slow = [{"when": {"contains": f"number {number}."}, "do": {"delay": 4.5}} for number in (15, 17)]
+    server.configure(rules=[*slow, {"when": {"after": 20}, "do": {"status": 402}}])
+    outcome = answered(job_of(server, tmp_path, 100, timeout=60.0))
+    assert (outcome.reason, outcome.usage.done) == ("refused", 20)
+    assert len(rows_in(tmp_path / "store")) == 20
+
+
+@pytest.mark.usefixtures("cluster")
 def test_an_exception_in_the_driver_still_stops_its_actors(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.05)
     idle: list[Any] = []

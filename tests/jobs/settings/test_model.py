@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs.settings.cases import SERVER, load
+from untold.jobs.run.session import spark_defaults
 from untold.jobs.settings.model import (
     STAGE_NAMES,
     LlmSettings,
@@ -19,7 +20,6 @@ from untold.jobs.settings.model import (
     decoding_for,
     merge_patch,
     result_settings,
-    spark_defaults,
 )
 
 

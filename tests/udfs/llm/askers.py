@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.fakes.model_server import ModelServer
+from untold.udfs.llm.actors import Lender, limiters_of, open_channels
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
+from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
@@ -59,7 +61,7 @@ class Run:
         work = Work(
             "a", "run/stage", "run", stage, self.settings, answered_before=answered_before, tries_schema=tries_schema
         )
-        self.asker = Asker(work, parse, endpoint, self._lease, writer)
+        self.asker = Asker(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer)
 
     async def _lease(self, report: Report) -> Lease:
         await asyncio.sleep(0)
@@ -79,6 +81,42 @@ class Run:
             self.asker.feed(unit, rows)
         await self.until(lambda progress: set(progress.finished_units) == set(units), seconds)
         return await self.asker.stop(1.0)
+
+
+class RunOfSeveral(Run):
+    """One asker over several servers, each with a limiter of its own, and one that holds the budget.
+
+    `own` are settings of each endpoint; `concurrency` of each is that of the settings, where they do not say it.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ModelServer],
+        folder: Path,
+        own: Sequence[dict[str, Any]] = (),
+        settings: CallSettings = SETTINGS,
+        *,
+        parse: Callable[[str, Any], Any] = never_unparsable,
+        stage: Stage = STAGE,
+    ) -> None:
+        given = [*own, *({} for _ in servers[len(own) :])]
+        each = [replace(settings, base_url=server.base_url, **one) for server, one in zip(servers, given, strict=True)]
+        self.settings = replace(settings, endpoints=tuple(each))
+        self.limiters = [Limiter() for _ in limiters_of(self.settings, stage.model)]
+        work = Work("a", "run/stage", "run", stage, self.settings)
+        channels = open_channels(work, [InProcess(limiter) for limiter in self.limiters])
+        self.asker = Asker(work, parse, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
+
+
+class InProcess(Lender):
+    """A limiter in this process."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
+
+    async def lease(self, report: Report) -> Lease:
+        await asyncio.sleep(0)
+        return self.limiter.lease(report)
 
 
 def ask(

@@ -281,6 +281,24 @@ def test_stop_does_not_wait_longer_than_its_grace(server: ModelServer, tmp_path:
     assert (server.count(), len(rows_in(tmp_path))) == (5, 4)
 
 
+def test_a_stop_that_waits_is_hurried(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(rules=[{"when": {"contains": "number 0."}, "do": "hang"}])
+
+    async def run() -> None:
+        one = Run(server, tmp_path, replace(SETTINGS, timeout=600.0))
+        one.asker.start()
+        one.asker.feed("unit", requests(5))
+        await one.until(lambda progress: progress.usage.done == 4)
+        stopping = asyncio.create_task(one.asker.stop(600.0))
+        await asyncio.sleep(0.1)
+        one.asker.hurry(0.1)
+        async with asyncio.timeout(30.0):
+            await stopping
+
+    asyncio.run(run())
+    assert (server.count(), len(rows_in(tmp_path))) == (5, 4)
+
+
 def test_a_template_that_cannot_be_filled_in_fails_its_request_alone(server: ModelServer, tmp_path: Path) -> None:
     stage = replace(STAGE, template="{{ 10 // text | length }}")
     rows = [("r1", {"query": "q", "text": ""}), ("r2", {"query": "q", "text": "x"})]

@@ -45,7 +45,9 @@ def call(base_url: str, *, key: str | None = None, timeout: float = 5.0, stage: 
     return asyncio.run(ask())
 
 
-def call_raw(response: bytes, *, key: str | None = None, timeout: float = 5.0) -> tuple[Answer, bytes]:
+def call_raw(
+    response: bytes, *, key: str | None = None, timeout: float = 5.0, **sent: Mapping[str, Any]
+) -> tuple[Answer, bytes]:
     """One call to a server that sends these bytes and hangs up: the answer, and what the server received."""
     received = bytearray()
 
@@ -58,7 +60,7 @@ def call_raw(response: bytes, *, key: str | None = None, timeout: float = 5.0) -
     async def ask() -> Answer:
         listener = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
-        endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, connections=1, timeout=timeout)
+        endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, connections=1, timeout=timeout, **sent)
         try:
             return await endpoint.call("chat", request_body(STAGE, PROMPT, {"query": PROMPT_TEXT}))
         finally:
@@ -66,6 +68,24 @@ def call_raw(response: bytes, *, key: str | None = None, timeout: float = 5.0) -
             listener.close()
 
     return asyncio.run(ask()), bytes(received)
+
+
+def test_headers_and_parameters_are_sent_by_value_or_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_GATEWAY", "of the environment")
+    headers = {"X-Id": 7, "api-key": {"env": "A_GATEWAY"}, "X-Unset": {"env": "NOBODY_SET_THIS"}}
+    _, received = call_raw(http(200, completion()), key=KEY, headers=headers, query={"api-version": "2024-06-01"})
+    head = received.split(b"\r\n\r\n")[0].decode().lower()
+    assert head.startswith("post /v1/chat/completions?api-version=2024-06-01 ")
+    assert "\r\nx-id: 7" in head
+    assert "\r\napi-key: of the environment" in head
+    assert f"\r\nauthorization: bearer {KEY.lower()}" in head
+    assert "x-unset" not in head
+
+
+def test_a_header_of_the_user_s_takes_the_place_of_the_key_s() -> None:
+    _, received = call_raw(http(200, completion()), headers={"authorization": "Basic abc"})
+    lines = [line for line in received.decode().lower().split("\r\n") if line.startswith("authorization")]
+    assert lines == ["authorization: basic abc"]
 
 
 def http(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:

@@ -1,0 +1,60 @@
+"""A whole job over several endpoints: one dies, one has another model, and the tables say who answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import count_distinct, make_samples, read_manifest, read_table, write_samples
+from tests.runs.here import RunHere
+from untold.jobs.run.manifest import by_stage
+
+SAMPLES = make_samples(60)
+
+
+def test_a_job_is_answered_by_all_endpoints_that_live(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    path, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
+    with ModelServer() as other:
+        each = [
+            {"base_url": server.base_url, "price_per_million_prompt_tokens": 1.0},
+            {"base_url": other.base_url, "model": "theirs", "price_per_million_prompt_tokens": 3.0},
+            {"base_url": "http://127.0.0.1:9/v1"},
+        ]
+        settings: dict[str, Any] = {"llm.base_url": "null", "llm.endpoints": json.dumps(each)}
+        first = run_here(server, path, output, settings={**settings, "budget.max_calls": 50})
+        assert first.code == 3, first.err
+        assert server.count() + other.count() <= 50
+        ended = run_here(server, path, output, settings=settings)
+        arrived = {server.base_url: server.count(), other.base_url: other.count()}
+    assert ended.code == 0, ended.err
+    assert sum(arrived.values()) == count_distinct(SAMPLES)
+    assert all(arrived.values())
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+    files = [*(output / "completions").rglob("*.parquet")]
+    written = [row for file in files for row in pq.read_table(file, columns=["endpoint", "model"]).to_pylist()]
+    assert {(row["endpoint"], row["model"]) for row in written} == {
+        (server.base_url, "fake-model"),
+        (other.base_url, "theirs"),
+    }
+    assert read_manifest(output)["models"] == ["fake-model", "theirs"]
+    check_usage(output, arrived)
+
+
+def check_usage(output: Path, arrived: dict[str, int]) -> None:
+    """Rows by endpoint say what each had; of each, requests are the sum of what became of them."""
+    starts = read_manifest(output)["starts"]
+    rows = [row for start in starts for row in start["usage"]]
+    assert read_table(output, "usage") == starts[-1]["usage"]
+    for row in rows:
+        assert row["requests"] == row["reused"] + row["answered"] + row["failed"] + row["unasked"]
+    calls = {name: sum(row["calls"] for row in rows if row["endpoint"] == name) for name in arrived}
+    assert calls == arrived
+    for name, price in zip(arrived, (1.0, 3.0), strict=True):
+        own = [row for row in rows if row["endpoint"] == name]
+        assert sum(row["cost"] for row in own) * 1e6 == sum(row["prompt_tokens"] for row in own) * price
+    whole = {row["stage"]: row["requests"] for row in by_stage(starts[-1]["usage"])}
+    assert sum(whole.values()) == count_distinct(SAMPLES)

@@ -1,0 +1,138 @@
+"""Which request an endpoint takes next, where several answer one stage. Pure: no clock, no waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+
+from untold.udfs.llm.calls import Request
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.templates import order_of_variables
+
+# An endpoint that was away catches up on so many requests and no more: it has just come back
+MOST_BEHIND = 64
+# An endpoint whose requests have to be asked again elsewhere gets no new ones while so many of them wait
+MOST_RETURNED = 64
+# Prompts with one beginning are divided between endpoints where one of them is behind its share by so much of all
+SHARE_BEHIND = 0.01
+_NO_GROUP = object()
+
+
+class SharedQueue:
+    """The requests that wait, for endpoints that are numbered from 0.
+
+    Requests of one group go to one endpoint, in order, while there are other groups for the others. What came back from
+    an endpoint goes to another one, before all that is new. With one endpoint it is a plain queue.
+
+    `group`: what the prompts with a common beginning have in common; None where that is of no matter.
+    """
+
+    def __init__(self, weights: Sequence[float], group: Callable[[Request], Hashable] | None = None) -> None:
+        self.rows = 0
+        self._weights, self._group = weights, group
+        self._taken = [0.0] * len(weights)
+        self._groups: dict[Hashable, deque[Request]] = {}
+        self._current: list[Hashable] = [_NO_GROUP] * len(weights)
+        # By the endpoints that they came back from
+        self._returned: dict[frozenset[int], deque[Request]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        """What waits, roughly in the order in which it is taken."""
+        return chain(*self._returned.values(), *self._groups.values())
+
+    def extend(self, requests: Iterable[Request]) -> None:
+        """Adds new requests."""
+        for request in requests:
+            key = self._group(request) if self._group else None
+            self._groups.setdefault(key, deque()).append(request)
+            self._add(request, 1)
+
+    def give_back(self, request: Request, endpoint: int | None = None) -> None:
+        """Puts a request before those that are new; one that has not failed it yet takes it if it can."""
+        if endpoint is not None:
+            failed = request.failed_at | {endpoint}
+            request.failed_at = failed if len(failed) < len(self._weights) else frozenset((endpoint,))
+        self._returned.setdefault(request.failed_at, deque()).appendleft(request)
+        self._add(request, 1)
+
+    def is_ahead(self, endpoint: int, living: Collection[int]) -> bool:
+        """Whether an endpoint has had more than its share, beside those that live."""
+        weights = sum(self._weights[one] for one in living)
+        return weights > 0 and self._taken[endpoint] * weights > sum(
+            self._taken[one] * self._weights[one] for one in living
+        )
+
+    def order(self, able: Iterable[int]) -> list[int]:
+        """Endpoints that can send, the one that is furthest behind its share first."""
+        most, longest = max(self._taken), 2 / min(self._weights)
+        for one in able:
+            # Behind by the longest step of another it is in its turn
+            behind = max(MOST_BEHIND / self._weights[one], longest)
+            self._taken[one] = max(self._taken[one], most - behind)
+        return sorted(able, key=self._taken.__getitem__)
+
+    def take(self, endpoint: int, able: Collection[int], living: Collection[int]) -> Request | None:
+        """The next request of an endpoint; None where what waits is better sent by another.
+
+        able: endpoints that can send now; living: those that will at some time, `able` included.
+        """
+        request = self._take_returned(endpoint, living) or self._take_new(endpoint, able, living)
+        if request is not None:
+            self._add(request, -1)
+            self._taken[endpoint] += 1 / self._weights[endpoint]
+        return request
+
+    def _add(self, request: Request, sign: int) -> None:
+        self._count += sign
+        self.rows += sign * request.rows
+
+    def _take_returned(self, endpoint: int, living: Collection[int]) -> Request | None:
+        for failed_at, held in self._returned.items():
+            if endpoint not in failed_at or not set(living) - failed_at:
+                request = held.popleft()
+                if not held:
+                    del self._returned[failed_at]
+                return request
+        return None
+
+    def _take_new(self, endpoint: int, able: Collection[int], living: Collection[int]) -> Request | None:
+        returned = sum(len(held) for failed_at, held in self._returned.items() if endpoint in failed_at)
+        if returned >= MOST_RETURNED and set(living) - {endpoint}:
+            return None
+        key = self._current[endpoint]
+        if key not in self._groups:
+            key = self._choose_group(endpoint, able)
+        if key not in self._groups:
+            return None
+        self._current[endpoint], group = key, self._groups[key]
+        request = group.popleft()
+        if not group:
+            del self._groups[key]
+        return request
+
+    def _choose_group(self, endpoint: int, able: Collection[int]) -> Hashable:
+        """The first group that no other endpoint is at, else the largest that one of them would keep for too long."""
+        others = [other for other in range(len(self._weights)) if other != endpoint]
+        held = {self._current[other]: other for other in others if self._current[other] in self._groups}
+        free = next((key for key in self._groups if key not in held), _NO_GROUP)
+        if free is not _NO_GROUP:
+            return free
+        shared = [key for key, other in held.items() if other not in able or self._is_behind(endpoint, other)]
+        return max(shared, key=lambda key: len(self._groups[key]), default=_NO_GROUP)
+
+    def _is_behind(self, endpoint: int, other: int) -> bool:
+        """Whether an endpoint has so much less than its share, beside another, that it needs a part of its group."""
+        behind = (self._taken[other] - self._taken[endpoint]) * self._weights[endpoint]
+        everything = sum(taken * weight for taken, weight in zip(self._taken, self._weights, strict=True))
+        return behind > max(1.0, SHARE_BEHIND * everything)
+
+
+def group_of(stage: Stage) -> Callable[[Request], Hashable]:
+    """What the prompts of a stage that begin alike have in common: the first variable that they show."""
+    first = next(iter(order_of_variables(stage.template, stage.variables, api=stage.api)), "")
+    return lambda request: hash(repr(request.variables.get(first)))
