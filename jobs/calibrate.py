@@ -207,7 +207,7 @@ def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
     limits = (None, None) if spread is None or mean.mean is None else (mean.mean - spread, mean.mean + spread)
     return {
         "verdicts": verdicts,
-        **kappa.columns("kappa"),
+        "kappa": kappa.mean,
         "kappa_low": kappa.low,
         "kappa_high": kappa.high,
         "n": difference.size,
